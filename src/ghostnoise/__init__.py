@@ -1,0 +1,91 @@
+"""Ghost noise, the regularizing noise hidden in Batch Normalization, as exact and switchable PyTorch layers.
+
+After Kosson, Fan and Jaggi, *Ghost Noise for Regularizing Deep Neural Networks*, AAAI 2024.
+"""
+
+import importlib
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    from ghostnoise import functional, layers
+    from ghostnoise.element import AdditiveGaussianNoise, NoisyDropout
+    from ghostnoise.functional import Decomposition, decompose
+    from ghostnoise.layers import (
+        AnalyticalGhostNoise,
+        AnalyticalGhostNoiseBatchNorm1d,
+        AnalyticalGhostNoiseBatchNorm2d,
+        AnalyticalGhostNoiseBatchNorm3d,
+        BatchNorm1d,
+        BatchNorm2d,
+        BatchNorm3d,
+        EvalNorm1d,
+        EvalNorm2d,
+        EvalNorm3d,
+        ExclusiveBatchNorm1d,
+        ExclusiveBatchNorm2d,
+        ExclusiveBatchNorm3d,
+        GhostBatchNorm1d,
+        GhostBatchNorm2d,
+        GhostBatchNorm3d,
+        GhostNoise,
+        GhostNoiseBatchNorm1d,
+        GhostNoiseBatchNorm2d,
+        GhostNoiseBatchNorm3d,
+    )
+    from ghostnoise.weights import WSConv2d, WSLinear
+
+__version__ = "0.1.0"
+
+__all__ = [
+    "AdditiveGaussianNoise",
+    "AnalyticalGhostNoise",
+    "AnalyticalGhostNoiseBatchNorm1d",
+    "AnalyticalGhostNoiseBatchNorm2d",
+    "AnalyticalGhostNoiseBatchNorm3d",
+    "BatchNorm1d",
+    "BatchNorm2d",
+    "BatchNorm3d",
+    "Decomposition",
+    "EvalNorm1d",
+    "EvalNorm2d",
+    "EvalNorm3d",
+    "ExclusiveBatchNorm1d",
+    "ExclusiveBatchNorm2d",
+    "ExclusiveBatchNorm3d",
+    "GhostBatchNorm1d",
+    "GhostBatchNorm2d",
+    "GhostBatchNorm3d",
+    "GhostNoise",
+    "GhostNoiseBatchNorm1d",
+    "GhostNoiseBatchNorm2d",
+    "GhostNoiseBatchNorm3d",
+    "NoisyDropout",
+    "WSConv2d",
+    "WSLinear",
+    "decompose",
+    "functional",
+    "layers",
+]
+
+_ELSEWHERE = {
+    "AdditiveGaussianNoise": "element",
+    "Decomposition": "functional",
+    "NoisyDropout": "element",
+    "WSConv2d": "weights",
+    "WSLinear": "weights",
+    "decompose": "functional",
+}
+
+
+def __getattr__(name: str) -> Any:
+    if name in ("functional", "layers"):
+        return importlib.import_module(f"ghostnoise.{name}")
+    if name not in __all__:
+        raise AttributeError(f"module 'ghostnoise' has no attribute {name!r}")
+    value = getattr(importlib.import_module(f"ghostnoise.{_ELSEWHERE.get(name, 'layers')}"), name)
+    globals()[name] = value
+    return value
+
+
+def __dir__() -> list[str]:
+    return sorted([*globals(), *__all__])

@@ -1,0 +1,115 @@
+"""What users may pass. Each error says what was given, the rule and the remedy."""
+
+import math
+import operator
+from collections.abc import Sequence
+from typing import SupportsIndex
+
+import torch
+from torch import Tensor
+
+
+def ghost_size(value: object, least: int = 1) -> int:
+    """`value` as an integer of at least `least`."""
+    if not isinstance(value, SupportsIndex) or isinstance(value, bool) or operator.index(value) < least:
+        raise ValueError(f"ghost_size={value!r}: must be an integer of {least} or more, the samples in a ghost batch")
+    return operator.index(value)
+
+
+def choice(name: str, value: object, allowed: Sequence[str]) -> None:
+    """`value` is one of `allowed`."""
+    if value not in allowed:
+        raise ValueError(f"{name}={value!r}: must be one of {', '.join(map(repr, allowed))}")
+
+
+def number(name: str, value: object, low: float, high: float = math.inf, *, open_high: bool = False) -> None:
+    """`value` is a finite number in [low, high], or in [low, high) where `open_high`."""
+    fits = isinstance(value, float | int) and not isinstance(value, bool) and low <= value <= high
+    if not fits or value == math.inf or (open_high and value == high):
+        end = ")" if open_high or high == math.inf else "]"
+        raise ValueError(f"{name}={value!r}: must be a number in [{low}, {high}{end}")
+
+
+def floating(x: Tensor, name: str) -> None:
+    """`x` has a real floating dtype."""
+    if not x.is_floating_point():
+        raise ValueError(
+            f"{name} got an input of dtype {x.dtype}: must be a real floating dtype; convert with x.float()"
+        )
+
+
+def layout(x: Tensor, name: str, channel_dim: int, channels: dict[str, Tensor | None] | None = None) -> tuple[int, int]:
+    """`x` is a batch with a channel dimension, whose size is that of every given (C,) tensor; returns (C, S)."""
+    floating(x, name)
+    if not 2 <= x.ndim <= 5:
+        raise ValueError(
+            f"{name} got an input of shape {tuple(x.shape)}: must have 2 to 5 dimensions, the first one the batch; "
+            "add or flatten dimensions"
+        )
+    if isinstance(channel_dim, bool) or not isinstance(channel_dim, int) or not -x.ndim <= channel_dim < x.ndim:
+        raise ValueError(f"channel_dim={channel_dim!r}: must be a dimension of the input, of shape {tuple(x.shape)}")
+    if channel_dim % x.ndim == 0:
+        raise ValueError(f"channel_dim={channel_dim}: is the batch dimension; use 1, or -1 where channels come last")
+    count = x.shape[channel_dim]
+    for key, tensor in (channels or {}).items():
+        if tensor is not None and tensor.shape != (count,):
+            raise ValueError(
+                f"{name} got {count} channels in dimension {channel_dim} of an input of shape {tuple(x.shape)}, and "
+                f"{key} of shape {tuple(tensor.shape)}: must be ({count},); check num_features or channel_dim"
+            )
+    return count, math.prod(x.shape) // (x.shape[0] * count) if x.numel() else 0
+
+
+def trainable(x: Tensor, name: str) -> None:
+    """A batch that statistics can be taken of: at least one sample, and no empty dimension."""
+    if x.numel() == 0:
+        raise ValueError(
+            f"{name} got an empty input of shape {tuple(x.shape)}: training needs at least one sample and no empty "
+            "dimension; skip empty batches, or call eval()"
+        )
+
+
+def several_values(x: Tensor, spatial: int) -> None:
+    """More than one value per channel, in the words of `torch.nn.functional.batch_norm`."""
+    if x.shape[0] * spatial == 1:
+        raise ValueError(f"Expected more than 1 value per channel when training, got input size {x.shape}")
+
+
+def ghost_values(x: Tensor, spatial: int, size: int) -> None:
+    """Ghost batches of more than one value: with one, the output would be all zeros."""
+    if min(size, x.shape[0]) * spatial == 1:
+        raise ValueError(
+            f"ghost_size={size} with an input of shape {tuple(x.shape)}: ghost batches of one value per channel "
+            "would be normalized to zeros; ghost_batch_norm needs 2 values or more; raise ghost_size"
+        )
+
+
+def other_values(x: Tensor, spatial: int, size: int | None) -> None:
+    """At least two values beside oneself: with fewer, the denominator would be sqrt(eps)."""
+    count = min(size or x.shape[0], x.shape[0])
+    if count == 1:
+        raise ValueError(
+            f"batch of 1 sample, of shape {tuple(x.shape)}: exclusive_batch_norm needs 2 samples or more; "
+            "raise the batch size or use ghost_noise_batch_norm"
+        )
+    if (count - 1) * spatial < 2:
+        raise ValueError(
+            f"ghost batches of {count} samples in an input of shape {tuple(x.shape)}: exclusive_batch_norm would "
+            "divide by the deviation of a single value; raise ghost_size or the batch size to 3 or more"
+        )
+
+
+def index_table(indices: Tensor, batch_size: int, size: int) -> None:
+    """A (B, N) table of sample numbers."""
+    if indices.dtype not in (torch.int64, torch.int32):
+        raise ValueError(f"indices of dtype {indices.dtype}: must be int64 or int32")
+    if indices.shape != (batch_size, size):
+        raise ValueError(
+            f"indices of shape {tuple(indices.shape)}: must be (B, N) = ({batch_size}, {size}), "
+            "the samples drawn for each sample"
+        )
+    # On an accelerator this would wait for the device, and its own bounds check reports the same.
+    if indices.device.type == "cpu" and not torch.compiler.is_compiling():
+        low, high = (int(end) for end in indices.aminmax())
+        if low < 0 or high >= batch_size:
+            raise ValueError(f"indices from {low} to {high}: must lie in [0, B) = [0, {batch_size})")

@@ -1,0 +1,1 @@
+"""Measure and apply: the one differentiable op around a method, and its passes on each device."""

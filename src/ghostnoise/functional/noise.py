@@ -1,0 +1,126 @@
+"""Ghost noise on its own, for any place in any network."""
+
+import functools
+import warnings
+from functools import partial
+
+import torch
+from torch import Generator, Tensor
+
+from ghostnoise import checks, methods
+from ghostnoise.engine import op
+from ghostnoise.ghosts import draw_indices
+from ghostnoise.laws import Dof, Kind, Law, LawDraws
+
+
+def ghost_noise(
+    x: Tensor,
+    ghost_size: int,
+    eps: float = 1e-3,
+    *,
+    shift: bool = True,
+    scale: bool = True,
+    channel_dim: int = 1,
+    indices: Tensor | None = None,
+    generator: Generator | None = None,
+) -> Tensor:
+    """Shift and scale each sample's channels as the statistics of a random ghost batch would have (eq. 10).
+
+        y = (x - (m - μ)) / sqrt((s² + eps) / (σ² + eps))
+
+    with the batch's moments μ and σ², and those, m and s², of `ghost_size` samples that are drawn with replacement,
+    afresh for each sample and shared by its channels. All four are constants for the gradient. `indices` (B, N) are
+    the drawn samples if given; else `generator`, or the device's default one, draws them.
+
+    Shape: (B, C, *spatial) with 2 to 5 dimensions, or the channels in `channel_dim`.
+    """
+    ghost_size = checks.ghost_size(ghost_size)
+    checks.number("eps", eps, 0)
+    _, spatial = check(x, "ghost_noise", channel_dim)
+    method = partial(
+        methods.ghost_noise,
+        inject=methods.Injection(eps, shift, scale),
+        indices=drawn_samples(x, ghost_size, spatial, indices, generator),
+    )
+    return op.inject(x, method, channel_dim)
+
+
+def analytical_ghost_noise(
+    x: Tensor,
+    ghost_size: int,
+    eps: float = 1e-3,
+    *,
+    kind: Kind = "fc",
+    dof: Dof = "paper",
+    shift: bool = True,
+    scale: bool = True,
+    channel_dim: int = 1,
+    draws: LawDraws | None = None,
+    generator: Generator | None = None,
+) -> Tensor:
+    """Shift and scale as `ghost_noise` does, with moments from the analytical law of ghost batches (eqs. 11-16).
+
+    m - μ and s² are drawn for each sample and channel: for `kind="fc"` from N(0, σ²/N) and σ²·χ²(N)/N, for
+    `kind="conv"` from the law with the variances between and within samples that the batch has. `dof="exact"` counts
+    the degree of freedom that the drawn mean takes (N - 1). `draws` are the standard draws of `ghostnoise.laws` if
+    given; else `generator`, or the device's default one, draws them.
+
+    Shape: (B, C, *spatial) with 2 to 5 dimensions, or the channels in `channel_dim`.
+    """
+    checks.number("eps", eps, 0)
+    channels, spatial = check(x, "analytical_ghost_noise", channel_dim)
+    law, draws = drawn_law(x, ghost_size, channels, spatial, kind, dof, draws, generator)
+    method = partial(methods.analytical_noise, inject=methods.Injection(eps, shift, scale), law=law, draws=draws)
+    return op.inject(x, method, channel_dim)
+
+
+def check(x: Tensor, name: str, channel_dim: int) -> tuple[int, int]:
+    """The checks that noise on its own shares; returns (C, S)."""
+    sizes = checks.layout(x, name, channel_dim)
+    checks.trainable(x, name)
+    return sizes
+
+
+def drawn_samples(
+    x: Tensor, ghost_size: int, spatial: int, indices: Tensor | None, generator: Generator | None
+) -> Tensor:
+    """The (B, N) table of drawn samples: the given one, checked, or a new one."""
+    if ghost_size * spatial == 1 and not torch.compiler.is_compiling():
+        _warn_of_single_values(tuple(x.shape[1:]))
+    if indices is None:
+        return draw_indices(x.shape[0], ghost_size, x.device, generator)
+    checks.index_table(indices, x.shape[0], ghost_size)
+    return indices.to(x.device)
+
+
+def drawn_law(
+    x: Tensor,
+    ghost_size: int,
+    channels: int,
+    spatial: int,
+    kind: Kind,
+    dof: Dof,
+    draws: LawDraws | None,
+    generator: Generator | None,
+) -> tuple[Law, LawDraws]:
+    """The law of ghost batches of x, and draws from it: the given ones, checked, or new ones."""
+    ghost_size = checks.ghost_size(ghost_size)
+    checks.choice("kind", kind, ("fc", "conv"))
+    checks.choice("dof", dof, ("paper", "exact"))
+    law, shape = Law(ghost_size, spatial, kind, dof), (x.shape[0], channels)
+    if draws is None:
+        return law, law.draw(shape, x.device, generator)
+    draws = LawDraws(*draws)
+    for name, table in zip(draws._fields, draws, strict=True):
+        if table.shape != shape:
+            raise ValueError(f"draws.{name} of shape {tuple(table.shape)}: must be (B, C) = {shape}")
+    return law, draws
+
+
+@functools.cache
+def _warn_of_single_values(sample_shape: tuple[int, ...]) -> None:
+    warnings.warn(
+        f"ghost_size=1 on samples of shape {sample_shape}: a ghost batch of a single value has no variance, so the "
+        "scale noise divides by sqrt(eps); raise ghost_size, or switch the scale off with scale=False",
+        stacklevel=4,
+    )

@@ -1,0 +1,91 @@
+"""Batch norm with ghost noise between its normalization and its weight and bias, as one op."""
+
+from functools import partial
+
+from torch import Generator, Tensor
+
+from ghostnoise import checks, methods
+from ghostnoise.functional.noise import drawn_law, drawn_samples
+from ghostnoise.functional.norm import check, infer, train
+from ghostnoise.functional.running import Running, whole_batch_unbiased
+from ghostnoise.laws import Dof, Kind, LawDraws
+
+
+def ghost_noise_batch_norm(
+    x: Tensor,
+    running_mean: Tensor | None,
+    running_var: Tensor | None,
+    weight: Tensor | None = None,
+    bias: Tensor | None = None,
+    training: bool = False,
+    momentum: float | None = 0.1,
+    eps: float = 1e-5,
+    *,
+    ghost_size: int,
+    noise_eps: float = 1e-3,
+    shift: bool = True,
+    scale: bool = True,
+    indices: Tensor | None = None,
+    generator: Generator | None = None,
+    num_batches_tracked: Tensor | None = None,
+    channel_dim: int = 1,
+) -> Tensor:
+    """Normalize with the whole batch's statistics, inject ghost noise, then apply weight and bias (eq. 9).
+
+    Batch norm's gradient flows as always; the drawn statistics are constants of the normalized input. `indices`
+    (B, N), `generator`, `shift` and `scale` are those of `ghost_noise`. Evaluation and running statistics are those
+    of `batch_norm`, as are shapes and the other arguments.
+    """
+    ghost_size = checks.ghost_size(ghost_size)
+    checks.number("noise_eps", noise_eps, 0)
+    running = Running(running_mean, running_var, num_batches_tracked, momentum)
+    spatial = check(x, "ghost_noise_batch_norm", running, weight, bias, training, channel_dim)
+    if not training:
+        return infer(x, running, weight, bias, eps, channel_dim)
+    method = partial(
+        methods.ghost_noise_batch,
+        eps=eps,
+        inject=methods.Injection(noise_eps, shift, scale),
+        indices=drawn_samples(x, ghost_size, spatial, indices, generator),
+    )
+    return train(x, running, weight, bias, method, partial(whole_batch_unbiased, spatial=spatial), channel_dim)
+
+
+def analytical_ghost_noise_batch_norm(
+    x: Tensor,
+    running_mean: Tensor | None,
+    running_var: Tensor | None,
+    weight: Tensor | None = None,
+    bias: Tensor | None = None,
+    training: bool = False,
+    momentum: float | None = 0.1,
+    eps: float = 1e-5,
+    *,
+    ghost_size: int,
+    noise_eps: float = 1e-3,
+    kind: Kind = "fc",
+    dof: Dof = "paper",
+    shift: bool = True,
+    scale: bool = True,
+    draws: LawDraws | None = None,
+    generator: Generator | None = None,
+    num_batches_tracked: Tensor | None = None,
+    channel_dim: int = 1,
+) -> Tensor:
+    """Normalize with the whole batch's statistics, inject analytical ghost noise, then apply weight and bias.
+
+        y = (x̂ - shift) / sqrt((scale² + noise_eps) / (1 + noise_eps))        shift ~ N(0, 1/N), scale² ~ χ²(N)/N
+
+    for `kind="fc"` (eqs. 11-13), and the law of eqs. 15-16 with the variances measured on x̂ for `kind="conv"`;
+    `dof`, `draws` and `generator` are those of `analytical_ghost_noise`. Evaluation and running statistics are those
+    of `batch_norm`, as are shapes and the other arguments.
+    """
+    checks.number("noise_eps", noise_eps, 0)
+    running = Running(running_mean, running_var, num_batches_tracked, momentum)
+    spatial = check(x, "analytical_ghost_noise_batch_norm", running, weight, bias, training, channel_dim)
+    if not training:
+        return infer(x, running, weight, bias, eps, channel_dim)
+    law, draws = drawn_law(x, ghost_size, x.shape[channel_dim], spatial, kind, dof, draws, generator)
+    inject = methods.Injection(noise_eps, shift, scale)
+    method = partial(methods.analytical_noise_batch, eps=eps, inject=inject, law=law, draws=draws)
+    return train(x, running, weight, bias, method, partial(whole_batch_unbiased, spatial=spatial), channel_dim)

@@ -1,0 +1,199 @@
+"""Normalizers: batch norm, ghost batch norm, exclusive batch norm, and EvalNorm."""
+
+from collections.abc import Callable
+from functools import partial
+from typing import Literal
+
+import torch.nn.functional as F
+from torch import Tensor
+
+from ghostnoise import checks, methods
+from ghostnoise.engine import op
+from ghostnoise.functional.running import Running, ghost_average, whole_batch_unbiased
+from ghostnoise.ghosts import everyone
+from ghostnoise.moments import Moments, table_dtype
+
+
+def batch_norm(
+    x: Tensor,
+    running_mean: Tensor | None,
+    running_var: Tensor | None,
+    weight: Tensor | None = None,
+    bias: Tensor | None = None,
+    training: bool = False,
+    momentum: float | None = 0.1,
+    eps: float = 1e-5,
+    *,
+    num_batches_tracked: Tensor | None = None,
+    channel_dim: int = 1,
+) -> Tensor:
+    """Normalize each channel with the mean and variance of the whole batch.
+
+    The arguments of `torch.nn.functional.batch_norm`, and two of a layer's: `num_batches_tracked` is counted up, and
+    with `momentum=None` gives the cumulative average. Without running buffers, the batch's statistics are used in
+    evaluation too.
+
+    Shape: (B, C, *spatial) with 2 to 5 dimensions, or the channels in `channel_dim`.
+    """
+    running = Running(running_mean, running_var, num_batches_tracked, momentum)
+    spatial = check(x, "batch_norm", running, weight, bias, training, channel_dim)
+    if not training:
+        return infer(x, running, weight, bias, eps, channel_dim)
+    method = partial(methods.batch, eps=eps)
+    return train(x, running, weight, bias, method, partial(whole_batch_unbiased, spatial=spatial), channel_dim)
+
+
+def ghost_batch_norm(
+    x: Tensor,
+    running_mean: Tensor | None,
+    running_var: Tensor | None,
+    weight: Tensor | None = None,
+    bias: Tensor | None = None,
+    training: bool = False,
+    momentum: float | None = 0.1,
+    eps: float = 1e-5,
+    *,
+    ghost_size: int,
+    running_var_from: Literal["ghost", "batch"] = "ghost",
+    num_batches_tracked: Tensor | None = None,
+    channel_dim: int = 1,
+) -> Tensor:
+    """Normalize consecutive ghost batches of `ghost_size` samples, each with its own statistics (eq. 1).
+
+    Left-over samples join the last ghost batch; a batch smaller than `ghost_size` is one ghost batch. The running
+    variance follows the ghost batches' biased variances, or with `running_var_from="batch"` the whole batch's as in
+    `batch_norm`. Evaluation is that of `batch_norm`, as are shapes and the other arguments.
+    """
+    ghost_size = checks.ghost_size(ghost_size)
+    checks.choice("running_var_from", running_var_from, ("ghost", "batch"))
+    running = Running(running_mean, running_var, num_batches_tracked, momentum)
+    spatial = check(x, "ghost_batch_norm", running, weight, bias, training, channel_dim)
+    if not training:
+        return infer(x, running, weight, bias, eps, channel_dim)
+    checks.ghost_values(x, spatial, ghost_size)
+    population = (
+        partial(ghost_average, ghost_size=ghost_size)
+        if running_var_from == "ghost"
+        else partial(whole_batch_unbiased, spatial=spatial)
+    )
+    method = partial(methods.ghost, eps=eps, ghost_size=ghost_size)
+    return train(x, running, weight, bias, method, population, channel_dim)
+
+
+def exclusive_batch_norm(
+    x: Tensor,
+    running_mean: Tensor | None,
+    running_var: Tensor | None,
+    weight: Tensor | None = None,
+    bias: Tensor | None = None,
+    training: bool = False,
+    momentum: float | None = 0.1,
+    eps: float = 1e-5,
+    *,
+    ghost_size: int | None = None,
+    min_std: float = 0.0,
+    clamp_output: float | None = None,
+    num_batches_tracked: Tensor | None = None,
+    channel_dim: int = 1,
+) -> Tensor:
+    """Normalize each sample with the statistics of the others in its ghost batch (eqs. 7-8).
+
+    `ghost_size=None` takes the whole batch. In training the output has no bound: `min_std` floors the standard
+    deviation that is divided by, `clamp_output` bounds the normalized value before weight and bias. The running
+    statistics are the whole batch's, biased. Evaluation is that of `batch_norm`, as are shapes and other arguments.
+    """
+    size = None if ghost_size is None else checks.ghost_size(ghost_size, least=2)
+    checks.number("min_std", min_std, 0)
+    if clamp_output is not None:
+        checks.number("clamp_output", clamp_output, 0)
+    running = Running(running_mean, running_var, num_batches_tracked, momentum)
+    spatial = check(x, "exclusive_batch_norm", running, weight, bias, training, channel_dim)
+    if not training:
+        return infer(x, running, weight, bias, eps, channel_dim)
+    checks.other_values(x, spatial, size)
+    method = partial(methods.exclusive, eps=eps, ghost_size=size, min_std=min_std)
+    if clamp_output is None:
+        return train(x, running, weight, bias, method, everyone, channel_dim)
+    y = train(x, running, None, None, method, everyone, channel_dim).clamp(-clamp_output, clamp_output)
+    shape = [-1 if dim == channel_dim % x.ndim else 1 for dim in range(x.ndim)]
+    y = y if weight is None else y * weight.to(y.dtype).view(shape)
+    return y if bias is None else y + bias.to(y.dtype).view(shape)
+
+
+def eval_norm(
+    x: Tensor,
+    running_mean: Tensor | None,
+    running_var: Tensor | None,
+    weight: Tensor | None = None,
+    bias: Tensor | None = None,
+    training: bool = False,
+    momentum: float | None = 0.1,
+    eps: float = 1e-5,
+    *,
+    ghost_size: int,
+    alpha: float | None = None,
+    num_batches_tracked: Tensor | None = None,
+    channel_dim: int = 1,
+) -> Tensor:
+    """Train as `ghost_batch_norm`; in evaluation, mix each sample's own moments into the running statistics.
+
+    The share `alpha` is that of oneself in a ghost batch, 1/`ghost_size`, unless given. Evaluation without running
+    buffers is that of `batch_norm`: the batch's statistics have each sample in them already.
+    """
+    ghost_size = checks.ghost_size(ghost_size)
+    if alpha is not None:
+        checks.number("alpha", alpha, 0, 1)
+    if training:
+        return ghost_batch_norm(
+            x, running_mean, running_var, weight, bias, True, momentum, eps,
+            ghost_size=ghost_size, num_batches_tracked=num_batches_tracked, channel_dim=channel_dim,
+        )  # fmt: skip
+    running = Running(running_mean, running_var)
+    check(x, "eval_norm", running, weight, bias, training, channel_dim)
+    if running.mean is None or running.var is None or x.numel() == 0:
+        return infer(x, running, weight, bias, eps, channel_dim)
+    table = table_dtype(x.device)
+    method = partial(
+        methods.mix_into,
+        eps=eps,
+        population=Moments(running.mean.to(table), running.var.to(table)),
+        alpha=1 / ghost_size if alpha is None else alpha,
+    )
+    return op.normalize(x, method, weight, bias, channel_dim)[0]
+
+
+def check(
+    x: Tensor, name: str, running: Running, weight: Tensor | None, bias: Tensor | None, training: bool, channel_dim: int
+) -> int:
+    """The checks that all normalizers share; returns the number of spatial positions."""
+    channels = {"running_mean": running.mean, "running_var": running.var, "weight": weight, "bias": bias}
+    _, spatial = checks.layout(x, name, channel_dim, channels)
+    if training:
+        checks.trainable(x, name)
+        checks.several_values(x, spatial)
+    return spatial
+
+
+def train(
+    x: Tensor,
+    running: Running,
+    weight: Tensor | None,
+    bias: Tensor | None,
+    method: op.Method,
+    population: Callable[[Moments], Moments],
+    channel_dim: int,
+) -> Tensor:
+    """Normalize as `method` decides, and move the running buffers towards the `population` moments."""
+    y, moments = op.normalize(x, method, weight, bias, channel_dim)
+    if not running.absent or running.num_batches_tracked is not None:
+        running.update(population(moments))
+    return y
+
+
+def infer(
+    x: Tensor, running: Running, weight: Tensor | None, bias: Tensor | None, eps: float, channel_dim: int
+) -> Tensor:
+    """Plain `torch.nn.functional.batch_norm`, with the running buffers or else the batch's own statistics."""
+    folded = x.movedim(channel_dim, 1)
+    y = F.batch_norm(folded, running.mean, running.var, weight, bias, running.absent, 0.0, eps)
+    return y.movedim(1, channel_dim)

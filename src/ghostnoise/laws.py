@@ -1,0 +1,76 @@
+"""The analytical laws of ghost noise (eqs. 11-12, 15-16): the distribution of a ghost batch's mean and variance.
+
+A channel varies between samples with variance `between` (σ_B² of the paper) and inside a sample with variance
+`within` (σ_I²). A fully connected layer has no inside: within = 0. Around the channel's mean, a ghost batch of N
+samples with S positions each has
+
+| | mean | variance |
+| --- | --- | --- |
+| in the paper | N(0, within/(N·S) + between/N) | within/(N·S)·χ²(N·S) + between/N·χ²(N) |
+| exactly | the same | within/(N·S)·χ²(N·(S-1)) + (between + within/S)/N·χ²(N-1) |
+
+The paper takes the squares around the true mean; a ghost batch takes them around its own.
+"""
+
+from dataclasses import dataclass
+from typing import Literal, NamedTuple
+
+import torch
+from torch import Tensor
+
+from ghostnoise.ghosts import everyone
+from ghostnoise.moments import Moments, table_dtype
+
+Kind = Literal["fc", "conv"]
+Dof = Literal["paper", "exact"]
+
+
+class LawDraws(NamedTuple):
+    """Standard draws for each sample and channel (B, C): N(0, 1), and χ² over its number of terms."""
+
+    normal: Tensor
+    between: Tensor
+    within: Tensor
+
+
+@dataclass(frozen=True)
+class Law:
+    """The law of ghost batches of `ghost_size` samples with `spatial` positions each."""
+
+    ghost_size: int
+    spatial: int
+    kind: Kind = "fc"
+    dof: Dof = "paper"
+
+    def draw(self, shape: tuple[int, int], device: torch.device, generator: torch.Generator | None) -> LawDraws:
+        """Draw for a ghost batch per entry of `shape`, (B, C)."""
+        dtype = table_dtype(device)
+
+        def chi_square_mean(degrees: int, terms: int) -> Tensor:
+            if degrees == 0:
+                return torch.zeros(shape, dtype=dtype, device=device)
+            half = torch.full(shape, degrees / 2, dtype=dtype, device=device)
+            return torch._standard_gamma(half, generator=generator) * (2 / terms)  # Chi2 takes no generator
+
+        n, terms, exact = self.ghost_size, self.ghost_size * self.spatial, self.dof == "exact"
+        normal = torch.randn(shape, dtype=dtype, device=device, generator=generator)
+        between = chi_square_mean(n - exact, n)
+        within = chi_square_mean(0 if self.kind == "fc" else terms - n * exact, terms)
+        return LawDraws(normal, between, within)
+
+    def variances(self, moments: Moments, var: Tensor) -> tuple[Tensor, Tensor]:
+        """A channel's variance (within, between) samples, (1, C) each, where `var` is its whole variance."""
+        return variance_components(moments, self.spatial) if self.kind == "conv" else (torch.zeros_like(var), var)
+
+    def ghost_moments(self, draws: LawDraws, within: Tensor, between: Tensor) -> Moments:
+        """The moments of the drawn ghost batches (B, C): the mean relative to the channel's, and the variance."""
+        mean = draws.normal * (within / (self.ghost_size * self.spatial) + between / self.ghost_size).sqrt()
+        around = between + within / self.spatial if self.dof == "exact" else between
+        return Moments(mean, within * draws.within + around * draws.between)
+
+
+def variance_components(moments: Moments, spatial: int) -> tuple[Tensor, Tensor]:
+    """Estimate a channel's variance (within, between) its samples from their moments (B, C); (1, C) each."""
+    inside = moments.var.mean(-2, keepdim=True) / max(spatial - 1, 1)
+    around = everyone(Moments(moments.mean, torch.zeros_like(moments.var))).var
+    return spatial * inside, (around - inside).clamp_min(0)

@@ -1,0 +1,57 @@
+"""EvalNorm: let inference depend on the sample as training does."""
+
+import torch
+from torch import nn
+
+from ghostnoise import checks, functional
+from ghostnoise.layers.batch_norm import BatchNorm
+
+
+class EvalNorm(BatchNorm):
+    """Train as ghost batch norm; in eval, mix each sample's own moments into the running statistics (EN).
+
+    Parameters, buffers and state_dict are those of `nn.BatchNorm*d`; the eval output is not:
+
+        mean = (1-α)·running_mean + α·mean_b
+        var  = (1-α)·running_var + α·var_b + α(1-α)·(mean_b - running_mean)²
+
+    Args:
+        num_features, eps, momentum, affine, track_running_stats, device, dtype, bias: as in `nn.BatchNorm*d`.
+        ghost_size: samples in a ghost batch, N.
+        alpha: the sample's share; 1/N, its share in training, if None.
+    """
+
+    function = staticmethod(functional.eval_norm)
+    options = ("ghost_size", "alpha")
+
+    def __init__(
+        self,
+        num_features: int,
+        eps: float = 1e-5,
+        momentum: float | None = 0.1,
+        affine: bool = True,
+        track_running_stats: bool = True,
+        device: torch.device | str | None = None,
+        dtype: torch.dtype | None = None,
+        *,
+        ghost_size: int,
+        alpha: float | None = None,
+        bias: bool = True,
+    ) -> None:
+        super().__init__(num_features, eps, momentum, affine, track_running_stats, device, dtype, bias=bias)
+        if alpha is not None:
+            checks.number("alpha", alpha, 0, 1)
+        self.ghost_size = checks.ghost_size(ghost_size)
+        self.alpha = alpha
+
+
+class EvalNorm1d(EvalNorm, nn.BatchNorm1d):
+    """EvalNorm of (B, C) and (B, C, L)."""
+
+
+class EvalNorm2d(EvalNorm, nn.BatchNorm2d):
+    """EvalNorm of (B, C, H, W)."""
+
+
+class EvalNorm3d(EvalNorm, nn.BatchNorm3d):
+    """EvalNorm of (B, C, D, H, W)."""

@@ -1,0 +1,71 @@
+"""Weight standardization, with a learnable gain, at the magnitude of the layer's initialization."""
+
+import math
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor, nn
+
+
+def standardize_weight(
+    weight: Tensor, gain: Tensor | None = None, std: Tensor | float = 1.0, eps: float = 1e-5
+) -> Tensor:
+    """Give each output channel of `weight` zero mean, and the standard deviation `gain * std`.
+
+        Ŵ = gain · std · (W - mean(W)) / sqrt(var(W) + eps)
+
+    Shape: weight (out, ...), gain (out,).
+    """
+    dims = tuple(range(1, weight.ndim))
+    var, mean = torch.var_mean(weight, dims, correction=0, keepdim=True)
+    scale = std * (var + eps).rsqrt()
+    if gain is not None:
+        scale = scale * gain.view(-1, *(1 for _ in dims))
+    return (weight - mean) * scale
+
+
+class WeightStandardized(nn.Module):
+    """A layer that uses its weight standardized: zero mean and a learnable magnitude for each output channel.
+
+    `gain` (out,) starts at 1. The buffer `init_std`, kept in the state_dict, is the standard deviation that the
+    initializer gives the weight, so that the layer starts with weights of their usual magnitude.
+    """
+
+    weight: Tensor
+    gain: Tensor
+    init_std: Tensor
+
+    def reset_parameters(self) -> None:
+        """Initialize as the plain layer does, and the gain to 1."""
+        super().reset_parameters()  # type: ignore[misc]  # of nn.Conv2d or nn.Linear
+        if "gain" not in self._parameters:
+            self.register_parameter("gain", nn.Parameter(self.weight.new_empty(self.weight.shape[0])))
+            self.register_buffer("init_std", self.weight.new_empty(()))
+        nn.init.ones_(self.gain)
+        # Both plain layers draw from kaiming_uniform(a=sqrt(5)): U(-b, b) with b = 1/sqrt(fan_in).
+        nn.init.constant_(self.init_std, 1 / math.sqrt(3 * math.prod(self.weight.shape[1:])))
+
+    def standardized_weight(self) -> Tensor:
+        """The weight that the layer uses."""
+        return standardize_weight(self.weight, self.gain, self.init_std)
+
+
+class WSConv2d(WeightStandardized, nn.Conv2d):
+    """Convolve with a standardized weight; the arguments are those of `nn.Conv2d`.
+
+    >>> WSConv2d(3, 8, kernel_size=3).standardized_weight().std((1, 2, 3), correction=0).round(decimals=4)[0]
+    tensor(0.1111, grad_fn=<SelectBackward0>)
+    """
+
+    def forward(self, x: Tensor) -> Tensor:
+        """Convolve."""
+        y: Tensor = self._conv_forward(x, self.standardized_weight(), self.bias)
+        return y
+
+
+class WSLinear(WeightStandardized, nn.Linear):
+    """Multiply by a standardized weight; the arguments are those of `nn.Linear`."""
+
+    def forward(self, x: Tensor) -> Tensor:
+        """Multiply."""
+        return F.linear(x, self.standardized_weight(), self.bias)
