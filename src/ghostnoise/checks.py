@@ -1,9 +1,9 @@
 """What users may pass. Each error says what was given, the rule and the remedy."""
 
 import math
+import numbers
 import operator
 from collections.abc import Sequence
-from typing import SupportsIndex
 
 import torch
 from torch import Tensor
@@ -11,9 +11,13 @@ from torch import Tensor
 
 def ghost_size(value: object, least: int = 1) -> int:
     """`value` as an integer of at least `least`."""
-    if not isinstance(value, SupportsIndex) or isinstance(value, bool) or operator.index(value) < least:
+    try:
+        number = -1 if isinstance(value, bool) else operator.index(value)  # type: ignore[arg-type]
+    except TypeError:
+        number = -1
+    if number < least:
         raise ValueError(f"ghost_size={value!r}: must be an integer of {least} or more, the samples in a ghost batch")
-    return operator.index(value)
+    return number
 
 
 def choice(name: str, value: object, allowed: Sequence[str]) -> None:
@@ -22,12 +26,16 @@ def choice(name: str, value: object, allowed: Sequence[str]) -> None:
         raise ValueError(f"{name}={value!r}: must be one of {', '.join(map(repr, allowed))}")
 
 
-def number(name: str, value: object, low: float, high: float = math.inf, *, open_high: bool = False) -> None:
-    """`value` is a finite number in [low, high], or in [low, high) where `open_high`."""
-    fits = isinstance(value, float | int) and not isinstance(value, bool) and low <= value <= high
-    if not fits or value == math.inf or (open_high and value == high):
-        end = ")" if open_high or high == math.inf else "]"
-        raise ValueError(f"{name}={value!r}: must be a number in [{low}, {high}{end}")
+def number(
+    name: str, value: object, low: float, high: float = math.inf, *, open_low: bool = False, open_high: bool = False
+) -> None:
+    """`value` is a finite number between `low` and `high`, or strictly so at an open end."""
+    real = math.nan if isinstance(value, bool) or not isinstance(value, numbers.Real) else float(value)
+    above = low < real if open_low else low <= real
+    below = real < high if open_high or high == math.inf else real <= high
+    if not (above and below):
+        ends = "(" if open_low else "[", ")" if open_high or high == math.inf else "]"
+        raise ValueError(f"{name}={value!r}: must be a number in {ends[0]}{low}, {high}{ends[1]}")
 
 
 def floating(x: Tensor, name: str) -> None:
@@ -75,12 +83,12 @@ def several_values(x: Tensor, spatial: int) -> None:
         raise ValueError(f"Expected more than 1 value per channel when training, got input size {x.shape}")
 
 
-def ghost_values(x: Tensor, spatial: int, size: int) -> None:
+def ghost_values(x: Tensor, name: str, spatial: int, size: int) -> None:
     """Ghost batches of more than one value: with one, the output would be all zeros."""
     if min(size, x.shape[0]) * spatial == 1:
         raise ValueError(
             f"ghost_size={size} with an input of shape {tuple(x.shape)}: ghost batches of one value per channel "
-            "would be normalized to zeros; ghost_batch_norm needs 2 values or more; raise ghost_size"
+            f"would be normalized to zeros; {name} needs 2 values or more; raise ghost_size"
         )
 
 

@@ -42,6 +42,11 @@ class Law:
     kind: Kind = "fc"
     dof: Dof = "paper"
 
+    @property
+    def has_variance(self) -> bool:
+        """The variance is not always 0, as it is for a single value around its own mean."""
+        return self.dof == "paper" or self.ghost_size * (1 if self.kind == "fc" else self.spatial) > 1
+
     def draw(self, shape: tuple[int, int], device: torch.device, generator: torch.Generator | None) -> LawDraws:
         """Draw for a ghost batch per entry of `shape`, (B, C)."""
         dtype = table_dtype(device)

@@ -10,7 +10,7 @@ from torch import Tensor, nn
 def standardize_weight(
     weight: Tensor, gain: Tensor | None = None, std: Tensor | float = 1.0, eps: float = 1e-5
 ) -> Tensor:
-    """Give each output channel of `weight` zero mean, and the standard deviation `gain * std`.
+    """Give each output channel of `weight` zero mean, and the standard deviation `gain * std` but for eps.
 
         Ŵ = gain · std · (W - mean(W)) / sqrt(var(W) + eps)
 

@@ -43,6 +43,11 @@ def apply(x: Tensor, affine: Affine) -> Tensor:
     return torch.addcmul(shift, x - center, scale)
 
 
+def rescale(dy: Tensor, scale: Tensor) -> Tensor:
+    """scale·dy in the dtype of the arithmetic, differentiable."""
+    return dy * _beside(scale.to(_arithmetic(dy)), dy)
+
+
 def recenter(affine: Affine, dtype: torch.dtype) -> Affine:
     """The same transformation in `dtype`: what rounding takes from the center goes into the shift."""
     center = affine.center.to(dtype)
@@ -87,8 +92,8 @@ def input_gradient(dy: Tensor, x: Tensor, affine: Affine, mean: Tensor, g_mean: 
 
 
 def scale_gradient(dy: Tensor, scale: Tensor) -> Tensor:
-    """The gradient of x where the decision is constant: scale·dy; differentiable."""
-    return (dy * _beside(scale.to(_arithmetic(dy)), dy)).to(dy.dtype)
+    """`rescale`, a slice at a time: the gradient of x where the decision is constant."""
+    return _fill(dy, rescale, dy, scale)
 
 
 def _arithmetic(x: Tensor) -> torch.dtype:

@@ -106,6 +106,8 @@ class _Inject(torch.autograd.Function):
     @staticmethod
     def backward(ctx: Any, dy: Tensor) -> tuple[Tensor | None, ...]:
         (scale,) = ctx.saved_tensors
+        if torch.is_grad_enabled() or _needs_composite(dy):
+            return aten.rescale(dy, scale).to(dy.dtype), None, None, None
         return aten.scale_gradient(dy, scale), None, None, None
 
 

@@ -40,8 +40,9 @@ def ghost_noise(
     method = partial(
         methods.ghost_noise,
         inject=methods.Injection(eps, shift, scale),
-        indices=drawn_samples(x, ghost_size, spatial, indices, generator),
+        indices=drawn_samples(x, ghost_size, indices, generator),
     )
+    warn_without_variance(scale and ghost_size * spatial == 1, x)
     return op.inject(x, method, channel_dim)
 
 
@@ -62,14 +63,15 @@ def analytical_ghost_noise(
 
     m - μ and s² are drawn for each sample and channel: for `kind="fc"` from N(0, σ²/N) and σ²·χ²(N)/N, for
     `kind="conv"` from the law with the variances between and within samples that the batch has. `dof="exact"` counts
-    the degree of freedom that the drawn mean takes (N - 1). `draws` are the standard draws of `ghostnoise.laws` if
-    given; else `generator`, or the device's default one, draws them.
+    the degrees of freedom that the drawn mean takes (χ²(N-1)/N where `kind="fc"`). `draws` are the standard draws of
+    `ghostnoise.laws` if given; else `generator`, or the device's default one, draws them.
 
     Shape: (B, C, *spatial) with 2 to 5 dimensions, or the channels in `channel_dim`.
     """
     checks.number("eps", eps, 0)
     channels, spatial = check(x, "analytical_ghost_noise", channel_dim)
     law, draws = drawn_law(x, ghost_size, channels, spatial, kind, dof, draws, generator)
+    warn_without_variance(scale and not law.has_variance, x)
     method = partial(methods.analytical_noise, inject=methods.Injection(eps, shift, scale), law=law, draws=draws)
     return op.inject(x, method, channel_dim)
 
@@ -81,12 +83,8 @@ def check(x: Tensor, name: str, channel_dim: int) -> tuple[int, int]:
     return sizes
 
 
-def drawn_samples(
-    x: Tensor, ghost_size: int, spatial: int, indices: Tensor | None, generator: Generator | None
-) -> Tensor:
+def drawn_samples(x: Tensor, ghost_size: int, indices: Tensor | None, generator: Generator | None) -> Tensor:
     """The (B, N) table of drawn samples: the given one, checked, or a new one."""
-    if ghost_size * spatial == 1 and not torch.compiler.is_compiling():
-        _warn_of_single_values(tuple(x.shape[1:]))
     if indices is None:
         return draw_indices(x.shape[0], ghost_size, x.device, generator)
     checks.index_table(indices, x.shape[0], ghost_size)
@@ -115,6 +113,12 @@ def drawn_law(
         if table.shape != shape:
             raise ValueError(f"draws.{name} of shape {tuple(table.shape)}: must be (B, C) = {shape}")
     return law, draws
+
+
+def warn_without_variance(condition: bool, x: Tensor) -> None:
+    """Warn, once for each shape of samples, of ghost batches of a single value."""
+    if condition and not torch.compiler.is_compiling():
+        _warn_of_single_values(tuple(x.shape[1:]))
 
 
 @functools.cache

@@ -5,7 +5,7 @@ from functools import partial
 from torch import Generator, Tensor
 
 from ghostnoise import checks, methods
-from ghostnoise.functional.noise import drawn_law, drawn_samples
+from ghostnoise.functional.noise import drawn_law, drawn_samples, warn_without_variance
 from ghostnoise.functional.norm import check, infer, train
 from ghostnoise.functional.running import Running, whole_batch_unbiased
 from ghostnoise.laws import Dof, Kind, LawDraws
@@ -42,11 +42,12 @@ def ghost_noise_batch_norm(
     spatial = check(x, "ghost_noise_batch_norm", running, weight, bias, training, channel_dim)
     if not training:
         return infer(x, running, weight, bias, eps, channel_dim)
+    warn_without_variance(scale and ghost_size * spatial == 1, x)
     method = partial(
         methods.ghost_noise_batch,
         eps=eps,
         inject=methods.Injection(noise_eps, shift, scale),
-        indices=drawn_samples(x, ghost_size, spatial, indices, generator),
+        indices=drawn_samples(x, ghost_size, indices, generator),
     )
     return train(x, running, weight, bias, method, partial(whole_batch_unbiased, spatial=spatial), channel_dim)
 
@@ -86,6 +87,7 @@ def analytical_ghost_noise_batch_norm(
     if not training:
         return infer(x, running, weight, bias, eps, channel_dim)
     law, draws = drawn_law(x, ghost_size, x.shape[channel_dim], spatial, kind, dof, draws, generator)
+    warn_without_variance(scale and not law.has_variance, x)
     inject = methods.Injection(noise_eps, shift, scale)
     method = partial(methods.analytical_noise_batch, eps=eps, inject=inject, law=law, draws=draws)
     return train(x, running, weight, bias, method, partial(whole_batch_unbiased, spatial=spatial), channel_dim)

@@ -4,6 +4,7 @@ from collections.abc import Callable
 from functools import partial
 from typing import Literal
 
+import torch
 import torch.nn.functional as F
 from torch import Tensor
 
@@ -70,7 +71,7 @@ def ghost_batch_norm(
     spatial = check(x, "ghost_batch_norm", running, weight, bias, training, channel_dim)
     if not training:
         return infer(x, running, weight, bias, eps, channel_dim)
-    checks.ghost_values(x, spatial, ghost_size)
+    checks.ghost_values(x, "ghost_batch_norm", spatial, ghost_size)
     population = (
         partial(ghost_average, ghost_size=ghost_size)
         if running_var_from == "ghost"
@@ -105,7 +106,7 @@ def exclusive_batch_norm(
     size = None if ghost_size is None else checks.ghost_size(ghost_size, least=2)
     checks.number("min_std", min_std, 0)
     if clamp_output is not None:
-        checks.number("clamp_output", clamp_output, 0)
+        checks.number("clamp_output", clamp_output, 0, open_low=True)
     running = Running(running_mean, running_var, num_batches_tracked, momentum)
     spatial = check(x, "exclusive_batch_norm", running, weight, bias, training, channel_dim)
     if not training:
@@ -114,10 +115,12 @@ def exclusive_batch_norm(
     method = partial(methods.exclusive, eps=eps, ghost_size=size, min_std=min_std)
     if clamp_output is None:
         return train(x, running, weight, bias, method, everyone, channel_dim)
-    y = train(x, running, None, None, method, everyone, channel_dim).clamp(-clamp_output, clamp_output)
+    # No affine transformation clamps: the one option that takes a pass over x of its own, in no less than float32.
+    wide = x.to(torch.promote_types(x.dtype, torch.float32))
+    y = train(wide, running, None, None, method, everyone, channel_dim).clamp(-clamp_output, clamp_output)
     shape = [-1 if dim == channel_dim % x.ndim else 1 for dim in range(x.ndim)]
-    y = y if weight is None else y * weight.to(y.dtype).view(shape)
-    return y if bias is None else y + bias.to(y.dtype).view(shape)
+    y = y if weight is None else y * weight.view(shape)
+    return (y if bias is None else y + bias.view(shape)).to(x.dtype)
 
 
 def eval_norm(
@@ -143,13 +146,12 @@ def eval_norm(
     ghost_size = checks.ghost_size(ghost_size)
     if alpha is not None:
         checks.number("alpha", alpha, 0, 1)
+    running = Running(running_mean, running_var, num_batches_tracked, momentum)
+    spatial = check(x, "eval_norm", running, weight, bias, training, channel_dim)
     if training:
-        return ghost_batch_norm(
-            x, running_mean, running_var, weight, bias, True, momentum, eps,
-            ghost_size=ghost_size, num_batches_tracked=num_batches_tracked, channel_dim=channel_dim,
-        )  # fmt: skip
-    running = Running(running_mean, running_var)
-    check(x, "eval_norm", running, weight, bias, training, channel_dim)
+        checks.ghost_values(x, "eval_norm", spatial, ghost_size)
+        method = partial(methods.ghost, eps=eps, ghost_size=ghost_size)
+        return train(x, running, weight, bias, method, partial(ghost_average, ghost_size=ghost_size), channel_dim)
     if running.mean is None or running.var is None or x.numel() == 0:
         return infer(x, running, weight, bias, eps, channel_dim)
     table = table_dtype(x.device)

@@ -72,7 +72,7 @@ class AnalyticalGhostNoise(nn.Module):
         ghost_size: samples in a ghost batch, N.
         eps: added to the variances whose ratio is the scale noise.
         kind: "fc" or "conv".
-        dof: "paper" draws the variance from χ²(N)/N, "exact" from χ²(N-1)/N.
+        dof: "paper" draws around the true mean, χ²(N)/N; "exact" around the drawn one, for "fc" χ²(N-1)/N.
         shift, scale: which parts of the noise to inject.
         channel_dim: where the channels are: 1, or -1 for tokens (B, T, C).
         generator: draws the noise; the device's default one if None.

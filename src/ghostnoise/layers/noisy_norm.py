@@ -76,7 +76,7 @@ class AnalyticalGhostNoiseBatchNorm(BatchNorm):
         ghost_size: samples in a ghost batch, N.
         noise_eps: added to the variances whose ratio is the scale noise.
         kind: "fc", the law of fully connected layers (eqs. 11-12), or "conv", that of convolutional ones (eqs. 15-16).
-        dof: "paper" draws the variance from χ²(N)/N, "exact" from χ²(N-1)/N.
+        dof: "paper" draws around the true mean, χ²(N)/N; "exact" around the drawn one, for "fc" χ²(N-1)/N.
         shift, scale: which parts of the noise to inject.
         generator: draws the noise; the device's default one if None.
     """

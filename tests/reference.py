@@ -1,0 +1,152 @@
+"""The paper's methods as deliberately naive loops, one sample after the other, in float64.
+
+Written from the equations, and independent of the library: no per-sample moments, no pooling formulas. Inputs are
+(B, C, S); autograd goes through them.
+"""
+
+from collections.abc import Iterator
+from contextlib import contextmanager
+
+import torch
+from torch import Tensor
+
+_constant_statistics = False
+
+
+@contextmanager
+def constant_statistics() -> Iterator[None]:
+    """Here the gradient is that of the transformation alone: the terms that a normalizer's gradient is made of."""
+    global _constant_statistics
+    _constant_statistics = True
+    try:
+        yield
+    finally:
+        _constant_statistics = False
+
+
+def fold(x: Tensor, channel_dim: int = 1) -> Tensor:
+    """(B, C, *spatial), or the channels elsewhere, as (B, C, S) in float64."""
+    x = x.double()
+    if x.ndim > 2:
+        x = x.movedim(channel_dim, 1)
+    return x.reshape(x.shape[0], x.shape[1], -1)
+
+
+def unfold(y: Tensor, like: Tensor, channel_dim: int = 1) -> Tensor:
+    if like.ndim == 2:
+        return y.reshape(like.shape)
+    return y.reshape(like.movedim(channel_dim, 1).shape).movedim(1, channel_dim)
+
+
+def statistics(samples: Tensor) -> tuple[Tensor, Tensor]:
+    """Mean and biased variance of each channel of (n, C, S), two-pass."""
+    samples = samples.detach() if _constant_statistics else samples
+    mean = samples.mean(dim=(0, 2))
+    return mean, ((samples - mean[None, :, None]) ** 2).mean(dim=(0, 2))
+
+
+def ghost_batch_of(k: int, batch_size: int, ghost_size: int) -> list[int]:
+    """The samples of k's ghost batch: consecutive ones, the left-over ones with the last."""
+    groups: list[list[int]] = []
+    for sample in range(batch_size):
+        if not groups or (len(groups[-1]) == ghost_size and batch_size - sample >= ghost_size):
+            groups.append([])
+        groups[-1].append(sample)
+    return next(group for group in groups if k in group)
+
+
+def normalize(
+    x: Tensor, members, weight=None, bias=None, eps: float = 1e-5, min_std: float = 0.0, clamp=None
+) -> Tensor:
+    """Normalize each sample k with the statistics of the samples members(k)."""
+    out = []
+    for k in range(x.shape[0]):
+        mean, var = statistics(x[members(k)])
+        std = torch.sqrt(var + eps)
+        std = torch.maximum(std, torch.full_like(std, min_std))
+        y = (x[k] - mean[:, None]) / std[:, None]
+        out.append(_affine(y if clamp is None else y.clamp(-clamp, clamp), weight, bias))
+    return torch.stack(out)
+
+
+def batch_norm(x, weight=None, bias=None, eps=1e-5):
+    return normalize(x, lambda k: list(range(x.shape[0])), weight, bias, eps)
+
+
+def ghost_batch_norm(x, ghost_size, weight=None, bias=None, eps=1e-5):
+    return normalize(x, lambda k: ghost_batch_of(k, x.shape[0], ghost_size), weight, bias, eps)
+
+
+def exclusive_batch_norm(x, ghost_size, weight=None, bias=None, eps=1e-5, min_std=0.0, clamp=None):
+    size = ghost_size or x.shape[0]
+    others = lambda k: [n for n in ghost_batch_of(k, x.shape[0], size) if n != k]  # noqa: E731
+    return normalize(x, others, weight, bias, eps, min_std, clamp)
+
+
+def eval_norm(x, running_mean, running_var, alpha, weight=None, bias=None, eps=1e-5):
+    out = []
+    for sample in x:
+        own_mean, own_var = statistics(sample[None])
+        mean = (1 - alpha) * running_mean + alpha * own_mean
+        var = (1 - alpha) * running_var + alpha * own_var + alpha * (1 - alpha) * (own_mean - running_mean) ** 2
+        out.append(_affine((sample - mean[:, None]) / torch.sqrt(var + eps)[:, None], weight, bias))
+    return torch.stack(out)
+
+
+def ghost_noise(x, indices, eps=1e-3, shift=True, scale=True):
+    """The paper's listing, for a given table of drawn samples."""
+    with torch.no_grad():
+        batch_mean, batch_var = statistics(x)
+        noise = []
+        for drawn in indices.tolist():
+            ghost_mean, ghost_var = statistics(x[drawn])
+            noise.append((ghost_mean - batch_mean, torch.sqrt((ghost_var + eps) / (batch_var + eps))))
+    out = []
+    for sample, (m, s) in zip(x, noise, strict=True):
+        y = sample - m[:, None] if shift else sample
+        out.append(y / s[:, None] if scale else y)
+    return torch.stack(out)
+
+
+def ghost_noise_batch_norm(x, indices, weight=None, bias=None, eps=1e-5, noise_eps=1e-3, shift=True, scale=True):
+    hat = batch_norm(x, eps=eps)
+    return torch.stack([_affine(y, weight, bias) for y in ghost_noise(hat, indices, noise_eps, shift, scale)])
+
+
+def variance_components(x):
+    """The paper's σ_I² and σ_B² of each channel, by the estimators of a one-way random-effects model."""
+    spatial = x.shape[2]
+    means = x.mean(2)
+    between_means = ((means - means.mean(0)) ** 2).mean(0)
+    if spatial == 1:
+        return torch.zeros_like(between_means), between_means
+    inside = ((x - means[:, :, None]) ** 2).sum(2).mean(0) / (spatial - 1)
+    return inside, (between_means - inside / spatial).clamp_min(0)
+
+
+def analytical_noise(x, draws, ghost_size, kind, dof, eps=1e-3, shift=True, scale=True, unit_variance=False):
+    """Analytical ghost noise from standard draws: N(0, 1), and chi-squares over their number of terms."""
+    normal, chi_between, chi_within = draws
+    with torch.no_grad():
+        var = torch.ones_like(x[0, :, 0]) if unit_variance else statistics(x)[1]
+        within, between = variance_components(x) if kind == "conv" else (torch.zeros_like(var), var)
+        spatial = x.shape[2]
+    out = []
+    for k in range(x.shape[0]):
+        m = normal[k] * torch.sqrt(within / (ghost_size * spatial) + between / ghost_size)
+        around_mean = between + within / spatial if dof == "exact" else between
+        s2 = within * chi_within[k] + around_mean * chi_between[k]
+        y = x[k] - m[:, None] if shift else x[k]
+        out.append(y / torch.sqrt((s2 + eps) / (var + eps))[:, None] if scale else y)
+    return torch.stack(out)
+
+
+def analytical_noise_batch_norm(x, draws, ghost_size, kind, dof, weight=None, bias=None, eps=1e-5, **options):
+    hat = batch_norm(x, eps=eps)
+    noisy = analytical_noise(hat, draws, ghost_size, kind, dof, unit_variance=True, **options)
+    return torch.stack([_affine(y, weight, bias) for y in noisy])
+
+
+def _affine(y, weight, bias):
+    y = y if weight is None else y * weight[:, None]
+    return y if bias is None else y + bias[:, None]
