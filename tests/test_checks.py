@@ -68,9 +68,10 @@ def test_inputs_that_no_method_takes(call):
     for shape in ((0, 3), (0, 3, 4), (4, 3, 0), (4, 0)):
         with pytest.raises(ValueError, match=r"empty input of shape .*skip empty batches"):
             call(torch.randn(shape))
-    with pytest.raises(ValueError, match="channel_dim=0: is the batch dimension"):
-        call(torch.randn(4, 3), channel_dim=0)
-    for dim in (2, -3, 1.0, True):
+    for dim in (0, 1.0, True, None):
+        with pytest.raises(ValueError, match=r"channel_dim=.*: must be an integer other than 0, the batch dimension"):
+            call(torch.randn(4, 3), channel_dim=dim)
+    for dim in (2, -2, -3):
         with pytest.raises(ValueError, match=r"channel_dim=.*: must be a dimension of the input"):
             call(torch.randn(4, 3), channel_dim=dim)
 

@@ -46,6 +46,15 @@ def floating(x: Tensor, name: str) -> None:
         )
 
 
+def dimension(channel_dim: object) -> None:
+    """`channel_dim` may be a channel dimension: an integer, and not the batch dimension."""
+    if isinstance(channel_dim, bool) or not isinstance(channel_dim, int) or channel_dim == 0:
+        raise ValueError(
+            f"channel_dim={channel_dim!r}: must be an integer other than 0, the batch dimension; use 1, or -1 where "
+            "channels come last"
+        )
+
+
 def layout(x: Tensor, name: str, channel_dim: int, channels: dict[str, Tensor | None] | None = None) -> tuple[int, int]:
     """`x` is a batch with a channel dimension, whose size is that of every given (C,) tensor; returns (C, S)."""
     floating(x, name)
@@ -54,10 +63,12 @@ def layout(x: Tensor, name: str, channel_dim: int, channels: dict[str, Tensor | 
             f"{name} got an input of shape {tuple(x.shape)}: must have 2 to 5 dimensions, the first one the batch; "
             "add or flatten dimensions"
         )
-    if isinstance(channel_dim, bool) or not isinstance(channel_dim, int) or not -x.ndim <= channel_dim < x.ndim:
-        raise ValueError(f"channel_dim={channel_dim!r}: must be a dimension of the input, of shape {tuple(x.shape)}")
-    if channel_dim % x.ndim == 0:
-        raise ValueError(f"channel_dim={channel_dim}: is the batch dimension; use 1, or -1 where channels come last")
+    dimension(channel_dim)
+    if not -x.ndim < channel_dim < x.ndim:
+        raise ValueError(
+            f"channel_dim={channel_dim}: must be a dimension of the input, of shape {tuple(x.shape)}, "
+            "other than the batch; use 1, or -1 where channels come last"
+        )
     count = x.shape[channel_dim]
     for key, tensor in (channels or {}).items():
         if tensor is not None and tensor.shape != (count,):
@@ -94,7 +105,7 @@ def ghost_values(x: Tensor, name: str, spatial: int, size: int) -> None:
 
 def other_values(x: Tensor, spatial: int, size: int | None) -> None:
     """At least two values beside oneself: with fewer, the denominator would be sqrt(eps)."""
-    count = min(size or x.shape[0], x.shape[0])
+    count = x.shape[0] if size is None or x.shape[0] < 2 * size else size  # of the smallest ghost batch
     if count == 1:
         raise ValueError(
             f"batch of 1 sample, of shape {tuple(x.shape)}: exclusive_batch_norm needs 2 samples or more; "
@@ -103,7 +114,7 @@ def other_values(x: Tensor, spatial: int, size: int | None) -> None:
     if (count - 1) * spatial < 2:
         raise ValueError(
             f"ghost batches of {count} samples in an input of shape {tuple(x.shape)}: exclusive_batch_norm would "
-            "divide by the deviation of a single value; raise ghost_size or the batch size to 3 or more"
+            "divide by the deviation of a single value; raise ghost_size to 3 or more"
         )
 
 

@@ -9,6 +9,7 @@ import torch
 from torch import Generator, Tensor, nn
 
 from ghostnoise import checks
+from ghostnoise.randomness import drawn_by
 
 DropoutKind = Literal["bernoulli", "gaussian"]
 DropoutPer = Literal["element", "channel"]
@@ -37,9 +38,9 @@ def noisy_dropout(
     if p == 0:
         return x
     if kind == "gaussian":
-        noise = torch.randn(shape, dtype=x.dtype, device=x.device, generator=generator)
+        noise = torch.randn(shape, dtype=x.dtype, device=x.device, **drawn_by(generator))
         return x * noise.mul_((p / (1 - p)) ** 0.5).add_(1)
-    kept = torch.rand(shape, device=x.device, generator=generator) >= p
+    kept = torch.rand(shape, device=x.device, **drawn_by(generator)) >= p
     return x * kept.to(x.dtype).mul_(1 / (1 - p) if p < 1 else 0)
 
 
@@ -49,7 +50,7 @@ def additive_gaussian_noise(x: Tensor, std: float, *, generator: Generator | Non
     checks.floating(x, "additive_gaussian_noise")
     if std == 0:
         return x
-    return x + torch.randn(x.shape, dtype=x.dtype, device=x.device, generator=generator).mul_(std)
+    return x + torch.randn(x.shape, dtype=x.dtype, device=x.device, **drawn_by(generator)).mul_(std)
 
 
 class NoisyDropout(nn.Module):
@@ -77,6 +78,7 @@ class NoisyDropout(nn.Module):
     ) -> None:
         super().__init__()
         _check_dropout(p, kind, per)
+        checks.dimension(channel_dim)
         self.p, self.kind, self.per, self.channel_dim, self.generator = p, kind, per, channel_dim, generator
 
     def forward(self, x: Tensor) -> Tensor:

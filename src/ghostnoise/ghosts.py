@@ -16,6 +16,7 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from ghostnoise.moments import Moments
+from ghostnoise.randomness import drawn_by
 
 Who = Callable[[Moments], Moments]
 
@@ -77,7 +78,7 @@ def draws(moments: Moments, indices: Tensor) -> Moments:
 
 def draw_indices(batch_size: int, ghost_size: int, device: torch.device, generator: torch.Generator | None) -> Tensor:
     """Draw a fresh ghost batch for each sample, uniformly and with replacement: (B, N)."""
-    return torch.randint(batch_size, (batch_size, ghost_size), device=device, generator=generator)
+    return torch.randint(batch_size, (batch_size, ghost_size), device=device, **drawn_by(generator))
 
 
 def _fold_and_pool(moments: Moments, rows: slice, size: int, who: Who) -> Moments:

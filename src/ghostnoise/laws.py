@@ -20,6 +20,7 @@ from torch import Tensor
 
 from ghostnoise.ghosts import everyone
 from ghostnoise.moments import Moments, table_dtype
+from ghostnoise.randomness import drawn_by
 
 Kind = Literal["fc", "conv"]
 Dof = Literal["paper", "exact"]
@@ -55,10 +56,10 @@ class Law:
             if degrees == 0:
                 return torch.zeros(shape, dtype=dtype, device=device)
             half = torch.full(shape, degrees / 2, dtype=dtype, device=device)
-            return torch._standard_gamma(half, generator=generator) * (2 / terms)  # Chi2 takes no generator
+            return torch._standard_gamma(half, **drawn_by(generator)) * (2 / terms)  # Chi2 takes no generator
 
         n, terms, exact = self.ghost_size, self.ghost_size * self.spatial, self.dof == "exact"
-        normal = torch.randn(shape, dtype=dtype, device=device, generator=generator)
+        normal = torch.randn(shape, dtype=dtype, device=device, **drawn_by(generator))
         between = chi_square_mean(n - exact, n)
         within = chi_square_mean(0 if self.kind == "fc" else terms - n * exact, terms)
         return LawDraws(normal, between, within)

@@ -15,10 +15,10 @@ from ghostnoise.moments import Affine, Moments
 
 def standardize(stats: Moments, eps: float, min_std: float = 0.0) -> Affine:
     """To zero mean and unit variance under `stats`: `(x - mean) / max(sqrt(var + eps), min_std)`."""
-    std = (stats.var + eps).sqrt()
+    var = stats.var + eps
     if min_std > 0:
-        std = std.clamp_min(min_std)
-    return Affine(stats.mean, std.reciprocal(), stats.mean.new_zeros(()))
+        var = var.clamp_min(min_std**2)  # before the root, whose gradient at 0 is not finite
+    return Affine(stats.mean, var.rsqrt(), stats.mean.new_zeros(()))
 
 
 def batch(moments: Moments, eps: float) -> Affine:

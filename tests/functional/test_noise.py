@@ -182,6 +182,7 @@ def test_ghost_batches_of_a_single_value_warn_once():
         functional.ghost_noise(torch.randn(6, 19, 2), 1)
         functional.ghost_noise(torch.randn(6, 23), 1, scale=False)
         functional.analytical_ghost_noise(torch.randn(6, 23), 1)
+        functional.ghost_noise(torch.randn(1, 23), 1)  # one sample: no noise at all
     with pytest.warns(UserWarning, match="no variance"):
         functional.analytical_ghost_noise(torch.randn(6, 23), 1, dof="exact")
 
@@ -197,6 +198,16 @@ def test_indices_that_do_not_fit():
     int32 = torch.randint(6, (6, 4), dtype=torch.int32)
     expected = functional.ghost_noise(x, 4, indices=int32.long())
     assert torch.equal(functional.ghost_noise(x, 4, indices=int32), expected)
+
+
+def test_indices_may_be_used_again_before_backward():
+    x = torch.randn(6, 3, requires_grad=True)
+    indices = torch.randint(6, (6, 4))
+    y = functional.ghost_noise_batch_norm(x, None, None, training=True, ghost_size=4, indices=indices)
+    (wanted,) = torch.autograd.grad(y.cos().sum(), x, retain_graph=True)
+    indices.zero_()
+    (gradient,) = torch.autograd.grad(y.cos().sum(), x)
+    assert torch.equal(gradient, wanted)
 
 
 def test_options_outside_their_range():

@@ -248,6 +248,28 @@ def test_precision_of_exclusive_batch_norm_with_self_far_out(deviation):
         assert (y[k] - expected[k]).abs().max() <= 1e-5 * expected[k].abs().max()
 
 
+@pytest.mark.parametrize("deviation", [1e4, 1e8])
+def test_precision_of_exclusive_gradients_with_self_far_out(deviation):
+    torch.manual_seed(0)
+    x, dy = torch.randn(16, 2, 3), torch.randn(16, 2, 3)
+    x[3] += deviation
+
+    def gradient(function, x):
+        leaf = x.clone().requires_grad_()
+        return torch.autograd.grad(function(leaf), leaf, dy.to(x.dtype))[0]
+
+    ours = gradient(lambda x: functional.exclusive_batch_norm(x, None, None, training=True, ghost_size=8), x)
+    wanted = gradient(lambda x: reference.exclusive_batch_norm(x, 8), x.double())
+    assert (ours - wanted).abs().max() <= 1e-5 * wanted.abs().max()
+
+
+def test_a_floored_constant_channel_has_a_gradient():
+    x = torch.ones(6, 2, 3, dtype=torch.float64, requires_grad=True)
+    y = functional.exclusive_batch_norm(x, None, None, training=True, eps=0.0, min_std=0.5)
+    (gradient,) = torch.autograd.grad(y.square().sum(), x)
+    assert (gradient == 0).all()
+
+
 @pytest.mark.parametrize(
     ("function", "options"),
     [
@@ -312,6 +334,7 @@ def test_exclusive_statistics_of_fewer_than_two_values():
         functional.exclusive_batch_norm(torch.randn(8, 3), None, None, training=True, ghost_size=2)
     functional.exclusive_batch_norm(torch.randn(8, 3, 2), None, None, training=True, ghost_size=2)
     functional.exclusive_batch_norm(torch.randn(8, 3), None, None, training=True, ghost_size=3)
+    functional.exclusive_batch_norm(torch.randn(3, 3), None, None, training=True, ghost_size=2)  # one ghost batch of 3
 
 
 def test_options_outside_their_range():

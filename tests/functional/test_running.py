@@ -99,6 +99,15 @@ def test_an_overflow_in_half_precision_leaves_the_buffers_alone():
     assert count.item() == 0
 
 
+def test_a_variance_too_large_for_the_buffer_leaves_it_alone():
+    mean, var, count = torch.zeros(2).half(), torch.ones(2).half(), torch.tensor(0)
+    x = torch.randn(8, 2, 4).half() * 3000
+    functional.batch_norm(x, mean, var, training=True, num_batches_tracked=count)
+    assert var.tolist() == [1, 1]
+    assert mean.tolist() == [0, 0]
+    assert count.item() == 0
+
+
 @pytest.mark.parametrize(("function", "options"), FUNCTIONS)
 def test_buffers_are_updated_in_place(function, options):
     buffers = torch.zeros(3, dtype=torch.float16), torch.ones(3, dtype=torch.float64), torch.tensor(0)

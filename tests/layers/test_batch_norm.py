@@ -207,3 +207,18 @@ def test_training_goes_on_under_a_seed(family):
     for first, second in zip(weights(), weights(), strict=True):
         assert torch.equal(first, second)
         assert first.isfinite().all()
+
+
+@every_family
+@pytest.mark.parametrize("training", [True, False])
+def test_compiles_as_one_graph_for_any_batch_size(family, training):
+    torch._dynamo.reset()  # its limit of recompilations counts those of earlier tests
+    layer = build(family, 2).train(training)
+    compiled = torch.compile(layer, fullgraph=True, backend="eager", dynamic=None)
+    for batch_size in (10, 7, 9):
+        x = torch.randn(batch_size, 3, 4, 5)
+        torch.manual_seed(0)
+        y = compiled(x)
+        torch.manual_seed(0)
+        torch.testing.assert_close(layer(x), y)
+    assert layer.num_batches_tracked.item() == (6 if training else 0)

@@ -64,6 +64,8 @@ def test_options_are_checked_when_built(layer):
         layer(0)
     with pytest.raises(ValueError, match="eps=-1"):
         layer(4, -1)
+    with pytest.raises(ValueError, match="channel_dim=0"):
+        layer(4, channel_dim=0)
 
 
 def test_analytical_options_are_checked_when_built():

@@ -10,7 +10,9 @@ Forward, with `center` rounded to the dtype of the arithmetic and the rest of it
 Backward, given the gradient dy and, from differentiating the decision, g_mean and g_var:
 
     dshift = Σ dy         dscale = Σ dy·(x - center)     dcenter = -scale·Σ dy
-    dx = scale·dy + P·(x - center) + Q                   P = 2·g_var/S,  Q = g_mean/S + P·(center - mean)
+    dx = scale·dy + P·(x - mean) + Q                     P = 2·g_var/S,  Q = g_mean/S
+
+The last is around the sample's own mean: around a center that is far from it, P·(x - center) and Q would cancel.
 """
 
 from collections.abc import Callable, Iterator
@@ -80,15 +82,14 @@ def gradient_sums(dy: Tensor, x: Tensor, center: Tensor) -> tuple[Tensor, Tensor
     return total, moment
 
 
-def input_gradient(dy: Tensor, x: Tensor, affine: Affine, mean: Tensor, g_mean: Tensor, g_var: Tensor) -> Tensor:
+def input_gradient(dy: Tensor, x: Tensor, scale: Tensor, mean: Tensor, g_mean: Tensor, g_var: Tensor) -> Tensor:
     """The gradient of x through y and through the moments (the last formula above)."""
-    slope = g_var * (2 / x[0, 0].numel())
-    offset = g_mean / x[0, 0].numel() + slope * (affine.center - mean)
+    positions = x[0, 0].numel()
 
     def gradient(dy: Tensor, x: Tensor, scale: Tensor, *through_moments: Tensor) -> Tensor:
         return apply(x, Affine(*through_moments)).addcmul_(dy, _beside(scale.to(_arithmetic(x)), x))
 
-    return _fill(x, gradient, dy, x, affine.scale, affine.center, slope, offset)
+    return _fill(x, gradient, dy, x, scale, mean, g_var * (2 / positions), g_mean / positions)
 
 
 def scale_gradient(dy: Tensor, scale: Tensor) -> Tensor:

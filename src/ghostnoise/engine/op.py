@@ -88,7 +88,7 @@ class _Normalize(torch.autograd.Function):
         affine, pull = _vjp(partial(_decide, method=ctx.method), mean, var, weight, bias)
         total, moment = aten.gradient_sums(dy, x, affine.center)
         g_mean, g_var, g_weight, g_bias = pull(Affine(-affine.scale * total, moment, total))
-        dx = aten.input_gradient(dy, x, affine, mean, g_mean, g_var) if ctx.needs_input_grad[0] else None
+        dx = aten.input_gradient(dy, x, affine.scale, mean, g_mean, g_var) if ctx.needs_input_grad[0] else None
         return dx, g_weight, g_bias, None
 
 

@@ -42,7 +42,7 @@ def ghost_noise(
         inject=methods.Injection(eps, shift, scale),
         indices=drawn_samples(x, ghost_size, indices, generator),
     )
-    warn_without_variance(scale and ghost_size * spatial == 1, x)
+    warn_without_variance(scale and ghost_size * spatial == 1 < x.shape[0], x)
     return op.inject(x, method, channel_dim)
 
 
@@ -88,7 +88,7 @@ def drawn_samples(x: Tensor, ghost_size: int, indices: Tensor | None, generator:
     if indices is None:
         return draw_indices(x.shape[0], ghost_size, x.device, generator)
     checks.index_table(indices, x.shape[0], ghost_size)
-    return indices.to(x.device)
+    return indices.to(x.device, copy=True)  # backward needs them as they are now
 
 
 def drawn_law(
@@ -108,7 +108,7 @@ def drawn_law(
     law, shape = Law(ghost_size, spatial, kind, dof), (x.shape[0], channels)
     if draws is None:
         return law, law.draw(shape, x.device, generator)
-    draws = LawDraws(*draws)
+    draws = LawDraws(*(table.clone() for table in draws))  # backward needs them as they are now
     for name, table in zip(draws._fields, draws, strict=True):
         if table.shape != shape:
             raise ValueError(f"draws.{name} of shape {tuple(table.shape)}: must be (B, C) = {shape}")

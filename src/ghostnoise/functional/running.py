@@ -22,24 +22,29 @@ class Running(NamedTuple):
         """There is nothing to normalize with at inference."""
         return self.mean is None and self.var is None
 
-    @torch.no_grad()
     def update(self, stats: Moments) -> None:
         """Move towards the batch's `stats` (1, C), unless they are not finite: an overflow must not poison them."""
-        finite = torch.isfinite(stats.mean).all() & torch.isfinite(stats.var).all()
-        if self.num_batches_tracked is not None:
-            self.num_batches_tracked.add_(finite)
-        factor = self._factor(stats)
-        for buffer, stat in zip((self.mean, self.var), stats, strict=True):
-            if buffer is not None:
-                moved = buffer.to(stat.dtype).lerp(stat.flatten(), factor)
-                buffer.copy_(moved.where(finite, buffer.to(stat.dtype)))
+        with torch.no_grad():
+            factor = self._factor(stats)
+            old = [buffer for buffer in (self.mean, self.var) if buffer is not None]
+            towards = [stat for buffer, stat in zip(self[:2], stats, strict=True) if buffer is not None]
+            moved = [_move(buffer, stat.flatten(), factor) for buffer, stat in zip(old, towards, strict=True)]
+            finite = torch.stack([torch.isfinite(table).all() for table in (*stats, *moved)]).all()
+            for buffer, new in zip(old, moved, strict=True):
+                buffer.copy_(new.where(finite, buffer))
+            if self.num_batches_tracked is not None:
+                self.num_batches_tracked.add_(finite)
 
     def _factor(self, stats: Moments) -> Tensor:
         if self.momentum is not None:
             return stats.mean.new_full((), self.momentum)
         if self.num_batches_tracked is None:
             raise ValueError("momentum=None: needs num_batches_tracked, the count of the cumulative average")
-        return self.num_batches_tracked.to(stats.mean.dtype).clamp_min(1).reciprocal()
+        return (self.num_batches_tracked + 1).to(stats.mean.dtype).reciprocal()
+
+
+def _move(buffer: Tensor, towards: Tensor, factor: Tensor) -> Tensor:
+    return buffer.to(towards.dtype).lerp(towards, factor).to(buffer.dtype)
 
 
 def whole_batch_unbiased(moments: Moments, spatial: int) -> Moments:

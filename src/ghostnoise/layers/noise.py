@@ -41,6 +41,7 @@ class GhostNoise(nn.Module):
     ) -> None:
         super().__init__()
         checks.number("eps", eps, 0)
+        checks.dimension(channel_dim)
         self.ghost_size = checks.ghost_size(ghost_size)
         self.eps, self.shift, self.scale, self.channel_dim, self.generator = eps, shift, scale, channel_dim, generator
 
@@ -92,6 +93,7 @@ class AnalyticalGhostNoise(nn.Module):
     ) -> None:
         super().__init__()
         checks.number("eps", eps, 0)
+        checks.dimension(channel_dim)
         checks.choice("kind", kind, ("fc", "conv"))
         checks.choice("dof", dof, ("paper", "exact"))
         self.ghost_size = checks.ghost_size(ghost_size)
