@@ -21,9 +21,8 @@ def assert_pools(pooled, x, members):
     """Row k of `pooled` are the moments of the samples members(k), taken together."""
     for k in range(len(x)):
         mean, var = reference.statistics(x[members(k)])
-        row = k if len(pooled.mean) > 1 else 0
-        torch.testing.assert_close(pooled.mean[row], mean, rtol=1e-12, atol=1e-12)
-        torch.testing.assert_close(pooled.var[row], var, rtol=1e-11, atol=1e-12)
+        torch.testing.assert_close(pooled.mean[k], mean, rtol=1e-12, atol=1e-12)
+        torch.testing.assert_close(pooled.var[k], var, rtol=1e-11, atol=1e-12)
 
 
 @given(st.integers(1, 20), st.integers(1, 24))
@@ -35,36 +34,64 @@ def test_ghost_sizes(batch_size, ghost_size):
     assert sizes[-1] >= min(ghost_size, batch_size)
 
 
-def test_everyone():
+@pytest.mark.parametrize("ghost_size", [2, 3, 4, 5, 9, 12, None])
+def test_ghost_batches(ghost_size):
     x = batch()
-    pooled = ghosts.everyone(moments_of(x))
-    assert pooled.mean.shape == (1, 3)
-    assert_pools(pooled, x, lambda k: list(range(9)))
+    who = ghosts.GhostBatch(ghost_size)
+    stats = who.pool(moments_of(x))
+    assert len(stats.mean) == len(ghosts.ghost_sizes(9, ghost_size or 9))
+    spread = Moments(*(who.spread(table, 9) for table in stats))
+    assert_pools(spread, x, lambda k: reference.ghost_batch_of(k, 9, ghost_size or 9))
 
 
-@pytest.mark.parametrize("batch_size", [2, 3, 9])
-def test_others(batch_size):
-    x = batch(batch_size)
-    assert_pools(ghosts.others(moments_of(x)), x, lambda k: [n for n in range(batch_size) if n != k])
-
-
-@pytest.mark.parametrize("who", [ghosts.everyone, ghosts.others])
-@pytest.mark.parametrize("ghost_size", [2, 3, 4, 5, 9, 12])
-def test_blocks(ghost_size, who):
+@pytest.mark.parametrize("ghost_size", [2, 3, 4, 5, 9, 12, None])
+def test_others(ghost_size):
     x = batch()
+    pooled = ghosts.Others(ghost_size).pool(moments_of(x))
+    assert_pools(pooled, x, lambda k: [n for n in reference.ghost_batch_of(k, 9, ghost_size or 9) if n != k])
 
-    def members(k):
-        block = reference.ghost_batch_of(k, 9, ghost_size)
-        return block if who is ghosts.everyone else [n for n in block if n != k]
 
-    assert_pools(ghosts.blocks(moments_of(x), ghost_size, who), x, members)
+def test_oneself_among_a_population():
+    """As many copies of the sample and of the population as the shares say, pooled."""
+    x, population = batch(), batch(batch_size=3)
+    mean, var = reference.statistics(population)
+    pooled = ghosts.Among(Moments(mean, var), 0.25).pool(moments_of(x))
+    for k in range(9):
+        wanted = reference.statistics(torch.cat([x[k : k + 1], population]))
+        torch.testing.assert_close(pooled.mean[k], wanted[0])
+        torch.testing.assert_close(pooled.var[k], wanted[1])
+
+
+@pytest.mark.parametrize("ghost_size", [2, 4, None])
+def test_total_is_spread_transposed(ghost_size):
+    who = ghosts.GhostBatch(ghost_size)
+    pools = len(ghosts.ghost_sizes(9, ghost_size or 9))
+    table, samples = torch.randn(pools, 3, dtype=torch.float64), torch.randn(9, 3, dtype=torch.float64)
+    torch.testing.assert_close((who.spread(table, 9) * samples).sum(0), (table * who.total(samples)).sum(0))
+
+
+@pytest.mark.parametrize("ghost_size", [2, 4, None])
+@pytest.mark.parametrize("kind", [ghosts.GhostBatch, ghosts.Others])
+def test_closed_ramps_equal_the_derivative_of_pool(kind, ghost_size):
+    """`slope * (x - center) + offset` against autograd from the statistics to x."""
+    x = batch().requires_grad_()
+    who = kind(ghost_size)
+    moments = moments_of(x)
+    stats = who.pool(moments)
+    gradient = Moments(*(torch.randn_like(table) for table in stats))
+    (wanted,) = torch.autograd.grad(stats, x, gradient, retain_graph=True)
+    kept, stats = (Moments(*(table.detach() for table in pair)) for pair in (who.keep(moments, stats), stats))
+    center, slope, offset = (who.spread(table, 9)[..., None] for table in who.ramp(kept, stats, gradient, 9, 4))
+    torch.testing.assert_close(slope * (x.detach() - center) + offset, wanted)
+    for ours, theirs in zip(who.recall(kept), stats, strict=True):
+        torch.testing.assert_close(ours, theirs)
 
 
 @pytest.mark.parametrize("ghost_size", [1, 4, 30])
 def test_draws(ghost_size):
     x = batch()
     indices = torch.randint(9, (9, ghost_size))
-    assert_pools(ghosts.draws(moments_of(x), indices), x, lambda k: indices[k].tolist())
+    assert_pools(ghosts.draws(moments_of(x), torch.zeros(1, 3), indices), x, lambda k: indices[k].tolist())
 
 
 def test_others_do_not_cancel_when_self_is_the_outlier():
@@ -73,7 +100,7 @@ def test_others_do_not_cancel_when_self_is_the_outlier():
         for shift, scale in ((1e12, 1), (0, 1e8), (1e8, 1e6)):
             x = batch()
             x[outliers] = x[outliers] * scale + shift
-            pooled = ghosts.others(moments_of(x))
+            pooled = ghosts.others(*moments_of(x))
             for k in range(9):
                 mean, var = reference.statistics(x[[n for n in range(9) if n != k]])
                 torch.testing.assert_close(pooled.var[k], var, rtol=1e-9, atol=0)
@@ -84,27 +111,27 @@ def test_draws_do_not_cancel_when_an_outlier_is_not_drawn():
     x = batch()
     x[0] += 1e12
     indices = torch.randint(1, 9, (9, 5))
-    pooled = ghosts.draws(moments_of(x), indices)
+    pooled = ghosts.draws(moments_of(x), torch.zeros(1, 3), indices)
     for k in range(9):
         torch.testing.assert_close(pooled.var[k], reference.statistics(x[indices[k]])[1], rtol=1e-9, atol=0)
 
 
 def test_an_outlier_in_another_block_changes_nothing():
     x = batch()
-    calm = ghosts.blocks(moments_of(x), 3)
+    calm = ghosts.GhostBatch(3).pool(moments_of(x))
     x[0] += 1e12
-    wild = ghosts.blocks(moments_of(x), 3)
-    assert torch.equal(calm.mean[3:], wild.mean[3:])
-    assert torch.equal(calm.var[3:], wild.var[3:])
+    wild = ghosts.GhostBatch(3).pool(moments_of(x))
+    assert torch.equal(calm.mean[1:], wild.mean[1:])
+    assert torch.equal(calm.var[1:], wild.var[1:])
 
 
 def test_a_constant_batch_has_no_variance():
     constant = Moments(torch.full((6, 2), 0.1, dtype=torch.float64), torch.zeros(6, 2, dtype=torch.float64))
     for pooled in (
-        ghosts.everyone(constant),
-        ghosts.others(constant),
-        ghosts.blocks(constant, 4),
-        ghosts.draws(constant, torch.randint(6, (6, 3))),
+        ghosts.everyone(*constant),
+        ghosts.others(*constant),
+        ghosts.GhostBatch(4).pool(constant),
+        ghosts.draws(constant, torch.zeros(1, 2), torch.randint(6, (6, 3))),
     ):
         assert (pooled.var >= 0).all()
         assert (pooled.var <= 1e-30).all()

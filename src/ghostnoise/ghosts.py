@@ -1,15 +1,16 @@
-"""Who counts in whose statistics: everyone, the others, everyone or the others in blocks, or random draws.
+"""Who counts in whose statistics: one's ghost batch, the others in it, oneself among a population, or random draws.
 
-Each function pools per-sample moments with one row-stochastic matrix W (who looks x who is seen), in that matrix'
-cheap form, by the law of total variance: with d = mean - c for any offset c,
+Each pools per-sample moments with one row-stochastic matrix W (who looks x who is seen), in that matrix' cheap form,
+by the law of total variance: with d = mean - c for any offset c,
 
     pooled mean = c + W d        pooled var = W (var + d²) - (W d)²
 
-The offset decides how many digits survive, so each function chooses one that is near every pool it serves.
-Moments are tables (..., n, C): n samples that can be seen, with ghost batches as a leading dimension.
+The offset decides how many digits survive, so each chooses one that is near every pool it serves.
 """
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from typing import NamedTuple
 
 import torch
 import torch.nn.functional as F
@@ -18,33 +19,172 @@ from torch import Tensor
 from ghostnoise.moments import Moments
 from ghostnoise.randomness import drawn_by
 
-Who = Callable[[Moments], Moments]
+
+RowPool = Callable[[Tensor, Tensor], Tensor]
 
 
-def everyone(moments: Moments) -> Moments:
-    """Pool all n samples, as batch normalization does: (..., 1, C)."""
-    mean = moments.mean.mean(-2, keepdim=True)
-    return Moments(mean, (moments.var + (moments.mean - mean).square()).mean(-2, keepdim=True))
+class Ramp(NamedTuple):
+    """The gradient of x through its statistics: `slope * (x - center) + offset`, a row for each pool (R, C)."""
+
+    center: Tensor
+    slope: Tensor
+    offset: Tensor
 
 
-def others(moments: Moments) -> Moments:
-    """Pool all samples but oneself (eqs. 7-8): (..., n, C).
+class Who:
+    """Who counts: pools the moments of the samples (B, C) into statistics, a row for each pool (R, C).
+
+    A new one needs `pool` alone, in differentiable PyTorch; the rest is for pools that samples share, and for closed
+    forms.
+    """
+
+    def pool(self, moments: Moments) -> Moments:
+        """The statistics (R, C), differentiable."""
+        raise NotImplementedError
+
+    def keep(self, moments: Moments, stats: Moments) -> Moments:
+        """What the gradient needs, of the moments and of the statistics that `pool` made of them."""
+        return moments
+
+    def recall(self, kept: Moments) -> Moments:
+        """The statistics again, from what was kept."""
+        return self.pool(kept)
+
+    def spread(self, table: Tensor, batch_size: int) -> Tensor:
+        """A table of pools (R, C) as a table of the samples that look at them (B, C)."""
+        return table
+
+    def total(self, table: Tensor) -> Tensor:
+        """A table of samples (B, C), summed over those that look at the same pool (R, C)."""
+        return table
+
+    def ramp(self, kept: Moments, stats: Moments, gradient: Moments, batch_size: int, spatial: int) -> Ramp:
+        """The gradient of x, given that of the statistics (R, C); here by differentiating `pool`."""
+        pull = torch.func.vjp(self.pool, kept)[1]
+        ((g_mean, g_var),) = pull(gradient)
+        return Ramp(kept.mean, g_var * (2 / spatial), g_mean / spatial)
+
+
+@dataclass(frozen=True)
+class GhostBatch(Who):
+    """Everyone in one's ghost batch of `ghost_size` consecutive samples; None is the whole batch."""
+
+    ghost_size: int | None = None
+
+    def pool(self, moments: Moments) -> Moments:
+        """The moments of each ghost batch (G, C)."""
+        return _in_ghost_batches(everyone, self.ghost_size, moments)
+
+    def keep(self, moments: Moments, stats: Moments) -> Moments:
+        """The statistics alone: the samples' own moments cancel from the gradient."""
+        return stats
+
+    def recall(self, kept: Moments) -> Moments:
+        """The statistics, which were kept."""
+        return kept
+
+    def spread(self, table: Tensor, batch_size: int) -> Tensor:
+        """Give each sample the row of its ghost batch."""
+        if len(table) == 1:
+            return table.expand(batch_size, -1)
+        size, last = _first_and_last(batch_size, self.ghost_size)
+        return torch.cat([table[:-1].unsqueeze(1).expand(-1, size, -1).flatten(0, 1), table[-1:].expand(last, -1)])
+
+    def total(self, table: Tensor) -> Tensor:
+        """Sum over each ghost batch."""
+        return _join([block.sum(1) for block in _ghost_batches(table, self.ghost_size)])
+
+    def ramp(self, kept: Moments, stats: Moments, gradient: Moments, batch_size: int, spatial: int) -> Ramp:
+        """Around the ghost batch's mean, where each of its n·S values has the same share."""
+        rows = len(stats.mean)
+        size, last = _first_and_last(batch_size, self.ghost_size)
+        share = gradient.mean.new_full((rows, 1), 1 / (size * spatial))
+        share[-1] = 1 / (last * spatial)
+        return Ramp(stats.mean, 2 * share * gradient.var, share * gradient.mean)
+
+
+@dataclass(frozen=True)
+class Others(Who):
+    """Everyone in one's ghost batch but oneself; None is the whole batch."""
+
+    ghost_size: int | None = None
+
+    def pool(self, moments: Moments) -> Moments:
+        """The moments of the others, for each sample (B, C)."""
+        return _in_ghost_batches(others, self.ghost_size, moments)
+
+    def ramp(self, kept: Moments, stats: Moments, gradient: Moments, batch_size: int, spatial: int) -> Ramp:
+        """Around the sample's own mean, since it may be far from the others: W transposed, with 0 on self."""
+
+        def pull(mean: Tensor, pooled: Tensor, g_mean: Tensor, g_var: Tensor) -> Moments:
+            def from_others(table: Tensor) -> Tensor:
+                return (table.sum(-2, keepdim=True) - table) / (table.shape[-2] - 1)
+
+            center = mean.mean(-2, keepdim=True)
+            own_var = from_others(g_var)
+            own_mean = from_others(g_mean - 2 * g_var * (pooled - center)) + 2 * (mean - center) * own_var
+            return Moments(own_mean, own_var)
+
+        own = _in_ghost_batches(pull, self.ghost_size, (kept.mean, stats.mean, gradient.mean, gradient.var))
+        return Ramp(kept.mean, own.var * (2 / spatial), own.mean / spatial)
+
+
+@dataclass(frozen=True)
+class Among(Who):
+    """Oneself with the share `alpha`, in a population with moments (C,) or (1, C) for the rest."""
+
+    population: Moments
+    alpha: float
+
+    def pool(self, moments: Moments) -> Moments:
+        """The moments of the mixture, for each sample (B, C)."""
+        alpha, (mean, var) = self.alpha, self.population
+        spread = alpha * (1 - alpha) * (moments.mean - mean).square()
+        return Moments((1 - alpha) * mean + alpha * moments.mean, (1 - alpha) * var + alpha * moments.var + spread)
+
+
+def everyone(mean: Tensor, var: Tensor) -> Moments:
+    """Pool the n samples of tables (..., n, C): (..., 1, C)."""
+    pooled = mean.mean(-2, keepdim=True)
+    return Moments(pooled, (var + (mean - pooled).square()).mean(-2, keepdim=True))
+
+
+def others(mean: Tensor, var: Tensor) -> Moments:
+    """Pool, for each of the n samples of tables (..., n, C), all but itself: (..., n, C).
 
     "Total minus self" cancels when self is the outlier that dominates the total. So the most extreme sample is kept
     out of the total, and added for everyone but itself: what is then subtracted is never larger than what stays.
     """
-    extreme, center = _extreme_and_center(moments)
-    n = moments.mean.shape[-2]
+    extreme, center = _extreme_and_center(mean, var)
+    n = mean.shape[-2]
 
     def sum_of_others(table: Tensor) -> Tensor:
         most = table.where(extreme, 0).sum(-2, keepdim=True)
         rest = table.where(~extreme, 0).sum(-2, keepdim=True)
         return rest.where(extreme, rest - table + most)
 
+    d = mean - center
+    shift = sum_of_others(d) / (n - 1)
+    pooled = sum_of_others(var + d.square()) / (n - 1) - shift.square()
+    return Moments(center + shift, pooled.clamp_min(0))
+
+
+def draws(moments: Moments, around: Tensor, indices: Tensor, pool_rows: RowPool | None = None) -> Moments:
+    """Pool, for each row of `indices` (B, N), the N samples drawn, with repetitions; the mean `around` a (1, C) one.
+
+    Every drawn row is read once for both moments, and nothing of size B x N x C is made. `pool_rows` averages rows.
+    """
+    _, center = _extreme_and_center(*moments)
     d = moments.mean - center
-    mean = sum_of_others(d) / (n - 1)
-    var = sum_of_others(moments.var + d.square()) / (n - 1) - mean.square()
-    return Moments(center + mean, var.clamp_min(0))
+    rows = torch.cat([d, moments.var + d.square()], dim=1)
+    pooled = F.embedding_bag(indices, rows, mode="mean") if pool_rows is None else pool_rows(rows, indices)
+    mean, square = pooled.chunk(2, dim=1)
+    return Moments(center - around + mean, (square - mean.square()).clamp_min(0))
+
+
+def draw_indices(batch_size: int, ghost_size: int, device: torch.device, generator: torch.Generator | None) -> Tensor:
+    """Draw a fresh ghost batch for each sample, uniformly and with replacement: (B, N)."""
+    return torch.randint(batch_size, (batch_size, ghost_size), device=device, **drawn_by(generator))
 
 
 def ghost_sizes(batch_size: int, ghost_size: int) -> list[int]:
@@ -53,46 +193,38 @@ def ghost_sizes(batch_size: int, ghost_size: int) -> list[int]:
     return [ghost_size] * (count - 1) + [batch_size - (count - 1) * ghost_size]
 
 
-def blocks(moments: Moments, ghost_size: int, who: Who = everyone) -> Moments:
-    """Pool as `who` does, inside consecutive ghost batches (eq. 1): (B, C)."""
-    batch_size = moments.mean.shape[0]
-    last = ghost_sizes(batch_size, ghost_size)[-1]
-    even = batch_size if last == ghost_size else batch_size - last  # a ragged last ghost batch is pooled apart
-    parts = [_fold_and_pool(moments, slice(0, even), ghost_size, who)] if even else []
-    if even < batch_size:
-        parts.append(_fold_and_pool(moments, slice(even, batch_size), last, who))
-    return Moments(torch.cat([part.mean for part in parts]), torch.cat([part.var for part in parts]))
+def _first_and_last(batch_size: int, ghost_size: int | None) -> tuple[int, int]:
+    sizes = ghost_sizes(batch_size, ghost_size or batch_size)
+    return sizes[0], sizes[-1]
 
 
-def draws(moments: Moments, indices: Tensor) -> Moments:
-    """Pool the N samples drawn for each of B samples, `indices` (B, N), with replacement (eq. 9): (B, C).
-
-    Every drawn row is read once for both moments, and nothing of size B x N x C is made.
-    """
-    _, center = _extreme_and_center(moments)
-    d = moments.mean - center
-    rows = torch.cat([d, moments.var + d.square()], dim=1)
-    mean, square = F.embedding_bag(indices, rows, mode="mean").chunk(2, dim=1)
-    return Moments(center + mean, (square - mean.square()).clamp_min(0))
+def _ghost_batches(table: Tensor, ghost_size: int | None) -> list[Tensor]:
+    """Views of a table of samples (B, C) as ghost batches (G, n, C): a ragged last one apart from the even ones."""
+    batch_size = len(table)
+    size, last = _first_and_last(batch_size, ghost_size)
+    if size == last:
+        return [table.unflatten(0, (-1, size))]
+    return [table[:-last].unflatten(0, (-1, size)), table[-last:].unsqueeze(0)]
 
 
-def draw_indices(batch_size: int, ghost_size: int, device: torch.device, generator: torch.Generator | None) -> Tensor:
-    """Draw a fresh ghost batch for each sample, uniformly and with replacement: (B, N)."""
-    return torch.randint(batch_size, (batch_size, ghost_size), device=device, **drawn_by(generator))
+def _in_ghost_batches(pool: Callable[..., Moments], ghost_size: int | None, tables: Sequence[Tensor]) -> Moments:
+    """Run `pool` on the ghost batches of tables (B, C), and join what it returns to tables (R, C)."""
+    blocks = zip(*(_ghost_batches(table, ghost_size) for table in tables), strict=True)
+    parts = [pool(*block) for block in blocks]
+    return Moments(*(_join([table.flatten(0, 1) for table in kind]) for kind in zip(*parts, strict=True)))
 
 
-def _fold_and_pool(moments: Moments, rows: slice, size: int, who: Who) -> Moments:
-    folded = Moments(*(table[rows].unflatten(0, (-1, size)) for table in moments))
-    return Moments(*(table.expand_as(folded.mean).flatten(0, 1) for table in who(folded)))
+def _join(parts: list[Tensor]) -> Tensor:
+    return parts[0] if len(parts) == 1 else torch.cat(parts)
 
 
-def _extreme_and_center(moments: Moments) -> tuple[Tensor, Tensor]:
+def _extreme_and_center(mean: Tensor, var: Tensor) -> tuple[Tensor, Tensor]:
     """Which sample is the most extreme (one-hot over n), and the mean of the rest: an offset no outlier can move.
 
     Both are arbitrary choices for the sake of rounding: the pooled moments, and so their gradients, do not depend on
     them, and they are constants.
     """
-    mean, var = moments.detach()
+    mean, var = mean.detach(), var.detach()
     n = mean.shape[-2]
     energy = var + (mean - mean.mean(-2, keepdim=True)).square()
     extreme = torch.arange(n, device=mean.device).unsqueeze(-1) == energy.argmax(-2, keepdim=True)

@@ -78,5 +78,5 @@ class Law:
 def variance_components(moments: Moments, spatial: int) -> tuple[Tensor, Tensor]:
     """Estimate a channel's variance (within, between) its samples from their moments (B, C); (1, C) each."""
     inside = moments.var.mean(-2, keepdim=True) / max(spatial - 1, 1)
-    around = everyone(Moments(moments.mean, torch.zeros_like(moments.var))).var
+    around = everyone(moments.mean, torch.zeros_like(moments.var)).var
     return spatial * inside, (around - inside).clamp_min(0)

@@ -1,46 +1,88 @@
-"""Decide: one short pure function per method, from the batch's Moments (B, C) to the Affine that is applied to it.
+"""Decide: each method in one short pure function, citing its equation.
 
-A method sees nothing but these tables, so every backend serves it. To add one, write it here: instance
-normalization, say, is `return standardize(moments, eps)`.
+A normalizer says who counts in whose statistics. Noise is a function of the batch's moments. Both see
+small tables only, so every backend serves them. To add a normalizer, name who counts: instance normalization, say,
+is `Normalizer(Itself(), eps)` with an `Itself` in `ghosts` whose `pool` returns the moments.
 """
 
-from typing import NamedTuple
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import NamedTuple, TypeAlias
 
 from torch import Tensor
 
-from ghostnoise.ghosts import blocks, draws, everyone, others
+from ghostnoise.ghosts import Among, GhostBatch, Others, Who
 from ghostnoise.laws import Law, LawDraws
-from ghostnoise.moments import Affine, Moments
+from ghostnoise.moments import Moments
 
 
-def standardize(stats: Moments, eps: float, min_std: float = 0.0) -> Affine:
-    """To zero mean and unit variance under `stats`: `(x - mean) / max(sqrt(var + eps), min_std)`."""
-    var = stats.var + eps
-    if min_std > 0:
-        var = var.clamp_min(min_std**2)  # before the root, whose gradient at 0 is not finite
-    return Affine(stats.mean, var.rsqrt(), stats.mean.new_zeros(()))
+@dataclass(frozen=True)
+class Normalizer:
+    """Give each sample zero mean and unit variance under the statistics of who counts for it.
+
+    y = (x - mean) · rstd        rstd = 1 / max(sqrt(var + eps), min_std)
+    """
+
+    who: Who
+    eps: float
+    min_std: float = 0.0
+
+    def rstd(self, var: Tensor) -> Tensor:
+        """The factor of a variance, differentiable."""
+        return self._floored(var).rsqrt()
+
+    def var_gradient(self, var: Tensor, rstd: Tensor, gradient: Tensor) -> Tensor:
+        """The gradient of the variance, given that of its factor."""
+        slope = -0.5 * rstd * rstd.square() * gradient
+        return slope.where(var + self.eps >= self.min_std**2, 0) if self.min_std > 0 else slope
+
+    def _floored(self, var: Tensor) -> Tensor:
+        var = var + self.eps
+        return (
+            var.clamp_min(self.min_std**2) if self.min_std > 0 else var
+        )  # before the root: its slope at 0 is infinite
 
 
-def batch(moments: Moments, eps: float) -> Affine:
-    """Batch normalization: everyone counts in everyone's statistics."""
-    return standardize(everyone(moments), eps)
+def batch(eps: float) -> Normalizer:
+    """Batch normalization: everyone counts for everyone."""
+    return Normalizer(GhostBatch(), eps)
 
 
-def ghost(moments: Moments, eps: float, ghost_size: int) -> Affine:
+def ghost(eps: float, ghost_size: int) -> Normalizer:
     """Ghost batch normalization (eq. 1): one's own ghost batch counts."""
-    return standardize(blocks(moments, ghost_size), eps)
+    return Normalizer(GhostBatch(ghost_size), eps)
 
 
-def exclusive(moments: Moments, eps: float, ghost_size: int | None, min_std: float) -> Affine:
-    """Exclusive batch normalization (eqs. 7-8): one's own ghost batch without oneself counts."""
-    return standardize(blocks(moments, ghost_size or moments.mean.shape[0], others), eps, min_std)
+def exclusive(eps: float, ghost_size: int | None, min_std: float) -> Normalizer:
+    """Exclusive batch normalization (eqs. 7-8): one's own ghost batch counts, without oneself."""
+    return Normalizer(Others(ghost_size), eps, min_std)
 
 
-def mix_into(moments: Moments, eps: float, population: Moments, alpha: float) -> Affine:
-    """EvalNorm at inference: the population, with oneself as the share `alpha` of it."""
-    mean = (1 - alpha) * population.mean + alpha * moments.mean
-    spread = alpha * (1 - alpha) * (moments.mean - population.mean).square()
-    return standardize(Moments(mean, (1 - alpha) * population.var + alpha * moments.var + spread), eps)
+def mixed(eps: float, population: Moments, alpha: float) -> Normalizer:
+    """EvalNorm at inference: the population counts, with oneself as the share `alpha` of it."""
+    return Normalizer(Among(population, alpha), eps)
+
+
+class Noise(NamedTuple):
+    """`(x - shift) · scale` in the units of x, per sample and channel (B, C), as constants."""
+
+    shift: Tensor
+    scale: Tensor
+
+
+class Batch(NamedTuple):
+    """A batch as noise sees it: the moments of its samples (B, C) and as a whole (1, C).
+
+    `unit` is the variance that counts as 1 in what follows, where x is normalized. `draws` pools drawn samples.
+    """
+
+    moments: Moments
+    whole: Moments
+    unit: Tensor
+    draws: Callable[[Moments, Tensor, Tensor], Moments]
+
+
+NoiseMethod: TypeAlias = Callable[[Batch], Noise]
 
 
 class Injection(NamedTuple):
@@ -50,36 +92,23 @@ class Injection(NamedTuple):
     shift: bool
     scale: bool
 
-    def of(self, ghost: Moments, var: Tensor) -> Affine:
+    def of(self, ghost: Moments, var: Tensor, unit: Tensor) -> Noise:
         """`(x - m) / sqrt((s² + eps) / (var + eps))`, m and s² being the ghost batch's, m around the batch mean."""
-        zero = var.new_zeros(())
-        ratio = ((var + self.eps) / (ghost.var + self.eps)).sqrt()
-        return Affine(ghost.mean if self.shift else zero, ratio if self.scale else zero + 1, zero)
+        shift = ghost.mean if self.shift else var.new_zeros(1, 1)
+        if not self.scale:
+            return Noise(shift, var.new_ones(1, 1))
+        eps = self.eps * unit
+        return Noise(shift, (ghost.var + eps.to(ghost.var.dtype)).rsqrt() * (var + eps).sqrt().to(ghost.var.dtype))
 
 
-def ghost_noise(moments: Moments, inject: Injection, indices: Tensor) -> Affine:
-    """Ghost noise injection (eq. 10): what a random ghost batch would have done beyond the batch, as constants."""
-    moments = moments.detach()
-    whole, drawn = everyone(moments), draws(moments, indices)
-    return inject.of(Moments(drawn.mean - whole.mean, drawn.var), whole.var)
+def ghost_noise(batch: Batch, inject: Injection, indices: Tensor) -> Noise:
+    """Ghost noise injection (eqs. 9-10): what a random ghost batch would have done beyond the batch."""
+    return inject.of(batch.draws(batch.moments, batch.whole.mean, indices), batch.whole.var, batch.unit)
 
 
-def ghost_noise_batch(moments: Moments, eps: float, inject: Injection, indices: Tensor) -> Affine:
-    """Batch normalization, then ghost noise on its output x̂ (eq. 9): constant as a function of x̂, not of x."""
-    norm = batch(moments, eps)
-    return norm.then(ghost_noise(norm.moments(moments), inject, indices))
-
-
-def analytical_noise(moments: Moments, inject: Injection, law: Law, draws: LawDraws) -> Affine:
-    """Analytical ghost noise (eqs. 11-16) in units of the batch's own variance, as constants."""
-    moments = moments.detach()
-    var = everyone(moments).var
-    return inject.of(law.ghost_moments(draws, *law.variances(moments, var)), var)
-
-
-def analytical_noise_batch(moments: Moments, eps: float, inject: Injection, law: Law, draws: LawDraws) -> Affine:
-    """Batch normalization, then analytical ghost noise on its output x̂, whose variance counts as 1 (eqs. 11-16)."""
-    norm = batch(moments, eps)
-    hat = norm.moments(moments).detach()
-    unit = hat.var.new_ones(1, hat.var.shape[1])
-    return norm.then(inject.of(law.ghost_moments(draws, *law.variances(hat, unit)), unit))
+def analytical_noise(
+    batch: Batch, inject: Injection, law: Law, law_draws: LawDraws, *, normalized: bool = False
+) -> Noise:
+    """Analytical ghost noise (eqs. 11-16); where x is `normalized`, its variance counts as 1."""
+    var = batch.unit if normalized else batch.whole.var
+    return inject.of(law.ghost_moments(law_draws, *law.variances(batch.moments, var)), var, batch.unit)

@@ -1,7 +1,6 @@
-"""The small tables that a batch is reduced to (Moments), and what a method makes of them (Affine).
+"""The small tables that a batch is reduced to.
 
-Shapes: B samples, C channels, S spatial positions. A table is (B, C), or anything that broadcasts to it, such as
-(1, C) for what all samples share. Inside ghost batches it is (G, n, C): G ghost batches of n samples.
+Shapes: B samples, C channels, S spatial positions. A table is (B, C), or (R, C) with a row for each pool of samples.
 """
 
 from typing import NamedTuple
@@ -16,13 +15,9 @@ class Moments(NamedTuple):
     mean: Tensor
     var: Tensor
 
-    def detach(self) -> "Moments":
-        """The same numbers as constants: no gradient flows through them."""
-        return Moments(self.mean.detach(), self.var.detach())
-
 
 class Affine(NamedTuple):
-    """What a method decides: `y = scale * (x - center) + shift`, each a table that broadcasts to (B, C).
+    """What is applied to x: `scale * (x - center) + shift`, tables (B, C) in the dtype of the arithmetic.
 
     The center stands apart because `scale * x + shift` loses the digits of x when |mean| is large against std.
     """
@@ -31,15 +26,12 @@ class Affine(NamedTuple):
     scale: Tensor
     shift: Tensor
 
-    def then(self, outer: "Affine") -> "Affine":
-        """This transformation followed by `outer`, as one transformation with this one's center."""
-        return Affine(self.center, outer.scale * self.scale, outer.scale * (self.shift - outer.center) + outer.shift)
-
-    def moments(self, moments: Moments) -> Moments:
-        """The moments after this transformation of a batch that had `moments` before it."""
-        return Moments(self.scale * (moments.mean - self.center) + self.shift, self.scale.square() * moments.var)
-
 
 def table_dtype(device: torch.device) -> torch.dtype:
-    """The dtype of tables: float64, and float32 on the devices that have no float64."""
+    """The dtype of moments: float64, and float32 on the devices that have no float64."""
     return torch.float32 if device.type == "mps" else torch.float64
+
+
+def arithmetic_dtype(x: Tensor) -> torch.dtype:
+    """The dtype that elements of x are computed in: float32, and float64 for float64."""
+    return torch.promote_types(x.dtype, torch.float32)

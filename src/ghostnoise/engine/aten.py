@@ -1,18 +1,15 @@
 """The passes in plain PyTorch, for any device and floating dtype: the reference that other backends must equal.
 
-x is (B, C, *spatial) with one spatial dimension or more, in any strides; S is the number of positions. All passes
-treat samples independently, so they run over slices of the batch: what is materialised beside the result is a slice.
+x is (B, C, *spatial) with one spatial dimension or more, in any strides; S is the number of positions. Tables are
+(B, C) in the dtype of the arithmetic, moments in float64. All passes treat samples independently, so they run over
+slices of the batch: what is materialised beside the result is a slice.
 
-Forward, with `center` rounded to the dtype of the arithmetic and the rest of it moved into `shift`:
-
-    mean = Σ x / S        var = Σ (x - mean)² / S        y = scale·(x - center) + shift
-
-Backward, given the gradient dy and, from differentiating the decision, g_mean and g_var:
-
-    dshift = Σ dy         dscale = Σ dy·(x - center)     dcenter = -scale·Σ dy
-    dx = scale·dy + P·(x - mean) + Q                     P = 2·g_var/S,  Q = g_mean/S
-
-The last is around the sample's own mean: around a center that is far from it, P·(x - center) and Q would cancel.
+    moments           mean = Σ x / S        var = Σ (x - mean)² / S
+    transform         y = scale·(x - center) + shift
+    gradient_sums     Σ dy                  Σ dy·(x - center)
+    input_gradient    dx = scale·dy + slope·(x - center) + offset
+    scale_gradient    dx = scale·dy
+    draws             the moments of the samples drawn for each sample (`ghosts.draws`)
 """
 
 from collections.abc import Callable, Iterator
@@ -20,7 +17,8 @@ from collections.abc import Callable, Iterator
 import torch
 from torch import Tensor
 
-from ghostnoise.moments import Affine, Moments, table_dtype
+from ghostnoise import ghosts
+from ghostnoise.moments import Moments, arithmetic_dtype, table_dtype
 
 # Elements of x in a slice: on a CPU, few enough to stay in a core's cache from one step of a pass to the next.
 SLICE_ON_CPU = 2**18
@@ -30,7 +28,7 @@ SLICE = 2**24
 def measure(x: Tensor) -> Moments:
     """Per-sample moments (B, C), differentiable; two passes, and no sum of raw squares, which would cancel."""
     positions = tuple(range(2, x.ndim))
-    x = x.to(_arithmetic(x))
+    x = x.to(arithmetic_dtype(x))
     rough = x.detach().mean(positions, keepdim=True)  # any offset near the mean: the result does not depend on it
     d = x - rough
     table = table_dtype(x.device)
@@ -39,22 +37,14 @@ def measure(x: Tensor) -> Moments:
     return Moments(rough.flatten(1).to(table) + rest, var.clamp_min(0))
 
 
-def apply(x: Tensor, affine: Affine) -> Tensor:
+def apply(x: Tensor, center: Tensor, scale: Tensor, shift: Tensor) -> Tensor:
     """`scale * (x - center) + shift` in the dtype of the arithmetic, differentiable."""
-    center, scale, shift = (_beside(table, x) for table in recenter(affine, _arithmetic(x)))
-    return torch.addcmul(shift, x - center, scale)
+    return torch.addcmul(_beside(shift, x), x - _beside(center, x), _beside(scale, x))
 
 
 def rescale(dy: Tensor, scale: Tensor) -> Tensor:
     """scale·dy in the dtype of the arithmetic, differentiable."""
-    return dy * _beside(scale.to(_arithmetic(dy)), dy)
-
-
-def recenter(affine: Affine, dtype: torch.dtype) -> Affine:
-    """The same transformation in `dtype`: what rounding takes from the center goes into the shift."""
-    center = affine.center.to(dtype)
-    shift = affine.shift + affine.scale * (center.to(affine.center.dtype) - affine.center)
-    return Affine(center, affine.scale.to(dtype), shift.to(dtype))
+    return dy * _beside(scale, dy)
 
 
 def moments(x: Tensor) -> Moments:
@@ -62,9 +52,9 @@ def moments(x: Tensor) -> Moments:
     return Moments(*_tables(measure, x))
 
 
-def transform(x: Tensor, affine: Affine) -> Tensor:
+def transform(x: Tensor, center: Tensor, scale: Tensor, shift: Tensor) -> Tensor:
     """`apply`, a slice at a time, into a tensor of x's memory format."""
-    return _fill(x, lambda x, *tables: apply(x, Affine(*tables)), x, *affine)
+    return _fill(x, apply, x, center, scale, shift)
 
 
 def gradient_sums(dy: Tensor, x: Tensor, center: Tensor) -> tuple[Tensor, Tensor]:
@@ -72,33 +62,31 @@ def gradient_sums(dy: Tensor, x: Tensor, center: Tensor) -> tuple[Tensor, Tensor
     positions = tuple(range(2, x.ndim))
 
     def sums(dy: Tensor, x: Tensor, center: Tensor) -> tuple[Tensor, Tensor]:
-        dtype, table = _arithmetic(x), table_dtype(x.device)
-        dy = dy.to(dtype)
-        product = (x - _beside(center.to(dtype), x)).mul_(dy)
-        total, moment = dy.sum(positions).to(table), product.sum(positions).to(table)
-        return total, moment + (center.to(dtype).to(table) - center) * total
+        dy = dy.to(center.dtype)
+        return dy.sum(positions), (x - _beside(center, x)).mul_(dy).sum(positions)
 
     total, moment = _tables(sums, dy, x, center)
     return total, moment
 
 
-def input_gradient(dy: Tensor, x: Tensor, scale: Tensor, mean: Tensor, g_mean: Tensor, g_var: Tensor) -> Tensor:
-    """The gradient of x through y and through the moments (the last formula above)."""
-    positions = x[0, 0].numel()
+def input_gradient(dy: Tensor, x: Tensor, scale: Tensor, center: Tensor, slope: Tensor, offset: Tensor) -> Tensor:
+    """The gradient of x: through y, and through the statistics."""
 
-    def gradient(dy: Tensor, x: Tensor, scale: Tensor, *through_moments: Tensor) -> Tensor:
-        return apply(x, Affine(*through_moments)).addcmul_(dy, _beside(scale.to(_arithmetic(x)), x))
+    def gradient(dy: Tensor, x: Tensor, scale: Tensor, *ramp: Tensor) -> Tensor:
+        return apply(x, *ramp).addcmul_(dy, _beside(scale, x))
 
-    return _fill(x, gradient, dy, x, scale, mean, g_var * (2 / positions), g_mean / positions)
+    return _fill(x, gradient, dy, x, scale, center, slope, offset)
 
 
 def scale_gradient(dy: Tensor, scale: Tensor) -> Tensor:
-    """`rescale`, a slice at a time: the gradient of x where the decision is constant."""
+    """`rescale`, a slice at a time: the gradient of x where nothing else depends on it."""
     return _fill(dy, rescale, dy, scale)
 
 
-def _arithmetic(x: Tensor) -> torch.dtype:
-    return torch.promote_types(x.dtype, torch.float32)
+def draws(moments: Moments, around: Tensor, indices: Tensor, dtype: torch.dtype) -> Moments:
+    """The moments of the samples in each row of `indices` (B, N), the mean `around` a (1, C) one; in `dtype`."""
+    mean, var = ghosts.draws(moments, around, indices)
+    return Moments(mean.to(dtype), var.to(dtype))
 
 
 def _beside(table: Tensor, x: Tensor) -> Tensor:

@@ -1,119 +1,193 @@
-"""The one differentiable op: measure x, let a method decide, apply what it decided.
+"""The one differentiable op: measure x, decide from its moments, apply what was decided.
 
 It has two forms with equal results. *Composite* is plain differentiable PyTorch, for `torch.compile`, export,
-`torch.func`, forward-mode AD and second derivatives. *Fused* is an autograd function around the passes of a backend;
-for backward it saves x and two tables of moments (a normalizer), or one table (noise).
+`torch.func`, forward-mode AD and second derivatives. *Fused* is an autograd function around the passes of a backend,
+with the gradient in closed form; for backward it saves x and small tables (a normalizer), or one table (noise).
+
+With the statistics mean and rstd of who counts, noise m and k on the normalized x, weight w and bias b:
+
+    y = w·k·((x - mean)·rstd - m) + b = scale·(x - mean) + shift        scale = w·k·rstd,  shift = b - w·k·m
+
+Let a = Σ dy and d = Σ dy·(x - mean) over positions, per sample, and Σ_r sum over the samples that share a pool r:
+
+    db = Σ a          dw = Σ k·(rstd·d - m·a)        drstd = Σ_r w·k·d        dmean = -Σ_r scale·a
+
+From the last two, `who` gives the gradient of x through the statistics, a ramp: slope·(x - center) + offset.
 """
 
-from collections.abc import Callable
 from functools import partial
-from typing import Any, TypeAlias
+from types import ModuleType
+from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor
 from torch.autograd import forward_ad
 
-from ghostnoise.engine import aten
-from ghostnoise.moments import Affine, Moments
-
-Method: TypeAlias = Callable[[Moments], Affine]
+from ghostnoise.engine import aten, backends
+from ghostnoise.ghosts import everyone
+from ghostnoise.methods import Batch, Noise, NoiseMethod, Normalizer
+from ghostnoise.moments import Affine, Moments, arithmetic_dtype
 
 
 def measure(x: Tensor, channel_dim: int = 1) -> Moments:
     """The per-sample moments (B, C) of x, as constants."""
-    return aten.moments(_fold(x.detach(), channel_dim))
+    folded = _fold(x.detach(), channel_dim)
+    moments: Moments = backends.serving(folded).moments(folded)
+    return moments
 
 
 def normalize(
-    x: Tensor, method: Method, weight: Tensor | None = None, bias: Tensor | None = None, channel_dim: int = 1
-) -> tuple[Tensor, Moments]:
-    """Apply what `method` decides, then `weight` and `bias`; gradients flow through the decision.
+    x: Tensor,
+    normalizer: Normalizer,
+    noise: NoiseMethod | None = None,
+    weight: Tensor | None = None,
+    bias: Tensor | None = None,
+    channel_dim: int = 1,
+) -> tuple[Tensor, Moments, Moments]:
+    """Normalize x, inject `noise` of the normalized x as constants, then apply weight and bias.
 
-    Also returns the moments (B, C) that were measured, as constants.
+    Also returns, as constants, the moments that were measured (B, C), and the statistics of the pools (R, C).
     """
     folded = _fold(x, channel_dim)
-    weight = torch.ones((), device=x.device) if weight is None else weight
-    bias = torch.zeros((), device=x.device) if bias is None else bias
+    weight = torch.ones(1, device=x.device) if weight is None else weight
+    bias = torch.zeros(1, device=x.device) if bias is None else bias
     run = _composite if _needs_composite(folded, weight, bias) else _Normalize.apply
-    y, mean, var = run(folded, weight, bias, method)
-    return _unfold(y, x, channel_dim), Moments(mean, var)
+    y, *tables = run(folded, weight, bias, normalizer, noise)
+    return _unfold(y, x, channel_dim), Moments(*tables[:2]), Moments(*tables[2:])
 
 
-def inject(x: Tensor, method: Method, channel_dim: int = 1) -> Tensor:
-    """Apply what `method` decides as constants: the gradient of x is that of the transformation alone."""
+def inject(x: Tensor, noise: NoiseMethod, channel_dim: int = 1) -> Tensor:
+    """Inject `noise` of x as constants: the gradient of x is that of the transformation alone."""
     folded = _fold(x, channel_dim)
     composite = _needs_composite(folded)
-    measure = aten.measure if composite else aten.moments
-    affine = _expand(method, measure(folded.detach()))
-    y = aten.apply(folded, affine).to(x.dtype) if composite else _Inject.apply(folded, *affine)
+    constant = folded.detach()
+    passes = aten if composite else backends.serving(constant)
+    moments = aten.measure(constant) if composite else passes.moments(constant)
+    whole, dtype = everyone(*moments), arithmetic_dtype(x)
+    made = noise(Batch(moments, whole, torch.ones_like(whole.var), partial(passes.draws, dtype=dtype)))
+    shift, scale = (table.to(dtype).expand_as(moments.mean) for table in made)
+    affine = Affine(shift, scale, shift.new_zeros(1, shift.shape[1]).expand_as(shift))
+    y = aten.apply(folded, *affine).to(x.dtype) if composite else _Inject.apply(folded, *affine)
     return _unfold(y, x, channel_dim)
 
 
-def _expand(method: Method, moments: Moments) -> Affine:
-    return Affine(*(table.expand_as(moments.mean) for table in method(moments)))
+class _Decision(NamedTuple):
+    affine: Affine
+    stats: Moments
+    noise: Noise | None
 
 
-def _decide(mean: Tensor, var: Tensor, weight: Tensor, bias: Tensor, method: Method) -> Affine:
-    outer = Affine(mean.new_zeros(()), weight.to(mean.dtype), bias.to(mean.dtype))
-    return _expand(lambda moments: method(moments).then(outer), Moments(mean, var))
+def _decide(
+    passes: ModuleType,
+    moments: Moments,
+    weight: Tensor,
+    bias: Tensor,
+    normalizer: Normalizer,
+    noise: NoiseMethod | None,
+    x: Tensor,
+) -> _Decision:
+    """From the moments to what is applied to x; differentiable, but for the noise."""
+    dtype, who = arithmetic_dtype(x), normalizer.who
+
+    def spread(table: Tensor) -> Tensor:
+        return who.spread(table, x.shape[0])
+
+    stats = who.pool(moments)
+    rstd = normalizer.rstd(stats.var)
+    # x - mean is taken in the arithmetic of x, with a rounded mean; what rounding takes from it goes into the shift.
+    center = stats.mean.to(dtype)
+    rest = rstd * (center.to(rstd.dtype) - stats.mean)
+    scale, shift, made = spread((rstd * weight).to(dtype)), rest * weight + bias, None
+    if noise is None:
+        shift = spread(shift.to(dtype))
+    else:
+        with torch.no_grad():
+            whole = stats if len(stats.mean) == 1 else everyone(*moments)
+            unit = rstd.square().reciprocal()
+            unit = unit if whole is stats else spread(unit)
+            m, k = noise(Batch(moments, whole, unit, partial(passes.draws, dtype=dtype)))
+            made = Noise(m.to(dtype) * spread(rstd.to(dtype)), k.to(dtype))
+        scale = scale * made.scale
+        shift = bias - weight * made.scale * (made.shift - spread(rest.to(dtype)))
+    affine = Affine(spread(center), scale, shift.to(dtype))
+    return _Decision(Affine(*(table.expand_as(moments.mean) for table in affine)), stats, made)
 
 
-def _composite(x: Tensor, weight: Tensor, bias: Tensor, method: Method) -> tuple[Tensor, Tensor, Tensor]:
-    mean, var = aten.measure(x)
-    y = aten.apply(x, _decide(mean, var, weight, bias, method))
-    return y.to(x.dtype), mean.detach(), var.detach()
+def _composite(
+    x: Tensor, weight: Tensor, bias: Tensor, normalizer: Normalizer, noise: NoiseMethod | None
+) -> tuple[Tensor, ...]:
+    moments = aten.measure(x)
+    affine, stats, _ = _decide(aten, moments, weight, bias, normalizer, noise, x)
+    return aten.apply(x, *affine).to(x.dtype), *(table.detach() for table in (*moments, *stats))
 
 
 class _Normalize(torch.autograd.Function):
-    """The fused form of a normalizer; its backward is derived in `engine.aten`."""
+    """The fused form of a normalizer; its gradient is derived above."""
 
     @staticmethod
-    def forward(x: Tensor, weight: Tensor, bias: Tensor, method: Method) -> tuple[Tensor, Tensor, Tensor]:
-        mean, var = aten.moments(x)
-        return aten.transform(x, _decide(mean, var, weight, bias, method)), mean, var
-
-    @staticmethod
-    def setup_context(ctx: Any, inputs: tuple[Any, ...], output: tuple[Tensor, ...]) -> None:
-        x, weight, bias, ctx.method = inputs
-        _, mean, var = output
-        ctx.mark_non_differentiable(mean, var)
-        ctx.save_for_backward(x, weight, bias, mean, var)
+    def forward(
+        ctx: Any, x: Tensor, weight: Tensor, bias: Tensor, normalizer: Normalizer, noise: NoiseMethod | None
+    ) -> tuple[Tensor, ...]:
+        passes = backends.serving(x)
+        moments = passes.moments(x)
+        affine, stats, made = _decide(passes, moments, weight, bias, normalizer, noise, x)
+        ctx.passes, ctx.normalizer, ctx.noise = passes, normalizer, noise
+        ctx.save_for_backward(x, weight, bias, *normalizer.who.keep(moments, stats), *(made or ()))
+        ctx.mark_non_differentiable(*moments, *stats)
+        return passes.transform(x, *affine), *moments, *stats
 
     @staticmethod
     def backward(ctx: Any, dy: Tensor, *_: Any) -> tuple[Tensor | None, ...]:
-        x, weight, bias, mean, var = ctx.saved_tensors
+        x, weight, bias, kept_mean, kept_var, *noise = ctx.saved_tensors
+        normalizer = ctx.normalizer
         if torch.is_grad_enabled() or _needs_composite(dy):
-            _, pull = _vjp(lambda x, w, b: _composite(x, w, b, ctx.method)[0], x, weight, bias)
-            return (*pull(dy), None)
-        affine, pull = _vjp(partial(_decide, method=ctx.method), mean, var, weight, bias)
-        total, moment = aten.gradient_sums(dy, x, affine.center)
-        g_mean, g_var, g_weight, g_bias = pull(Affine(-affine.scale * total, moment, total))
-        dx = aten.input_gradient(dy, x, affine.scale, mean, g_mean, g_var) if ctx.needs_input_grad[0] else None
-        return dx, g_weight, g_bias, None
+            run = partial(_composite, normalizer=normalizer, noise=ctx.noise)
+            pull = torch.func.vjp(lambda *inputs: run(*inputs)[0], x, weight, bias)[1]
+            return *pull(dy), None, None
+        who, kept, dtype = normalizer.who, Moments(kept_mean, kept_var), arithmetic_dtype(x)
+        stats = who.recall(kept)
+        rstd, center = normalizer.rstd(stats.var), stats.mean.to(dtype)
+        scale = rstd * weight
+
+        def spread(table: Tensor) -> Tensor:
+            return who.spread(table.to(dtype), x.shape[0])
+
+        total, moment = ctx.passes.gradient_sums(dy, x, spread(center))
+        g_bias, g_weight, k = total.sum(0), 0, None
+        if noise:
+            shift, k = noise
+            total, moment = total * k, moment * k
+            g_weight = -(shift * total).sum(0)
+        a, d = who.total(total).to(rstd.dtype), who.total(moment).to(rstd.dtype)
+        d = d + (center.to(rstd.dtype) - stats.mean) * a
+        g_weight = g_weight + (rstd * d).sum(0)
+        dx = None
+        if ctx.needs_input_grad[0]:
+            gradient = Moments(-scale * a, normalizer.var_gradient(stats.var, rstd, weight * d))
+            ramp = who.ramp(kept, stats, gradient, *_sizes(x))
+            around = ramp.center.to(dtype)
+            offset = ramp.offset + ramp.slope * (around.to(rstd.dtype) - ramp.center)
+            factor = spread(scale) if k is None else spread(scale) * k
+            dx = ctx.passes.input_gradient(dy, x, factor, spread(around), spread(ramp.slope), spread(offset))
+        return dx, _like(g_weight, weight), _like(g_bias, bias), None, None
 
 
 class _Inject(torch.autograd.Function):
     """The fused form of noise."""
 
     @staticmethod
-    def forward(x: Tensor, center: Tensor, scale: Tensor, shift: Tensor) -> Tensor:
-        return aten.transform(x, Affine(center, scale, shift))
-
-    @staticmethod
-    def setup_context(ctx: Any, inputs: tuple[Tensor, ...], output: Tensor) -> None:
-        ctx.save_for_backward(inputs[2])
+    def forward(ctx: Any, x: Tensor, center: Tensor, scale: Tensor, shift: Tensor) -> Tensor:
+        ctx.passes = backends.serving(x)
+        ctx.save_for_backward(scale)
+        y: Tensor = ctx.passes.transform(x, center, scale, shift)
+        return y
 
     @staticmethod
     def backward(ctx: Any, dy: Tensor) -> tuple[Tensor | None, ...]:
         (scale,) = ctx.saved_tensors
         if torch.is_grad_enabled() or _needs_composite(dy):
             return aten.rescale(dy, scale).to(dy.dtype), None, None, None
-        return aten.scale_gradient(dy, scale), None, None, None
-
-
-def _vjp(function: Callable[..., Any], *primals: Tensor) -> tuple[Any, Callable[..., tuple[Tensor, ...]]]:
-    out, pull = torch.func.vjp(function, *primals)[:2]
-    return out, pull
+        return ctx.passes.scale_gradient(dy, scale), None, None, None
 
 
 def _needs_composite(*tensors: Tensor) -> bool:
@@ -122,6 +196,15 @@ def _needs_composite(*tensors: Tensor) -> bool:
         or torch._C._are_functorch_transforms_active()
         or any(forward_ad.unpack_dual(tensor).tangent is not None for tensor in tensors)
     )
+
+
+def _sizes(x: Tensor) -> tuple[int, int]:
+    """B and S."""
+    return x.shape[0], x[0, 0].numel()
+
+
+def _like(gradient: Tensor, parameter: Tensor) -> Tensor:
+    return gradient.to(parameter.dtype).sum_to_size(parameter.shape)
 
 
 def _fold(x: Tensor, channel_dim: int) -> Tensor:

@@ -7,8 +7,7 @@ from torch import Tensor
 
 from ghostnoise import checks
 from ghostnoise.engine import op
-from ghostnoise.ghosts import blocks, everyone, ghost_sizes
-from ghostnoise.moments import Moments
+from ghostnoise.ghosts import GhostBatch, everyone, ghost_sizes
 
 
 class Decomposition(NamedTuple):
@@ -42,15 +41,12 @@ def decompose(x: Tensor, ghost_size: int, *, channel_dim: int = 1) -> Decomposit
     ghost_size = checks.ghost_size(ghost_size)
     checks.layout(x, "decompose", channel_dim)
     checks.trainable(x, "decompose")
-    sizes = ghost_sizes(x.shape[0], ghost_size)
     moments = op.measure(x, channel_dim)
-    whole = everyone(moments)
-    first = slice(0, len(sizes) * ghost_size, ghost_size)  # a row of each ghost batch
-    ghosts = Moments(*(table[first][: len(sizes)] for table in blocks(moments, ghost_size)))
+    whole, ghosts = everyone(*moments), GhostBatch(ghost_size).pool(moments)
     std, constant = whole.var.sqrt(), whole.var == 0
     shift = ghosts.mean - whole.mean
     scale = (ghosts.var.sqrt() / std).masked_fill(constant, 1)
     hat = (shift / std).masked_fill(constant, 0)
-    dtype = torch.promote_types(x.dtype, torch.float32)
+    dtype, sizes = torch.promote_types(x.dtype, torch.float32), ghost_sizes(x.shape[0], ghost_size)
     mean, std, shift, scale, hat = (table.to(dtype) for table in (whole.mean[0], std[0], shift, scale, hat))
     return Decomposition(mean, std, ghost_mean=hat, ghost_std=scale, shift=shift, scale=scale, sizes=sizes)

@@ -37,13 +37,13 @@ def ghost_noise(
     ghost_size = checks.ghost_size(ghost_size)
     checks.number("eps", eps, 0)
     _, spatial = check(x, "ghost_noise", channel_dim)
-    method = partial(
+    noise = partial(
         methods.ghost_noise,
         inject=methods.Injection(eps, shift, scale),
         indices=drawn_samples(x, ghost_size, indices, generator),
     )
     warn_without_variance(scale and ghost_size * spatial == 1 < x.shape[0], x)
-    return op.inject(x, method, channel_dim)
+    return op.inject(x, noise, channel_dim)
 
 
 def analytical_ghost_noise(
@@ -72,8 +72,8 @@ def analytical_ghost_noise(
     channels, spatial = check(x, "analytical_ghost_noise", channel_dim)
     law, draws = drawn_law(x, ghost_size, channels, spatial, kind, dof, draws, generator)
     warn_without_variance(scale and not law.has_variance, x)
-    method = partial(methods.analytical_noise, inject=methods.Injection(eps, shift, scale), law=law, draws=draws)
-    return op.inject(x, method, channel_dim)
+    noise = partial(methods.analytical_noise, inject=methods.Injection(eps, shift, scale), law=law, law_draws=draws)
+    return op.inject(x, noise, channel_dim)
 
 
 def check(x: Tensor, name: str, channel_dim: int) -> tuple[int, int]:

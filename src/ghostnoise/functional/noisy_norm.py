@@ -43,13 +43,13 @@ def ghost_noise_batch_norm(
     if not training:
         return infer(x, running, weight, bias, eps, channel_dim)
     warn_without_variance(scale and ghost_size * spatial == 1, x)
-    method = partial(
-        methods.ghost_noise_batch,
-        eps=eps,
+    noise = partial(
+        methods.ghost_noise,
         inject=methods.Injection(noise_eps, shift, scale),
         indices=drawn_samples(x, ghost_size, indices, generator),
     )
-    return train(x, running, weight, bias, method, partial(whole_batch_unbiased, spatial=spatial), channel_dim)
+    population = partial(whole_batch_unbiased, spatial=spatial)
+    return train(x, running, weight, bias, methods.batch(eps), population, channel_dim, noise)
 
 
 def analytical_ghost_noise_batch_norm(
@@ -89,5 +89,6 @@ def analytical_ghost_noise_batch_norm(
     law, draws = drawn_law(x, ghost_size, x.shape[channel_dim], spatial, kind, dof, draws, generator)
     warn_without_variance(scale and not law.has_variance, x)
     inject = methods.Injection(noise_eps, shift, scale)
-    method = partial(methods.analytical_noise_batch, eps=eps, inject=inject, law=law, draws=draws)
-    return train(x, running, weight, bias, method, partial(whole_batch_unbiased, spatial=spatial), channel_dim)
+    noise = partial(methods.analytical_noise, inject=inject, law=law, law_draws=draws, normalized=True)
+    population = partial(whole_batch_unbiased, spatial=spatial)
+    return train(x, running, weight, bias, methods.batch(eps), population, channel_dim, noise)

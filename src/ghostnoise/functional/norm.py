@@ -10,8 +10,7 @@ from torch import Tensor
 
 from ghostnoise import checks, methods
 from ghostnoise.engine import op
-from ghostnoise.functional.running import Running, ghost_average, whole_batch_unbiased
-from ghostnoise.ghosts import everyone
+from ghostnoise.functional.running import Running, ghost_average, whole_batch, whole_batch_unbiased
 from ghostnoise.moments import Moments, table_dtype
 
 
@@ -40,8 +39,8 @@ def batch_norm(
     spatial = check(x, "batch_norm", running, weight, bias, training, channel_dim)
     if not training:
         return infer(x, running, weight, bias, eps, channel_dim)
-    method = partial(methods.batch, eps=eps)
-    return train(x, running, weight, bias, method, partial(whole_batch_unbiased, spatial=spatial), channel_dim)
+    population = partial(whole_batch_unbiased, spatial=spatial)
+    return train(x, running, weight, bias, methods.batch(eps), population, channel_dim)
 
 
 def ghost_batch_norm(
@@ -72,12 +71,12 @@ def ghost_batch_norm(
     if not training:
         return infer(x, running, weight, bias, eps, channel_dim)
     checks.ghost_values(x, "ghost_batch_norm", spatial, ghost_size)
+    method = methods.ghost(eps, ghost_size)
     population = (
-        partial(ghost_average, ghost_size=ghost_size)
+        partial(ghost_average, who=method.who)
         if running_var_from == "ghost"
         else partial(whole_batch_unbiased, spatial=spatial)
     )
-    method = partial(methods.ghost, eps=eps, ghost_size=ghost_size)
     return train(x, running, weight, bias, method, population, channel_dim)
 
 
@@ -112,12 +111,12 @@ def exclusive_batch_norm(
     if not training:
         return infer(x, running, weight, bias, eps, channel_dim)
     checks.other_values(x, spatial, size)
-    method = partial(methods.exclusive, eps=eps, ghost_size=size, min_std=min_std)
+    method = methods.exclusive(eps, size, min_std)
     if clamp_output is None:
-        return train(x, running, weight, bias, method, everyone, channel_dim)
+        return train(x, running, weight, bias, method, whole_batch, channel_dim)
     # No affine transformation clamps: the one option that takes a pass over x of its own, in no less than float32.
     wide = x.to(torch.promote_types(x.dtype, torch.float32))
-    y = train(wide, running, None, None, method, everyone, channel_dim).clamp(-clamp_output, clamp_output)
+    y = train(wide, running, None, None, method, whole_batch, channel_dim).clamp(-clamp_output, clamp_output)
     shape = [-1 if dim == channel_dim % x.ndim else 1 for dim in range(x.ndim)]
     y = y if weight is None else y * weight.view(shape)
     return (y if bias is None else y + bias.view(shape)).to(x.dtype)
@@ -150,18 +149,14 @@ def eval_norm(
     spatial = check(x, "eval_norm", running, weight, bias, training, channel_dim)
     if training:
         checks.ghost_values(x, "eval_norm", spatial, ghost_size)
-        method = partial(methods.ghost, eps=eps, ghost_size=ghost_size)
-        return train(x, running, weight, bias, method, partial(ghost_average, ghost_size=ghost_size), channel_dim)
+        method = methods.ghost(eps, ghost_size)
+        return train(x, running, weight, bias, method, partial(ghost_average, who=method.who), channel_dim)
     if running.mean is None or running.var is None or x.numel() == 0:
         return infer(x, running, weight, bias, eps, channel_dim)
     table = table_dtype(x.device)
-    method = partial(
-        methods.mix_into,
-        eps=eps,
-        population=Moments(running.mean.to(table), running.var.to(table)),
-        alpha=1 / ghost_size if alpha is None else alpha,
-    )
-    return op.normalize(x, method, weight, bias, channel_dim)[0]
+    population = Moments(running.mean.to(table), running.var.to(table))
+    method = methods.mixed(eps, population, 1 / ghost_size if alpha is None else alpha)
+    return op.normalize(x, method, None, weight, bias, channel_dim)[0]
 
 
 def check(
@@ -181,14 +176,15 @@ def train(
     running: Running,
     weight: Tensor | None,
     bias: Tensor | None,
-    method: op.Method,
-    population: Callable[[Moments], Moments],
+    method: methods.Normalizer,
+    population: Callable[[Moments, Moments], Moments],
     channel_dim: int,
+    noise: methods.NoiseMethod | None = None,
 ) -> Tensor:
-    """Normalize as `method` decides, and move the running buffers towards the `population` moments."""
-    y, moments = op.normalize(x, method, weight, bias, channel_dim)
+    """Normalize as `method` says, and move the running buffers towards the `population` moments."""
+    y, moments, stats = op.normalize(x, method, noise, weight, bias, channel_dim)
     if not running.absent or running.num_batches_tracked is not None:
-        running.update(population(moments))
+        running.update(population(moments, stats))
     return y
 
 

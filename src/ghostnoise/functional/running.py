@@ -5,7 +5,7 @@ from typing import NamedTuple
 import torch
 from torch import Tensor
 
-from ghostnoise.ghosts import blocks, everyone
+from ghostnoise.ghosts import Who, everyone
 from ghostnoise.moments import Moments
 
 
@@ -47,13 +47,21 @@ def _move(buffer: Tensor, towards: Tensor, factor: Tensor) -> Tensor:
     return buffer.to(towards.dtype).lerp(towards, factor).to(buffer.dtype)
 
 
-def whole_batch_unbiased(moments: Moments, spatial: int) -> Moments:
-    """The moments of the whole batch, the variance unbiased, as `nn.BatchNorm*` keeps them."""
-    count = moments.mean.shape[0] * spatial
-    stats = everyone(moments)
-    return Moments(stats.mean, stats.var * (count / (count - 1)))
+# What the buffers follow, from the moments (B, C) of a batch and the statistics (R, C) that it was normalized with.
 
 
-def ghost_average(moments: Moments, ghost_size: int) -> Moments:
-    """The mean of the whole batch, and the average over samples of their ghost batches' biased variances."""
-    return Moments(everyone(moments).mean, blocks(moments, ghost_size).var.mean(0, keepdim=True))
+def whole_batch(moments: Moments, stats: Moments) -> Moments:
+    """The whole batch, the variance biased."""
+    return stats if len(stats.mean) == 1 else everyone(*moments)
+
+
+def whole_batch_unbiased(moments: Moments, stats: Moments, spatial: int) -> Moments:
+    """The whole batch, the variance unbiased, as in `nn.BatchNorm*`."""
+    count = len(moments.mean) * spatial
+    mean, var = whole_batch(moments, stats)
+    return Moments(mean, var * (count / (count - 1)))
+
+
+def ghost_average(moments: Moments, stats: Moments, who: Who) -> Moments:
+    """The average over samples of their ghost batches' means, which is the batch's, and of their biased variances."""
+    return Moments(*(who.spread(table, len(moments.mean)).mean(0, keepdim=True) for table in stats))

@@ -1,0 +1,52 @@
+"""Builds the native CPU library beside the package; without a compiler the install succeeds without it."""
+
+import os
+import platform
+import subprocess
+import tempfile
+from pathlib import Path
+
+from setuptools import Extension, setup
+from setuptools.command.build_ext import build_ext
+
+SOURCES = Path("src/ghostnoise/engine/native")
+FLAGS = ["-O3", "-std=c++17", "-fPIC", "-fno-math-errno", "-fno-trapping-math"]
+# The copies of the passes, and what the compiler may use for each. f16c came before AVX2 in every processor.
+COPIES = {"baseline": []}
+if platform.machine().lower() in ("x86_64", "amd64", "i686"):
+    COPIES["avx2"] = ["-mavx2", "-mfma", "-mf16c"]
+    COPIES["avx512"] = [
+        *("-mavx512f", "-mavx512bw", "-mavx512dq", "-mavx512vl", "-mfma", "-mf16c"),
+        "-mprefer-vector-width=512",
+    ]
+
+
+class BuildNative(build_ext):
+    """Compiles the passes once for each instruction set into one library with a C ABI, which is no Python module."""
+
+    def build_extension(self, ext: Extension) -> None:
+        """Compile and link; try without OpenMP where the compiler has none."""
+        target = Path(self.get_ext_fullpath(ext.name))
+        target.parent.mkdir(parents=True, exist_ok=True)
+        try:
+            self.compile_into(target, ["-fopenmp"])
+        except (OSError, subprocess.CalledProcessError):
+            self.compile_into(target, ["-fopenmp-simd"])
+
+    def compile_into(self, target: Path, openmp: list[str]) -> None:
+        """Run the compiler."""
+        compiler = os.environ.get("CXX", "c++")
+        with tempfile.TemporaryDirectory() as folder:
+            objects = []
+            for copy, features in COPIES.items():
+                objects.append(f"{folder}/{copy}.o")
+                source = [f"-DGN_ISA={copy}", "-c", str(SOURCES / "passes.cpp")]
+                subprocess.run([compiler, *FLAGS, *openmp, *features, *source, "-o", objects[-1]], check=True)
+            level = [str(SOURCES / "level.cpp"), *(["-DGN_X86"] if "avx2" in COPIES else [])]
+            subprocess.run([compiler, *FLAGS, *openmp, "-shared", *level, *objects, "-o", str(target)], check=True)
+
+
+setup(
+    ext_modules=[Extension("ghostnoise.engine._native", sources=[], optional=True)],
+    cmdclass={"build_ext": BuildNative},
+)

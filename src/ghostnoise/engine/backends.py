@@ -1,0 +1,71 @@
+"""Which backend runs the passes: chosen for each tensor, or asked for by name.
+
+A backend is a module with the passes of `engine.aten` (`moments`, `transform`, `gradient_sums`, `input_gradient`,
+`scale_gradient`, `pool_rows`), and `missing()` and `refuses(x)`: why it cannot run here, or not on this tensor.
+"""
+
+import importlib
+from types import ModuleType, TracebackType
+from typing import Literal
+
+from torch import Tensor
+
+from ghostnoise import checks
+from ghostnoise.engine import aten
+
+Name = Literal["auto", "aten", "native", "triton"]
+NAMES: tuple[Name, ...] = ("auto", "aten", "native", "triton")
+
+_chosen: Name = "auto"
+
+
+class backend:  # noqa: N801 - used as a function, like torch.set_grad_enabled
+    """Set the backend of all layers and functions, or with `with` until the end of the block.
+
+    "auto" takes the fastest one that can run a tensor: "native" on CPUs, "triton" on GPUs, else "aten", which runs
+    anywhere. One that is asked for by name and cannot run raises, and says why.
+
+    >>> import ghostnoise
+    >>> with ghostnoise.backend("aten"):
+    ...     pass
+    """
+
+    def __init__(self, name: Name) -> None:
+        checks.choice("backend", name, NAMES)
+        if name not in ("auto", "aten") and (reason := _module(name).missing()):
+            raise RuntimeError(f"backend={name!r} cannot run here: {reason}")
+        global _chosen
+        self.before, _chosen = _chosen, name
+
+    def __enter__(self) -> None:
+        pass
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        global _chosen
+        _chosen = self.before
+
+
+def chosen() -> Name:
+    """The backend that is set."""
+    return _chosen
+
+
+def serving(x: Tensor) -> ModuleType:
+    """The backend that runs the passes on `x`."""
+    name = _chosen
+    if name == "aten":
+        return aten
+    if name == "auto":
+        name = "native" if x.device.type == "cpu" else "triton"
+        module = _module(name)
+        return aten if module.missing() or module.refuses(x) else module
+    module = _module(name)
+    if reason := module.refuses(x):
+        raise RuntimeError(f"backend={name!r} cannot run this tensor: {reason}; use ghostnoise.backend('auto')")
+    return module
+
+
+def _module(name: Name) -> ModuleType:
+    return importlib.import_module(f"ghostnoise.engine.{name}")

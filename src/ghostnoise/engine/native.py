@@ -1,0 +1,180 @@
+"""The passes of `engine.aten` on CPUs, through the C++ library that is built at install.
+
+The library has a C ABI and knows nothing of torch; it is called with data pointers, strides and torch's number of
+threads. It takes tensors whose positions, or whose channels, are contiguous; others go to `aten`.
+"""
+
+import ctypes
+import functools
+import importlib.machinery
+import math
+from itertools import pairwise
+from pathlib import Path
+from typing import NamedTuple
+
+import torch
+from torch import Tensor
+
+from ghostnoise.moments import Moments
+
+LEVELS = ("baseline", "avx2", "avx512")
+DTYPES = {torch.float32: 0, torch.float64: 1, torch.bfloat16: 2, torch.float16: 3}
+
+
+class Library(NamedTuple):
+    """The loaded library, and which copy of its passes is in use."""
+
+    handle: ctypes.CDLL
+    level: str
+
+    def run(self, name: str, *arguments: int | ctypes.Array[ctypes.c_int64]) -> None:
+        """Run a pass. Pointers are given as integers, shapes and strides as arrays."""
+        function = getattr(self.handle, f"gn_{name}_{self.level}")
+        if function.argtypes is None:
+            function.argtypes = [ctypes.c_int64 if isinstance(value, int) else ctypes.c_void_p for value in arguments]
+        if function(*arguments) != 0:
+            raise RuntimeError(f"the native pass {name} was built without the dtype of code {arguments[0]}")
+
+
+@functools.cache
+def library() -> Library | str:
+    """The library, or why there is none."""
+    folder = Path(__file__).parent
+    files = [path for suffix in importlib.machinery.EXTENSION_SUFFIXES for path in folder.glob(f"_native{suffix}")]
+    if not files:
+        return "the C++ library was not built; reinstall with a C++ compiler on the machine"
+    try:
+        handle = ctypes.CDLL(str(files[0]))
+    except OSError as error:
+        return f"the C++ library does not load: {error}"
+    return Library(handle, LEVELS[handle.gn_level()])
+
+
+def missing() -> str | None:
+    """Why this backend cannot run here, if so."""
+    found = library()
+    return found if isinstance(found, str) else None
+
+
+def refuses(x: Tensor) -> str | None:
+    """Why this backend cannot take `x`, if so."""
+    if x.device.type != "cpu" or x.layout != torch.strided or type(x) not in (Tensor, torch.nn.Parameter):
+        return f"it takes plain strided CPU tensors, and this is a {type(x).__name__} on {x.device}, {x.layout}"
+    if x.dtype not in DTYPES:
+        return f"it takes {', '.join(map(str, DTYPES))}, and this is {x.dtype}"
+    if not _plans(x):
+        return f"neither its positions nor its channels are contiguous: shape {tuple(x.shape)}, strides {x.stride()}"
+    return None
+
+
+def moments(x: Tensor) -> Moments:
+    """`aten.moments`."""
+    plan = _planned(x)
+    mean, var = (torch.empty(x.shape[:2], dtype=torch.float64) for _ in range(2))
+    _run("moments", x, plan, _at(x, plan), (mean.data_ptr(), var.data_ptr()))
+    return Moments(mean, var)
+
+
+def transform(x: Tensor, center: Tensor, scale: Tensor, shift: Tensor) -> Tensor:
+    """`aten.transform`."""
+    plan, y = _planned(x), torch.empty_like(x)
+    tables = [_row_contiguous(table) for table in (center, scale, shift)]
+    _run("transform", x, plan, _at(x, plan), *map(_table, tables), _at(y, _planned(y, plan)))
+    return y
+
+
+def gradient_sums(dy: Tensor, x: Tensor, center: Tensor) -> tuple[Tensor, Tensor]:
+    """`aten.gradient_sums`."""
+    plan = _planned(x)
+    dy, center = _aligned(dy, x, plan), _row_contiguous(center)
+    total, moment = (torch.empty(x.shape[:2], dtype=center.dtype) for _ in range(2))
+    given = (_at(dy, _planned(dy, plan)), _at(x, plan), _table(center))
+    _run("gradient_sums", x, plan, *given, (total.data_ptr(), moment.data_ptr()))
+    return total, moment
+
+
+def input_gradient(dy: Tensor, x: Tensor, scale: Tensor, center: Tensor, slope: Tensor, offset: Tensor) -> Tensor:
+    """`aten.input_gradient`."""
+    plan, dx = _planned(x), torch.empty_like(x)
+    dy = _aligned(dy, x, plan)
+    tables = [_row_contiguous(table) for table in (scale, center, slope, offset)]
+    given = (_at(dy, _planned(dy, plan)), _at(x, plan), *map(_table, tables))
+    _run("input_gradient", x, plan, *given, _at(dx, _planned(dx, plan)))
+    return dx
+
+
+def scale_gradient(dy: Tensor, scale: Tensor) -> Tensor:
+    """`aten.scale_gradient`."""
+    if refuses(dy):
+        dy = dy.contiguous()
+    plan, dx, scale = _planned(dy), torch.empty_like(dy), _row_contiguous(scale)
+    _run("scale_gradient", dy, plan, _at(dy, plan), _table(scale), _at(dx, _planned(dx, plan)))
+    return dx
+
+
+def draws(moments: Moments, around: Tensor, indices: Tensor, dtype: torch.dtype) -> Moments:
+    """`aten.draws`."""
+    mean, var = (table.contiguous() for table in moments)
+    around, indices = around.contiguous(), indices.to(torch.int64).contiguous()
+    rows, channels = len(indices), mean.shape[1]
+    made = [torch.empty(rows, channels, dtype=dtype) for _ in range(2)]
+    tables = (mean, var, indices, around, *made)
+    sizes = (DTYPES[dtype], torch.get_num_threads(), rows, indices.shape[1], channels)
+    _library().run("draws", *sizes, *(table.data_ptr() for table in tables))
+    return Moments(*made)
+
+
+class _Plan(NamedTuple):
+    """How a tensor lies in memory: positions or channels contiguous, the strides over B and over the other of the two."""
+
+    last: bool
+    batch_stride: int
+    inner_stride: int
+
+
+def _plans(x: Tensor) -> list[_Plan]:
+    """The ways in which x can be walked: both where there is a single position, or a single channel."""
+    batch, channel, *strides = x.stride()
+    dims = [(size, stride) for size, stride in zip(x.shape[2:], strides, strict=True) if size != 1]
+    # The positions lie at one stride if each dimension steps over all of the next.
+    if any(stride != size * step for (_, stride), (size, step) in pairwise(dims)):
+        return []
+    position = dims[-1][1] if dims else 1
+    plans = [_Plan(True, batch, position)] if channel == 1 or x.shape[1] == 1 else []
+    if position == 1:
+        plans.insert(0 if dims else len(plans), _Plan(False, batch, channel))
+    return plans
+
+
+def _planned(x: Tensor, like: _Plan | None = None) -> _Plan:
+    return next(plan for plan in _plans(x) if like is None or plan.last == like.last)
+
+
+def _aligned(dy: Tensor, x: Tensor, plan: _Plan) -> Tensor:
+    """dy, or a copy of it that lies in memory as x does."""
+    fits = dy.dtype == x.dtype and any(other.last == plan.last for other in _plans(dy))
+    return dy if fits else torch.empty_like(x).copy_(dy)
+
+
+def _row_contiguous(table: Tensor) -> Tensor:
+    return table if table.stride(1) == 1 or table.shape[1] == 1 else table.contiguous()
+
+
+def _at(x: Tensor, plan: _Plan) -> tuple[int | ctypes.Array[ctypes.c_int64], ...]:
+    return x.data_ptr(), (ctypes.c_int64 * 2)(plan.batch_stride, plan.inner_stride)
+
+
+def _table(table: Tensor) -> tuple[int, int]:
+    return table.data_ptr(), table.stride(0)
+
+
+def _run(name: str, x: Tensor, plan: _Plan, *given: tuple[int | ctypes.Array[ctypes.c_int64], ...]) -> None:
+    shape = (ctypes.c_int64 * 3)(*x.shape[:2], math.prod(x.shape[2:]))
+    settings = (DTYPES[x.dtype], int(plan.last), torch.get_num_threads(), shape)
+    _library().run(name, *settings, *(value for group in given for value in group))
+
+
+def _library() -> Library:
+    found = library()
+    assert isinstance(found, Library)
+    return found
