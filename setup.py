@@ -39,9 +39,10 @@ class BuildNative(build_ext):
         with tempfile.TemporaryDirectory() as folder:
             objects = []
             for copy, features in COPIES.items():
-                objects.append(f"{folder}/{copy}.o")
-                source = [f"-DGN_ISA={copy}", "-c", str(SOURCES / "passes.cpp")]
-                subprocess.run([compiler, *FLAGS, *openmp, *features, *source, "-o", objects[-1]], check=True)
+                for source in ("passes", "pools"):
+                    objects.append(f"{folder}/{source}-{copy}.o")
+                    what = [f"-DGN_ISA={copy}", "-c", str(SOURCES / f"{source}.cpp")]
+                    subprocess.run([compiler, *FLAGS, *openmp, *features, *what, "-o", objects[-1]], check=True)
             level = [str(SOURCES / "level.cpp"), *(["-DGN_X86"] if "avx2" in COPIES else [])]
             subprocess.run([compiler, *FLAGS, *openmp, "-shared", *level, *objects, "-o", str(target)], check=True)
 

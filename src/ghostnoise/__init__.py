@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Any
 if TYPE_CHECKING:
     from ghostnoise import functional, layers
     from ghostnoise.element import AdditiveGaussianNoise, NoisyDropout
+    from ghostnoise.engine.backends import backend
     from ghostnoise.functional import Decomposition, decompose
     from ghostnoise.layers import (
         AnalyticalGhostNoise,
@@ -62,6 +63,7 @@ __all__ = [
     "NoisyDropout",
     "WSConv2d",
     "WSLinear",
+    "backend",
     "decompose",
     "functional",
     "layers",
@@ -73,6 +75,7 @@ _ELSEWHERE = {
     "NoisyDropout": "element",
     "WSConv2d": "weights",
     "WSLinear": "weights",
+    "backend": "engine.backends",
     "decompose": "functional",
 }
 

@@ -10,7 +10,7 @@ The offset decides how many digits survive, so each chooses one that is near eve
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from typing import NamedTuple
+from typing import NamedTuple, Protocol
 
 import torch
 import torch.nn.functional as F
@@ -21,6 +21,16 @@ from ghostnoise.randomness import drawn_by
 
 
 RowPool = Callable[[Tensor, Tensor], Tensor]
+
+
+class Pools(Protocol):
+    """What a backend pools by itself: in consecutive ghost batches, or with `ghost_size=None` in the whole batch."""
+
+    def everyone(self, moments: Moments, ghost_size: int | None) -> Moments:
+        """The moments of each ghost batch (G, C)."""
+
+    def others(self, moments: Moments, ghost_size: int | None) -> Moments:
+        """The moments of the others in each sample's ghost batch (B, C)."""
 
 
 class Ramp(NamedTuple):
@@ -38,17 +48,17 @@ class Who:
     forms.
     """
 
-    def pool(self, moments: Moments) -> Moments:
-        """The statistics (R, C), differentiable."""
+    def pool(self, moments: Moments, pools: Pools | None = None) -> Moments:
+        """The statistics (R, C), differentiable; or by the `pools` of a backend, if it has what is needed."""
         raise NotImplementedError
 
     def keep(self, moments: Moments, stats: Moments) -> Moments:
         """What the gradient needs, of the moments and of the statistics that `pool` made of them."""
         return moments
 
-    def recall(self, kept: Moments) -> Moments:
+    def recall(self, kept: Moments, pools: Pools) -> Moments:
         """The statistics again, from what was kept."""
-        return self.pool(kept)
+        return self.pool(kept, pools)
 
     def spread(self, table: Tensor, batch_size: int) -> Tensor:
         """A table of pools (R, C) as a table of the samples that look at them (B, C)."""
@@ -71,15 +81,17 @@ class GhostBatch(Who):
 
     ghost_size: int | None = None
 
-    def pool(self, moments: Moments) -> Moments:
+    def pool(self, moments: Moments, pools: Pools | None = None) -> Moments:
         """The moments of each ghost batch (G, C)."""
-        return _in_ghost_batches(everyone, self.ghost_size, moments)
+        if pools is None:
+            return _in_ghost_batches(everyone, self.ghost_size, moments)
+        return pools.everyone(moments, self.ghost_size)
 
     def keep(self, moments: Moments, stats: Moments) -> Moments:
         """The statistics alone: the samples' own moments cancel from the gradient."""
         return stats
 
-    def recall(self, kept: Moments) -> Moments:
+    def recall(self, kept: Moments, pools: Pools) -> Moments:
         """The statistics, which were kept."""
         return kept
 
@@ -109,9 +121,11 @@ class Others(Who):
 
     ghost_size: int | None = None
 
-    def pool(self, moments: Moments) -> Moments:
+    def pool(self, moments: Moments, pools: Pools | None = None) -> Moments:
         """The moments of the others, for each sample (B, C)."""
-        return _in_ghost_batches(others, self.ghost_size, moments)
+        if pools is None:
+            return _in_ghost_batches(others, self.ghost_size, moments)
+        return pools.others(moments, self.ghost_size)
 
     def ramp(self, kept: Moments, stats: Moments, gradient: Moments, batch_size: int, spatial: int) -> Ramp:
         """Around the sample's own mean, since it may be far from the others: W transposed, with 0 on self."""
@@ -136,7 +150,7 @@ class Among(Who):
     population: Moments
     alpha: float
 
-    def pool(self, moments: Moments) -> Moments:
+    def pool(self, moments: Moments, pools: Pools | None = None) -> Moments:
         """The moments of the mixture, for each sample (B, C)."""
         alpha, (mean, var) = self.alpha, self.population
         spread = alpha * (1 - alpha) * (moments.mean - mean).square()

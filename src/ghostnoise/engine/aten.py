@@ -9,7 +9,8 @@ slices of the batch: what is materialised beside the result is a slice.
     gradient_sums     Σ dy                  Σ dy·(x - center)
     input_gradient    dx = scale·dy + slope·(x - center) + offset
     scale_gradient    dx = scale·dy
-    draws             the moments of the samples drawn for each sample (`ghosts.draws`)
+    everyone, others  the moments of ghost batches, and of the others in them (`ghosts`)
+    draws             the moments of the samples drawn for each sample
 """
 
 from collections.abc import Callable, Iterator
@@ -81,6 +82,16 @@ def input_gradient(dy: Tensor, x: Tensor, scale: Tensor, center: Tensor, slope: 
 def scale_gradient(dy: Tensor, scale: Tensor) -> Tensor:
     """`rescale`, a slice at a time: the gradient of x where nothing else depends on it."""
     return _fill(dy, rescale, dy, scale)
+
+
+def everyone(moments: Moments, ghost_size: int | None) -> Moments:
+    """The moments of each ghost batch (G, C)."""
+    return ghosts.GhostBatch(ghost_size).pool(moments)
+
+
+def others(moments: Moments, ghost_size: int | None) -> Moments:
+    """The moments of the others in each sample's ghost batch (B, C)."""
+    return ghosts.Others(ghost_size).pool(moments)
 
 
 def draws(moments: Moments, around: Tensor, indices: Tensor, dtype: torch.dtype) -> Moments:

@@ -8,14 +8,15 @@ import ctypes
 import functools
 import importlib.machinery
 import math
-from itertools import pairwise
+from itertools import accumulate, pairwise
 from pathlib import Path
 from typing import NamedTuple
 
 import torch
 from torch import Tensor
 
-from ghostnoise.moments import Moments
+from ghostnoise.ghosts import ghost_sizes
+from ghostnoise.moments import Moments, arithmetic_dtype
 
 LEVELS = ("baseline", "avx2", "avx512")
 DTYPES = {torch.float32: 0, torch.float64: 1, torch.bfloat16: 2, torch.float16: 3}
@@ -68,7 +69,10 @@ def refuses(x: Tensor) -> str | None:
 
 
 def moments(x: Tensor) -> Moments:
-    """`aten.moments`."""
+    """`aten.moments`. Of a single position, x itself is the mean, in the dtype of its arithmetic."""
+    if math.prod(x.shape[2:]) == 1:
+        mean = x.flatten(1).to(arithmetic_dtype(x)).contiguous()
+        return Moments(mean, torch.zeros(1, 1, dtype=torch.float64).expand(mean.shape))
     plan = _planned(x)
     mean, var = (torch.empty(x.shape[:2], dtype=torch.float64) for _ in range(2))
     _run("moments", x, plan, _at(x, plan), (mean.data_ptr(), var.data_ptr()))
@@ -112,16 +116,41 @@ def scale_gradient(dy: Tensor, scale: Tensor) -> Tensor:
     return dx
 
 
+def everyone(moments: Moments, ghost_size: int | None) -> Moments:
+    """`aten.everyone`."""
+    sizes = ghost_sizes(len(moments.mean), ghost_size or len(moments.mean))
+    return _pool(moments, sizes, others=False, rows=len(sizes))
+
+
+def others(moments: Moments, ghost_size: int | None) -> Moments:
+    """`aten.others`."""
+    sizes = ghost_sizes(len(moments.mean), ghost_size or len(moments.mean))
+    return _pool(moments, sizes, others=True, rows=len(moments.mean))
+
+
 def draws(moments: Moments, around: Tensor, indices: Tensor, dtype: torch.dtype) -> Moments:
     """`aten.draws`."""
-    mean, var = (table.contiguous() for table in moments)
     around, indices = around.contiguous(), indices.to(torch.int64).contiguous()
-    rows, channels = len(indices), mean.shape[1]
-    made = [torch.empty(rows, channels, dtype=dtype) for _ in range(2)]
-    tables = (mean, var, indices, around, *made)
-    sizes = (DTYPES[dtype], torch.get_num_threads(), rows, indices.shape[1], channels)
-    _library().run("draws", *sizes, *(table.data_ptr() for table in tables))
+    batch_size, channels = moments.mean.shape
+    made = [torch.empty(len(indices), channels, dtype=dtype) for _ in range(2)]
+    sizes = (DTYPES[moments.mean.dtype], DTYPES[dtype], torch.get_num_threads(), batch_size, channels, *indices.shape)
+    tables = (indices.data_ptr(), around.data_ptr(), *(table.data_ptr() for table in made))
+    _library().run("draws", *sizes, *_moment_pointers(moments), *tables)
     return Moments(*made)
+
+
+def _pool(moments: Moments, sizes: list[int], *, others: bool, rows: int) -> Moments:
+    channels = moments.mean.shape[1]
+    made = [torch.empty(rows, channels, dtype=torch.float64) for _ in range(2)]
+    starts = (ctypes.c_int64 * (len(sizes) + 1))(*accumulate(sizes, initial=0))
+    settings = (DTYPES[moments.mean.dtype], int(others), torch.get_num_threads(), len(sizes), starts, channels)
+    _library().run("pool", *settings, *_moment_pointers(moments), *(table.data_ptr() for table in made))
+    return Moments(*made)
+
+
+def _moment_pointers(moments: Moments) -> tuple[int, int]:
+    """Of tables as `moments` makes them; no pointer to the variance of a single position, which is 0."""
+    return moments.mean.data_ptr(), moments.var.data_ptr() if moments.var.stride(0) else 0
 
 
 class _Plan(NamedTuple):

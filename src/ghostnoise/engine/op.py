@@ -24,7 +24,6 @@ from torch import Tensor
 from torch.autograd import forward_ad
 
 from ghostnoise.engine import aten, backends
-from ghostnoise.ghosts import everyone
 from ghostnoise.methods import Batch, Noise, NoiseMethod, Normalizer
 from ghostnoise.moments import Affine, Moments, arithmetic_dtype
 
@@ -63,7 +62,7 @@ def inject(x: Tensor, noise: NoiseMethod, channel_dim: int = 1) -> Tensor:
     constant = folded.detach()
     passes = aten if composite else backends.serving(constant)
     moments = aten.measure(constant) if composite else passes.moments(constant)
-    whole, dtype = everyone(*moments), arithmetic_dtype(x)
+    whole, dtype = passes.everyone(moments, None), arithmetic_dtype(x)
     made = noise(Batch(moments, whole, torch.ones_like(whole.var), partial(passes.draws, dtype=dtype)))
     shift, scale = (table.to(dtype).expand_as(moments.mean) for table in made)
     affine = Affine(shift, scale, shift.new_zeros(1, shift.shape[1]).expand_as(shift))
@@ -92,7 +91,7 @@ def _decide(
     def spread(table: Tensor) -> Tensor:
         return who.spread(table, x.shape[0])
 
-    stats = who.pool(moments)
+    stats = who.pool(moments, None if passes is aten else passes)
     rstd = normalizer.rstd(stats.var)
     # x - mean is taken in the arithmetic of x, with a rounded mean; what rounding takes from it goes into the shift.
     center = stats.mean.to(dtype)
@@ -102,7 +101,7 @@ def _decide(
         shift = spread(shift.to(dtype))
     else:
         with torch.no_grad():
-            whole = stats if len(stats.mean) == 1 else everyone(*moments)
+            whole = stats if len(stats.mean) == 1 else passes.everyone(moments, None)
             unit = rstd.square().reciprocal()
             unit = unit if whole is stats else spread(unit)
             m, k = noise(Batch(moments, whole, unit, partial(passes.draws, dtype=dtype)))
@@ -145,7 +144,7 @@ class _Normalize(torch.autograd.Function):
             pull = torch.func.vjp(lambda *inputs: run(*inputs)[0], x, weight, bias)[1]
             return *pull(dy), None, None
         who, kept, dtype = normalizer.who, Moments(kept_mean, kept_var), arithmetic_dtype(x)
-        stats = who.recall(kept)
+        stats = who.recall(kept, ctx.passes)
         rstd, center = normalizer.rstd(stats.var), stats.mean.to(dtype)
         scale = rstd * weight
 

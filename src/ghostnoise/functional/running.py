@@ -26,25 +26,21 @@ class Running(NamedTuple):
         """Move towards the batch's `stats` (1, C), unless they are not finite: an overflow must not poison them."""
         with torch.no_grad():
             factor = self._factor(stats)
-            old = [buffer for buffer in (self.mean, self.var) if buffer is not None]
-            towards = [stat for buffer, stat in zip(self[:2], stats, strict=True) if buffer is not None]
-            moved = [_move(buffer, stat.flatten(), factor) for buffer, stat in zip(old, towards, strict=True)]
-            finite = torch.stack([torch.isfinite(table).all() for table in (*stats, *moved)]).all()
-            for buffer, new in zip(old, moved, strict=True):
-                buffer.copy_(new.where(finite, buffer))
+            pairs = [(old, stat) for old, stat in zip((self.mean, self.var), stats, strict=True) if old is not None]
+            moved = [old.to(stat.dtype).lerp(stat.flatten(), factor).to(old.dtype) for old, stat in pairs]
+            # A sum is finite if and only if its terms are; the moved buffers tell of the statistics too.
+            finite = torch.isfinite(sum(table.sum(dtype=stats.mean.dtype) for table in (moved or stats)))
+            for (old, _), new in zip(pairs, moved, strict=True):
+                old.copy_(new.where(finite, old))
             if self.num_batches_tracked is not None:
                 self.num_batches_tracked.add_(finite)
 
-    def _factor(self, stats: Moments) -> Tensor:
+    def _factor(self, stats: Moments) -> float | Tensor:
         if self.momentum is not None:
-            return stats.mean.new_full((), self.momentum)
+            return self.momentum
         if self.num_batches_tracked is None:
             raise ValueError("momentum=None: needs num_batches_tracked, the count of the cumulative average")
         return (self.num_batches_tracked + 1).to(stats.mean.dtype).reciprocal()
-
-
-def _move(buffer: Tensor, towards: Tensor, factor: Tensor) -> Tensor:
-    return buffer.to(towards.dtype).lerp(towards, factor).to(buffer.dtype)
 
 
 # What the buffers follow, from the moments (B, C) of a batch and the statistics (R, C) that it was normalized with.
@@ -52,7 +48,7 @@ def _move(buffer: Tensor, towards: Tensor, factor: Tensor) -> Tensor:
 
 def whole_batch(moments: Moments, stats: Moments) -> Moments:
     """The whole batch, the variance biased."""
-    return stats if len(stats.mean) == 1 else everyone(*moments)
+    return stats if len(stats.mean) == 1 else everyone(*(table.to(stats.mean.dtype) for table in moments))
 
 
 def whole_batch_unbiased(moments: Moments, stats: Moments, spatial: int) -> Moments:

@@ -6,45 +6,11 @@
 //
 // A tensor is (B, C, S) in one of two layouts: rows, where the S positions of each (b, c) are contiguous, and
 // channels-last, where the C channels of each (b, s) are. A table is (B, C), contiguous in C, with a stride over B
-// that may be 0. Accumulation is in float, and in double for double.
+// that may be 0. Arithmetic is in float, and in double for double; long sums are added up in double.
 
-#include <cstdint>
-#include <cstring>
+#include "common.h"
 
 namespace {
-
-using i64 = std::int64_t;
-
-struct bfloat16 {
-    std::uint16_t bits;
-};
-
-template <class T> struct Arithmetic { using type = float; };
-template <> struct Arithmetic<double> { using type = double; };
-
-inline float load(float value) { return value; }
-inline double load(double value) { return value; }
-inline float load(bfloat16 value) {
-    std::uint32_t bits = std::uint32_t(value.bits) << 16;
-    float result;
-    std::memcpy(&result, &bits, 4);
-    return result;
-}
-
-inline void store(float &to, float value) { to = value; }
-inline void store(double &to, double value) { to = value; }
-inline void store(bfloat16 &to, float value) {
-    std::uint32_t bits;
-    std::memcpy(&bits, &value, 4);
-    const std::uint32_t even = bits + 0x7fffu + ((bits >> 16) & 1u);  // to nearest, ties to even
-    to.bits = std::uint16_t((value != value ? (bits | 0x400000u) : even) >> 16);
-}
-
-#ifdef __FLT16_MAX__
-using float16 = _Float16;
-inline float load(float16 value) { return float(value); }
-inline void store(float16 &to, float value) { to = float16(value); }
-#endif
 
 struct Shape {
     i64 B, C, S;
@@ -54,7 +20,13 @@ struct Strides {  // over b, and over c (rows) or s (channels-last); the third i
     i64 b, inner;
 };
 
-constexpr i64 CHUNK = 64;  // channels that one tile of a channels-last pass keeps in registers
+constexpr i64 RUN = 256;   // positions that are summed in the arithmetic of x before they are added up in double
+
+// Runs part(from, to) over S positions.
+template <class Part> void for_runs(i64 S, Part part) {
+    for (i64 s = 0; s < S; s += RUN)
+        part(s, S - s < RUN ? S : s + RUN);
+}
 
 // Runs tile(b, first channel, channels) over all tiles, the last of a row of tiles narrower.
 template <class Tile> void for_tiles(const Shape &n, int threads, Tile tile) {
@@ -85,71 +57,89 @@ template <class Row> void for_rows(const Shape &n, int threads, Row row) {
 
 // moments: two passes within a row; the second around a rough mean, so that nothing cancels.
 
+template <class A> void write_moments(A rough, double rest, double square, i64 S, double &mean, double &var) {
+    const double correction = rest / double(S), value = square / double(S) - correction * correction;
+    mean = double(rough) + correction;
+    var = value < 0 ? 0 : value;
+}
+
 template <class T> void moments_rows(Shape n, const T *x, Strides xs, double *mean, double *var, int threads) {
     using A = typename Arithmetic<T>::type;
     for_rows(n, threads, [=](i64 b, i64 c) {
         const T *row = x + b * xs.b + c * xs.inner;
-        A sum = 0, rest = 0, square = 0;
-#pragma omp simd reduction(+ : sum)
-        for (i64 s = 0; s < n.S; ++s)
-            sum += load(row[s]);
-        const A rough = sum / A(n.S);
-#pragma omp simd reduction(+ : rest, square)
-        for (i64 s = 0; s < n.S; ++s) {
-            const A d = load(row[s]) - rough;
-            rest += d;
-            square += d * d;
-        }
-        const double correction = double(rest) / double(n.S);
-        const double value = double(square) / double(n.S) - correction * correction;
-        mean[b * n.C + c] = double(rough) + correction;
-        var[b * n.C + c] = value < 0 ? 0 : value;
+        double sum = 0, rest = 0, square = 0;
+        for_runs(n.S, [&](i64 from, i64 to) {
+            A part = 0;
+#pragma omp simd reduction(+ : part)
+            for (i64 s = from; s < to; ++s)
+                part += load(row[s]);
+            sum += double(part);
+        });
+        const A rough = A(sum / double(n.S));
+        for_runs(n.S, [&](i64 from, i64 to) {
+            A part = 0, part_square = 0;
+#pragma omp simd reduction(+ : part, part_square)
+            for (i64 s = from; s < to; ++s) {
+                const A d = load(row[s]) - rough;
+                part += d;
+                part_square += d * d;
+            }
+            rest += double(part);
+            square += double(part_square);
+        });
+        write_moments(rough, rest, square, n.S, mean[b * n.C + c], var[b * n.C + c]);
     });
 }
 
-template <class T> void moments_last(Shape n, const T *x, Strides xs, double *mean, double *var, int threads) {
+template <class T, i64 WIDE>
+void moments_tile(const Shape &n, const T *tile, i64 step, i64 width, double *mean, double *var) {
     using A = typename Arithmetic<T>::type;
-    for_tiles(n, threads, [=](i64 b, i64 c0, i64 width) {
-        const T *tile = x + b * xs.b + c0;
-        double *to_mean = mean + b * n.C + c0, *to_var = var + b * n.C + c0;
-        if (n.S == 1) {
-            for (i64 c = 0; c < width; ++c) {
-                to_mean[c] = double(load(tile[c]));
-                to_var[c] = to_mean[c] - to_mean[c];  // 0, or not a number where x is not finite
-            }
-            return;
-        }
-        A rough[CHUNK] = {}, rest[CHUNK] = {}, square[CHUNK] = {};
-        const auto passes = [&](i64 wide) {
-            for (i64 s = 0; s < n.S; ++s) {
-                const T *row = tile + s * xs.inner;
-#pragma omp simd
-                for (i64 c = 0; c < wide; ++c)
-                    rough[c] += load(row[c]);
-            }
+    const i64 wide = WIDE ? WIDE : width;  // a constant width keeps the accumulators in registers
+    double sum[CHUNK] = {}, square[CHUNK] = {};
+    A rough[CHUNK];
+    for_runs(n.S, [&](i64 from, i64 to) {
+        A part[CHUNK] = {};
+        for (i64 s = from; s < to; ++s) {
+            const T *row = tile + s * step;
 #pragma omp simd
             for (i64 c = 0; c < wide; ++c)
-                rough[c] /= A(n.S);
-            for (i64 s = 0; s < n.S; ++s) {
-                const T *row = tile + s * xs.inner;
-#pragma omp simd
-                for (i64 c = 0; c < wide; ++c) {
-                    const A d = load(row[c]) - rough[c];
-                    rest[c] += d;
-                    square[c] += d * d;
-                }
-            }
-        };
-        if (width == CHUNK)
-            passes(CHUNK);  // a constant width keeps the accumulators in registers
-        else
-            passes(width);
-        for (i64 c = 0; c < width; ++c) {
-            const double correction = double(rest[c]) / double(n.S);
-            const double value = double(square[c]) / double(n.S) - correction * correction;
-            to_mean[c] = double(rough[c]) + correction;
-            to_var[c] = value < 0 ? 0 : value;
+                part[c] += load(row[c]);
         }
+        for (i64 c = 0; c < wide; ++c)
+            sum[c] += double(part[c]);
+    });
+    for (i64 c = 0; c < wide; ++c) {
+        rough[c] = A(sum[c] / double(n.S));
+        sum[c] = 0;
+    }
+    for_runs(n.S, [&](i64 from, i64 to) {
+        A part[CHUNK] = {}, part_square[CHUNK] = {};
+        for (i64 s = from; s < to; ++s) {
+            const T *row = tile + s * step;
+#pragma omp simd
+            for (i64 c = 0; c < wide; ++c) {
+                const A d = load(row[c]) - rough[c];
+                part[c] += d;
+                part_square[c] += d * d;
+            }
+        }
+        for (i64 c = 0; c < wide; ++c) {
+            sum[c] += double(part[c]);
+            square[c] += double(part_square[c]);
+        }
+    });
+    for (i64 c = 0; c < wide; ++c)
+        write_moments(rough[c], sum[c], square[c], n.S, mean[c], var[c]);
+}
+
+template <class T> void moments_last(Shape n, const T *x, Strides xs, double *mean, double *var, int threads) {
+    for_tiles(n, threads, [=](i64 b, i64 c, i64 width) {
+        const T *tile = x + b * xs.b + c;
+        double *to_mean = mean + b * n.C + c, *to_var = var + b * n.C + c;
+        if (width == CHUNK)
+            moments_tile<T, CHUNK>(n, tile, xs.inner, width, to_mean, to_var);
+        else
+            moments_tile<T, 0>(n, tile, xs.inner, width, to_mean, to_var);
     });
 }
 
@@ -189,41 +179,62 @@ void sums_rows(Shape n, const T *dy, Strides ds, const T *x, Strides xs, const A
     for_rows(n, threads, [=](i64 b, i64 c) {
         const T *gradient = dy + b * ds.b + c * ds.inner, *row = x + b * xs.b + c * xs.inner;
         const A m = center[b * cs + c];
-        A sum = 0, product = 0;
-#pragma omp simd reduction(+ : sum, product)
-        for (i64 s = 0; s < n.S; ++s) {
-            const A g = load(gradient[s]);
-            sum += g;
-            product += g * (load(row[s]) - m);
-        }
-        total[b * n.C + c] = sum;
-        moment[b * n.C + c] = product;
+        double sum = 0, product = 0;
+        for_runs(n.S, [&](i64 from, i64 to) {
+            A part = 0, part_product = 0;
+#pragma omp simd reduction(+ : part, part_product)
+            for (i64 s = from; s < to; ++s) {
+                const A g = load(gradient[s]);
+                part += g;
+                part_product += g * (load(row[s]) - m);
+            }
+            sum += double(part);
+            product += double(part_product);
+        });
+        total[b * n.C + c] = A(sum);
+        moment[b * n.C + c] = A(product);
     });
+}
+
+template <class T, class A, i64 WIDE>
+void sums_tile(const Shape &n, const T *dy, i64 dy_step, const T *x, i64 x_step, const A *center, i64 width, A *total,
+               A *moment) {
+    const i64 wide = WIDE ? WIDE : width;
+    double sum[CHUNK] = {}, product[CHUNK] = {};
+    for_runs(n.S, [&](i64 from, i64 to) {
+        A part[CHUNK] = {}, part_product[CHUNK] = {};
+        for (i64 s = from; s < to; ++s) {
+            const T *gradient = dy + s * dy_step, *row = x + s * x_step;
+#pragma omp simd
+            for (i64 c = 0; c < wide; ++c) {
+                const A g = load(gradient[c]);
+                part[c] += g;
+                part_product[c] += g * (load(row[c]) - center[c]);
+            }
+        }
+        for (i64 c = 0; c < wide; ++c) {
+            sum[c] += double(part[c]);
+            product[c] += double(part_product[c]);
+        }
+    });
+    for (i64 c = 0; c < wide; ++c) {
+        total[c] = A(sum[c]);
+        moment[c] = A(product[c]);
+    }
 }
 
 template <class T, class A>
 void sums_last(Shape n, const T *dy, Strides ds, const T *x, Strides xs, const A *center, i64 cs, A *total, A *moment,
                int threads) {
-    for_tiles(n, threads, [=](i64 b, i64 c0, i64 width) {
-        A m[CHUNK], sum[CHUNK] = {}, product[CHUNK] = {};
-        for (i64 c = 0; c < width; ++c)
-            m[c] = center[b * cs + c0 + c];
-        const auto pass = [&](i64 wide) {
-            for (i64 s = 0; s < n.S; ++s) {
-                const T *gradient = dy + b * ds.b + s * ds.inner + c0, *row = x + b * xs.b + s * xs.inner + c0;
-#pragma omp simd
-                for (i64 c = 0; c < wide; ++c) {
-                    const A g = load(gradient[c]);
-                    sum[c] += g;
-                    product[c] += g * (load(row[c]) - m[c]);
-                }
-            }
-        };
-        width == CHUNK ? pass(CHUNK) : pass(width);
-        for (i64 c = 0; c < width; ++c) {
-            total[b * n.C + c0 + c] = sum[c];
-            moment[b * n.C + c0 + c] = product[c];
-        }
+    for_tiles(n, threads, [=](i64 b, i64 c, i64 width) {
+        const T *gradient = dy + b * ds.b + c, *tile = x + b * xs.b + c;
+        const i64 at = b * n.C + c;
+        if (width == CHUNK)
+            sums_tile<T, A, CHUNK>(n, gradient, ds.inner, tile, xs.inner, center + b * cs + c, width, total + at,
+                                   moment + at);
+        else
+            sums_tile<T, A, 0>(n, gradient, ds.inner, tile, xs.inner, center + b * cs + c, width, total + at,
+                               moment + at);
     });
 }
 
@@ -281,49 +292,11 @@ void rescale_last(Shape n, const T *dy, Strides ds, const A *scale, i64 ks, T *d
     });
 }
 
-// draws: for each of M rows of indices (M, N), the moments of the N drawn samples, the mean around `around`. Each drawn
-// row is read once for both moments, around the first drawn one: an outlier that was not drawn cannot cost digits, and
-// one that was drawn makes the variance large.
-
-template <class A>
-void draws(i64 M, i64 N, i64 C, const double *mean, const double *var, const i64 *indices, const double *around,
-           A *to_mean, A *to_var, int threads) {
-    const i64 tiles = (C + CHUNK - 1) / CHUNK;
-    // A thread stays within a column of tiles, whose rows of all samples fit its cache.
-#pragma omp parallel for collapse(2) num_threads(threads) schedule(static)
-    for (i64 t = 0; t < tiles; ++t)
-        for (i64 k = 0; k < M; ++k) {
-            const i64 c0 = t * CHUNK, width = C - c0 < CHUNK ? C - c0 : CHUNK, *row = indices + k * N;
-            double sum[CHUNK] = {}, square[CHUNK] = {};
-            const double *first = mean + row[0] * C + c0;
-            const auto pass = [&](i64 wide) {
-                for (i64 j = 0; j < N; ++j) {
-                    const double *m = mean + row[j] * C + c0, *v = var + row[j] * C + c0;
-#pragma omp simd
-                    for (i64 c = 0; c < wide; ++c) {
-                        const double d = m[c] - first[c];
-                        sum[c] += d;
-                        square[c] += v[c] + d * d;
-                    }
-                }
-            };
-            width == CHUNK ? pass(CHUNK) : pass(width);
-            for (i64 c = 0; c < width; ++c) {
-                const double d = sum[c] / double(N), value = square[c] / double(N) - d * d;
-                to_mean[k * C + c0 + c] = A(first[c] - around[c0 + c] + d);
-                to_var[k * C + c0 + c] = A(value < 0 ? 0 : value);
-            }
-        }
-}
-
 } // namespace
 
 // The C ABI. `dtype` is 0 float, 1 double, 2 bfloat16, 3 float16; `last` tells the layout. `shape` is (B, C, S), and
 // each tensor comes with its two strides, each table with its stride over B. Returns 0, or 1 for an unknown dtype.
 
-#define GN_JOIN_(name, isa) gn_##name##_##isa
-#define GN_JOIN(name, isa) GN_JOIN_(name, isa)
-#define GN_EXPORT(name) extern "C" int GN_JOIN(name, GN_ISA)
 #ifdef __FLT16_MAX__
 #define GN_FLOAT16(call) case 3: { using T = float16; using A = float; call; return 0; }
 #else
@@ -384,18 +357,4 @@ GN_EXPORT(scale_gradient)(i64 dtype, i64 last, i64 threads, const i64 *shape, co
     GN_DISPATCH((last ? rescale_last<T, A> : rescale_rows<T, A>)(n, static_cast<const T *>(dy), strides_of(ds),
                                                                  static_cast<const A *>(scale), ks,
                                                                  static_cast<T *>(dx), strides_of(os), int(threads)))
-}
-
-// `dtype` is that of the results.
-GN_EXPORT(draws)(i64 dtype, i64 threads, i64 rows, i64 drawn, i64 channels, const double *mean, const double *var,
-                 const i64 *indices, const double *around, void *to_mean, void *to_var) {
-    if (dtype == 0)
-        draws(rows, drawn, channels, mean, var, indices, around, static_cast<float *>(to_mean),
-              static_cast<float *>(to_var), threads);
-    else if (dtype == 1)
-        draws(rows, drawn, channels, mean, var, indices, around, static_cast<double *>(to_mean),
-              static_cast<double *>(to_var), threads);
-    else
-        return 1;
-    return 0;
 }

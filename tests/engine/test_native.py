@@ -1,0 +1,130 @@
+import pytest
+import torch
+from hypothesis import given
+from hypothesis import strategies as st
+from passes import ALL_DTYPES, batch, check_draws, check_passes, dtypes, layouts, shapes, tables, upstreams
+
+import ghostnoise
+from ghostnoise.engine import native
+from ghostnoise.moments import Moments
+
+FOUND = native.library()
+# Every copy of the passes that this machine can run.
+COPIES = native.LEVELS[: native.LEVELS.index(FOUND.level) + 1]
+
+
+@pytest.fixture(params=COPIES)
+def passes(request, monkeypatch):
+    monkeypatch.setattr(native, "library", lambda: native.Library(FOUND.handle, request.param))
+    return native
+
+
+def taken(shape, dtype, layout, seed=0):
+    return native.refuses(batch(shape, dtype, layout, seed)) is None
+
+
+@pytest.mark.parametrize("copy", COPIES)
+def test_passes_equal_their_formulas(copy):
+    @given(shapes, dtypes, layouts, upstreams, st.booleans())
+    def check(shape, dtype, layout, upstream, shared):
+        if taken(shape, dtype, layout):
+            check_passes(native, shape, dtype, layout, upstream, shared)
+
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(native, "library", lambda: native.Library(FOUND.handle, copy))
+        check()
+
+
+@pytest.mark.parametrize("dtype", ALL_DTYPES)
+@pytest.mark.parametrize("layout", ["contiguous", "channels_last"])
+@pytest.mark.parametrize("shape", [(3, 70, 5, 5), (2, 64, 1, 1), (5, 130), (2, 3, 1000)])
+def test_passes_in_both_layouts(passes, shape, dtype, layout):
+    shape = shape if len(shape) > 2 else (*shape, 1)
+    assert taken(shape, dtype, layout)
+    check_passes(passes, shape, dtype, layout, "contiguous", shared=False)
+
+
+@given(st.integers(1, 9), st.integers(1, 40), st.integers(1, 150), st.sampled_from([torch.float32, torch.float64]))
+def test_draws_equal_the_naive_loop(rows, drawn, channels, dtype):
+    check_draws(native, rows, drawn, channels, dtype)
+
+
+def test_draws_lose_no_digits_to_outliers_that_were_not_drawn():
+    """Any number of them, since each pool is taken around its own first sample."""
+    mean = torch.randn(9, 70, dtype=torch.float64)
+    mean[:4] += 1e12
+    moments = Moments(mean, torch.rand(9, 70, dtype=torch.float64))
+    indices = torch.randint(4, 9, (9, 5))
+    _, var = native.draws(moments, torch.zeros(1, 70, dtype=torch.float64), indices, torch.float64)
+    for k in range(9):
+        drawn = mean[indices[k]]
+        wanted = moments.var[indices[k]].mean(0) + drawn.var(0, correction=0)
+        torch.testing.assert_close(var[k], wanted, rtol=1e-12, atol=0)
+
+
+def test_what_is_refused():
+    for x, why in (
+        (torch.randn(2, 3, 4).to_sparse(), "plain strided"),
+        (torch.randn(2, 3, 4, device="meta"), "plain strided"),
+        (torch.randn(2, 3, 8)[..., ::2], "neither its positions nor its channels are contiguous"),
+        (torch.ones(2, 3, 4, dtype=torch.float8_e5m2), "it takes torch.float32"),
+    ):
+        assert why in native.refuses(x)
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
+def test_results_do_not_depend_on_the_number_of_threads(dtype):
+    """Nor from run to run: each table entry is summed by one thread, in one order."""
+    x, dy = (batch((7, 70, 6, 6), dtype, "contiguous", seed) for seed in (0, 1))
+    (center,) = tables(x, 2, 1, shared=False)
+    before = torch.get_num_threads()
+    results = []
+    try:
+        for threads in (1, 2, 2):
+            torch.set_num_threads(threads)
+            results.append((*native.moments(x), *native.gradient_sums(dy, x, center)))
+    finally:
+        torch.set_num_threads(before)
+    for ours in results[1:]:
+        for one, other in zip(results[0], ours, strict=True):
+            assert torch.equal(one, other)
+
+
+def test_gradcheck_through_native():
+    x = torch.randn(5, 3, 2, 2, dtype=torch.float64, requires_grad=True)
+    with ghostnoise.backend("native"):
+        for layer in (
+            ghostnoise.BatchNorm2d(3, dtype=torch.float64),
+            ghostnoise.GhostBatchNorm2d(3, dtype=torch.float64, ghost_size=2),
+            ghostnoise.ExclusiveBatchNorm2d(3, dtype=torch.float64, ghost_size=2),
+        ):
+            assert torch.autograd.gradcheck(layer, x)
+
+
+@pytest.mark.parametrize(
+    "build",
+    [
+        lambda: ghostnoise.GhostBatchNorm2d(4, ghost_size=8),
+        lambda: ghostnoise.GhostNoiseBatchNorm2d(4, ghost_size=8),
+        lambda: ghostnoise.ExclusiveBatchNorm2d(4, ghost_size=8),
+    ],
+)
+@pytest.mark.parametrize("memory_format", [torch.contiguous_format, torch.channels_last])
+def test_short_training_ends_at_the_same_loss(build, memory_format):
+    def loss(name):
+        torch.manual_seed(0)
+        model = torch.nn.Sequential(
+            torch.nn.Conv2d(3, 4, 3), build(), torch.nn.ReLU(), torch.nn.Flatten(), torch.nn.Linear(144, 5)
+        )
+        model = model.to(memory_format=memory_format)
+        x, labels = torch.randn(32, 3, 8, 8).contiguous(memory_format=memory_format), torch.randint(5, (32,))
+        optimizer = torch.optim.SGD(model.parameters(), lr=0.1, momentum=0.9)
+        with ghostnoise.backend(name):
+            for _ in range(20):
+                optimizer.zero_grad()
+                value = torch.nn.functional.cross_entropy(model(x), labels)
+                value.backward()
+                optimizer.step()
+        return value.item()
+
+    assert loss("native") == pytest.approx(loss("aten"), rel=1e-3)
