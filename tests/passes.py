@@ -1,12 +1,12 @@
 """What every backend's passes must give: naive float64 formulas, over shapes, layouts and dtypes."""
 
-import reference
 import torch
-from closeness import assert_close
 from hypothesis import strategies as st
-from inputs import LAYOUTS, lay_out
 
+import reference
+from closeness import assert_close
 from ghostnoise.moments import arithmetic_dtype
+from inputs import LAYOUTS, lay_out
 
 ALL_DTYPES = [torch.float64, torch.float32, torch.bfloat16, torch.float16]
 

@@ -1,7 +1,7 @@
 import pytest
-import reference
 import torch
 
+import reference
 from ghostnoise import methods
 from ghostnoise.ghosts import draws, everyone
 from ghostnoise.laws import Law

@@ -19,7 +19,6 @@ from torch import Tensor
 from ghostnoise.moments import Moments
 from ghostnoise.randomness import drawn_by
 
-
 RowPool = Callable[[Tensor, Tensor], Tensor]
 
 
@@ -108,11 +107,13 @@ class GhostBatch(Who):
 
     def ramp(self, kept: Moments, stats: Moments, gradient: Moments, batch_size: int, spatial: int) -> Ramp:
         """Around the ghost batch's mean, where each of its n·S values has the same share."""
-        rows = len(stats.mean)
         size, last = _first_and_last(batch_size, self.ghost_size)
-        share = gradient.mean.new_full((rows, 1), 1 / (size * spatial))
+        if size == last:
+            values = size * spatial
+            return Ramp(stats.mean, gradient.var * (2 / values), gradient.mean / values)
+        share = gradient.mean.new_full((len(stats.mean), 1), 1 / (size * spatial))
         share[-1] = 1 / (last * spatial)
-        return Ramp(stats.mean, 2 * share * gradient.var, share * gradient.mean)
+        return Ramp(stats.mean, gradient.var * (2 * share), gradient.mean * share)
 
 
 @dataclass(frozen=True)

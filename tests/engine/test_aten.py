@@ -1,11 +1,11 @@
 import pytest
-import reference
 import torch
 from hypothesis import given
 from hypothesis import strategies as st
-from passes import ALL_DTYPES, check_draws, check_passes, dtypes, layouts, shapes, upstreams
 
+import reference
 from ghostnoise.engine import aten
+from passes import ALL_DTYPES, check_draws, check_passes, dtypes, layouts, shapes, upstreams
 
 # Of a sample of 60 elements: slices of one, of three and of all seven samples.
 SLICES = [1, 180, 10**6]

@@ -2,11 +2,11 @@ import pytest
 import torch
 from hypothesis import given
 from hypothesis import strategies as st
-from passes import ALL_DTYPES, batch, check_draws, check_passes, dtypes, layouts, shapes, tables, upstreams
 
 import ghostnoise
 from ghostnoise.engine import native
 from ghostnoise.moments import Moments
+from passes import ALL_DTYPES, batch, check_draws, check_passes, dtypes, layouts, shapes, tables, upstreams
 
 FOUND = native.library()
 # Every copy of the passes that this machine can run.

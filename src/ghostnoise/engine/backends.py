@@ -1,7 +1,7 @@
 """Which backend runs the passes: chosen for each tensor, or asked for by name.
 
-A backend is a module with the passes of `engine.aten` (`moments`, `transform`, `gradient_sums`, `input_gradient`,
-`scale_gradient`, `pool_rows`), and `missing()` and `refuses(x)`: why it cannot run here, or not on this tensor.
+A backend is a module with the passes and pools of `engine.aten`, and with `missing()` and `refuses(x)`: why it cannot
+run here, or not on this tensor.
 """
 
 import importlib
@@ -19,7 +19,7 @@ NAMES: tuple[Name, ...] = ("auto", "aten", "native", "triton")
 _chosen: Name = "auto"
 
 
-class backend:  # noqa: N801 - used as a function, like torch.set_grad_enabled
+class backend:
     """Set the backend of all layers and functions, or with `with` until the end of the block.
 
     "auto" takes the fastest one that can run a tensor: "native" on CPUs, "triton" on GPUs, else "aten", which runs

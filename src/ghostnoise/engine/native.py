@@ -150,11 +150,11 @@ def _pool(moments: Moments, sizes: list[int], *, others: bool, rows: int) -> Mom
 
 def _moment_pointers(moments: Moments) -> tuple[int, int]:
     """Of tables as `moments` makes them; no pointer to the variance of a single position, which is 0."""
-    return moments.mean.data_ptr(), moments.var.data_ptr() if moments.var.stride(0) else 0
+    return moments.mean.data_ptr(), 0 if 0 in moments.var.stride() else moments.var.data_ptr()
 
 
 class _Plan(NamedTuple):
-    """How a tensor lies in memory: positions or channels contiguous, the strides over B and over the other of the two."""
+    """How a tensor lies in memory: its positions or its channels contiguous, and the strides over B and the other."""
 
     last: bool
     batch_stride: int
@@ -162,14 +162,19 @@ class _Plan(NamedTuple):
 
 
 def _plans(x: Tensor) -> list[_Plan]:
-    """The ways in which x can be walked: both where there is a single position, or a single channel."""
-    batch, channel, *strides = x.stride()
-    dims = [(size, stride) for size, stride in zip(x.shape[2:], strides, strict=True) if size != 1]
+    return _plans_of(x.shape, x.stride())
+
+
+@functools.lru_cache(maxsize=4096)
+def _plans_of(shape: torch.Size, strides: tuple[int, ...]) -> list[_Plan]:
+    """The ways in which a tensor can be walked: both where there is a single position, or a single channel."""
+    batch, channel = strides[:2]
+    dims = [(size, stride) for size, stride in zip(shape[2:], strides[2:], strict=True) if size != 1]
     # The positions lie at one stride if each dimension steps over all of the next.
     if any(stride != size * step for (_, stride), (size, step) in pairwise(dims)):
         return []
     position = dims[-1][1] if dims else 1
-    plans = [_Plan(True, batch, position)] if channel == 1 or x.shape[1] == 1 else []
+    plans = [_Plan(True, batch, position)] if channel == 1 or shape[1] == 1 else []
     if position == 1:
         plans.insert(0 if dims else len(plans), _Plan(False, batch, channel))
     return plans

@@ -24,6 +24,7 @@ from torch import Tensor
 from torch.autograd import forward_ad
 
 from ghostnoise.engine import aten, backends
+from ghostnoise.ghosts import Who
 from ghostnoise.methods import Batch, Noise, NoiseMethod, Normalizer
 from ghostnoise.moments import Affine, Moments, arithmetic_dtype
 
@@ -95,10 +96,10 @@ def _decide(
     rstd = normalizer.rstd(stats.var)
     # x - mean is taken in the arithmetic of x, with a rounded mean; what rounding takes from it goes into the shift.
     center = stats.mean.to(dtype)
-    rest = rstd * (center.to(rstd.dtype) - stats.mean)
-    scale, shift, made = spread((rstd * weight).to(dtype)), rest * weight + bias, None
+    factor, lost, made = rstd * weight, center - stats.mean, None
+    scale = spread(factor.to(dtype))
     if noise is None:
-        shift = spread(shift.to(dtype))
+        shift = spread((factor * lost + bias).to(dtype))
     else:
         with torch.no_grad():
             whole = stats if len(stats.mean) == 1 else passes.everyone(moments, None)
@@ -107,9 +108,9 @@ def _decide(
             m, k = noise(Batch(moments, whole, unit, partial(passes.draws, dtype=dtype)))
             made = Noise(m.to(dtype) * spread(rstd.to(dtype)), k.to(dtype))
         scale = scale * made.scale
-        shift = bias - weight * made.scale * (made.shift - spread(rest.to(dtype)))
-    affine = Affine(spread(center), scale, shift.to(dtype))
-    return _Decision(Affine(*(table.expand_as(moments.mean) for table in affine)), stats, made)
+        shift = (bias - weight * made.scale * (made.shift - spread((rstd * lost).to(dtype)))).to(dtype)
+        shift = shift.expand_as(moments.mean)
+    return _Decision(Affine(spread(center), scale, shift), stats, made)
 
 
 def _composite(
@@ -143,7 +144,8 @@ class _Normalize(torch.autograd.Function):
             run = partial(_composite, normalizer=normalizer, noise=ctx.noise)
             pull = torch.func.vjp(lambda *inputs: run(*inputs)[0], x, weight, bias)[1]
             return *pull(dy), None, None
-        who, kept, dtype = normalizer.who, Moments(kept_mean, kept_var), arithmetic_dtype(x)
+        who: Who = normalizer.who
+        kept, dtype = Moments(kept_mean, kept_var), arithmetic_dtype(x)
         stats = who.recall(kept, ctx.passes)
         rstd, center = normalizer.rstd(stats.var), stats.mean.to(dtype)
         scale = rstd * weight
@@ -158,14 +160,14 @@ class _Normalize(torch.autograd.Function):
             total, moment = total * k, moment * k
             g_weight = -(shift * total).sum(0)
         a, d = who.total(total).to(rstd.dtype), who.total(moment).to(rstd.dtype)
-        d = d + (center.to(rstd.dtype) - stats.mean) * a
+        d = d + (center - stats.mean) * a
         g_weight = g_weight + (rstd * d).sum(0)
         dx = None
         if ctx.needs_input_grad[0]:
             gradient = Moments(-scale * a, normalizer.var_gradient(stats.var, rstd, weight * d))
             ramp = who.ramp(kept, stats, gradient, *_sizes(x))
             around = ramp.center.to(dtype)
-            offset = ramp.offset + ramp.slope * (around.to(rstd.dtype) - ramp.center)
+            offset = ramp.offset + ramp.slope * (around - ramp.center)
             factor = spread(scale) if k is None else spread(scale) * k
             dx = ctx.passes.input_gradient(dy, x, factor, spread(around), spread(ramp.slope), spread(offset))
         return dx, _like(g_weight, weight), _like(g_bias, bias), None, None

@@ -27,11 +27,12 @@ class Running(NamedTuple):
         with torch.no_grad():
             factor = self._factor(stats)
             pairs = [(old, stat) for old, stat in zip((self.mean, self.var), stats, strict=True) if old is not None]
-            moved = [old.to(stat.dtype).lerp(stat.flatten(), factor).to(old.dtype) for old, stat in pairs]
+            moved = [old.lerp(stat.to(old.dtype).flatten(), factor) for old, stat in pairs]
             # A sum is finite if and only if its terms are; the moved buffers tell of the statistics too.
-            finite = torch.isfinite(sum(table.sum(dtype=stats.mean.dtype) for table in (moved or stats)))
+            sums = [table.sum(dtype=stats.mean.dtype) for table in (moved or stats)]
+            finite = torch.isfinite(sums[0] + sums[-1])
             for (old, _), new in zip(pairs, moved, strict=True):
-                old.copy_(new.where(finite, old))
+                torch.where(finite, new, old, out=old)
             if self.num_batches_tracked is not None:
                 self.num_batches_tracked.add_(finite)
 
@@ -40,7 +41,8 @@ class Running(NamedTuple):
             return self.momentum
         if self.num_batches_tracked is None:
             raise ValueError("momentum=None: needs num_batches_tracked, the count of the cumulative average")
-        return (self.num_batches_tracked + 1).to(stats.mean.dtype).reciprocal()
+        dtype = stats.mean.dtype if self.mean is None else self.mean.dtype
+        return (self.num_batches_tracked + 1).to(dtype).reciprocal()
 
 
 # What the buffers follow, from the moments (B, C) of a batch and the statistics (R, C) that it was normalized with.

@@ -4,6 +4,9 @@
 
 #include <cstdint>
 #include <cstring>
+#if defined(__SSE2__)
+#include <immintrin.h>
+#endif
 
 namespace {
 
@@ -39,6 +42,30 @@ using float16 = _Float16;
 inline float load(float16 value) { return float(value); }
 inline void store(float16 &to, float value) { to = float16(value); }
 #endif
+
+// Writes 64 bytes past the caches, where there is an instruction for it: what is written is then not read first.
+inline void stream(void *to, const void *from) {
+#if defined(__AVX512F__)
+    _mm512_stream_si512(static_cast<__m512i *>(to), _mm512_load_si512(from));
+#elif defined(__AVX2__)
+    const __m256i *source = static_cast<const __m256i *>(from);
+    for (int k = 0; k < 2; ++k)
+        _mm256_stream_si256(static_cast<__m256i *>(to) + k, _mm256_load_si256(source + k));
+#elif defined(__SSE2__)
+    const __m128i *source = static_cast<const __m128i *>(from);
+    for (int k = 0; k < 4; ++k)
+        _mm_stream_si128(static_cast<__m128i *>(to) + k, _mm_load_si128(source + k));
+#else
+    std::memcpy(to, from, 64);
+#endif
+}
+
+// Makes what was streamed visible to the threads that come after.
+inline void fence() {
+#if defined(__SSE2__)
+    _mm_sfence();
+#endif
+}
 
 // Channels that one tile keeps in registers.
 constexpr i64 CHUNK = 64;

@@ -10,6 +10,8 @@
 
 #include "common.h"
 
+#include <type_traits>
+
 namespace {
 
 struct Shape {
@@ -21,6 +23,18 @@ struct Strides {  // over b, and over c (rows) or s (channels-last); the third i
 };
 
 constexpr i64 RUN = 256;   // positions that are summed in the arithmetic of x before they are added up in double
+constexpr i64 TILE = 128;  // channels whose accumulators fit the registers
+
+// Calls run with the width of a tile, as a constant where it is a common one: loops over a constant number of channels
+// keep their accumulators in registers.
+template <class Run> void with_width(i64 width, Run run) {
+    if (width == TILE)
+        run(std::integral_constant<i64, TILE>());
+    else if (width == TILE / 2)
+        run(std::integral_constant<i64, TILE / 2>());
+    else
+        run(width);
+}
 
 // Runs part(from, to) over S positions.
 template <class Part> void for_runs(i64 S, Part part) {
@@ -28,31 +42,53 @@ template <class Part> void for_runs(i64 S, Part part) {
         part(s, S - s < RUN ? S : s + RUN);
 }
 
-// Runs tile(b, first channel, channels) over all tiles, the last of a row of tiles narrower.
+// Runs row(i, j) over i < outer and j < inner.
+template <class Row> void for_pairs(i64 outer, i64 inner, int threads, Row row) {
+#pragma omp parallel num_threads(threads)
+    {
+#pragma omp for collapse(2) schedule(static)
+        for (i64 i = 0; i < outer; ++i)
+            for (i64 j = 0; j < inner; ++j)
+                row(i, j);
+        fence();
+    }
+}
+
+// Runs tile(b, first channel, channels) over all tiles, the last of a sample narrower.
 template <class Tile> void for_tiles(const Shape &n, int threads, Tile tile) {
-    const i64 tiles = (n.C + CHUNK - 1) / CHUNK;
-#pragma omp parallel for collapse(2) num_threads(threads) schedule(static)
-    for (i64 b = 0; b < n.B; ++b)
-        for (i64 t = 0; t < tiles; ++t) {
-            const i64 c = t * CHUNK;
-            tile(b, c, n.C - c < CHUNK ? n.C - c : CHUNK);
-        }
+    for_pairs(n.B, (n.C + TILE - 1) / TILE, threads, [&](i64 b, i64 t) {
+        const i64 c = t * TILE;
+        tile(b, c, n.C - c < TILE ? n.C - c : TILE);
+    });
 }
 
-// Runs row(b, s) over all samples and positions.
-template <class Row> void for_samples(const Shape &n, int threads, Row row) {
-#pragma omp parallel for collapse(2) num_threads(threads) schedule(static)
-    for (i64 b = 0; b < n.B; ++b)
-        for (i64 s = 0; s < n.S; ++s)
-            row(b, s);
+// Runs row(b, c), or in channels-last passes row(b, s).
+template <class Row> void for_rows(const Shape &n, int threads, Row row) { for_pairs(n.B, n.C, threads, row); }
+template <class Row> void for_samples(const Shape &n, int threads, Row row) { for_pairs(n.B, n.S, threads, row); }
+
+// Whether to write past the caches: a result that they could not hold anyway, in rows of whole, aligned lines.
+template <class T> bool streams(const Shape &n, i64 row, const T *to, Strides os) {
+    constexpr i64 LANES = 64 / sizeof(T), LARGE = i64(1) << 24;
+    const bool aligned = reinterpret_cast<std::uintptr_t>(to) % 64 == 0 && os.b % LANES == 0 && os.inner % LANES == 0;
+    return n.B * n.C * n.S * i64(sizeof(T)) >= LARGE && row % LANES == 0 && aligned;
 }
 
-// Runs row(b, c) over all samples and channels.
-template <class Row> void for_rows(const Shape &n, int threads, Row row) {
-#pragma omp parallel for num_threads(threads) schedule(static)
-    for (i64 b = 0; b < n.B; ++b)
-        for (i64 c = 0; c < n.C; ++c)
-            row(b, c);
+// Writes value(i) to a row.
+template <class T, class Value> void fill(T *to, i64 row, bool past_caches, Value value) {
+    constexpr i64 LANES = 64 / sizeof(T);
+    if (!past_caches) {
+#pragma omp simd
+        for (i64 i = 0; i < row; ++i)
+            store(to[i], value(i));
+        return;
+    }
+    for (i64 i = 0; i < row; i += LANES) {
+        alignas(64) T line[LANES];
+#pragma omp simd
+        for (i64 k = 0; k < LANES; ++k)
+            store(line[k], value(i + k));
+        stream(to + i, line);
+    }
 }
 
 // moments: two passes within a row; the second around a rough mean, so that nothing cancels.
@@ -91,14 +127,13 @@ template <class T> void moments_rows(Shape n, const T *x, Strides xs, double *me
     });
 }
 
-template <class T, i64 WIDE>
-void moments_tile(const Shape &n, const T *tile, i64 step, i64 width, double *mean, double *var) {
+template <class T, class Width>
+void moments_tile(const Shape &n, const T *tile, i64 step, Width wide, double *mean, double *var) {
     using A = typename Arithmetic<T>::type;
-    const i64 wide = WIDE ? WIDE : width;  // a constant width keeps the accumulators in registers
-    double sum[CHUNK] = {}, square[CHUNK] = {};
-    A rough[CHUNK];
+    double sum[TILE] = {}, square[TILE] = {};
+    A rough[TILE];
     for_runs(n.S, [&](i64 from, i64 to) {
-        A part[CHUNK] = {};
+        A part[TILE] = {};
         for (i64 s = from; s < to; ++s) {
             const T *row = tile + s * step;
 #pragma omp simd
@@ -113,7 +148,7 @@ void moments_tile(const Shape &n, const T *tile, i64 step, i64 width, double *me
         sum[c] = 0;
     }
     for_runs(n.S, [&](i64 from, i64 to) {
-        A part[CHUNK] = {}, part_square[CHUNK] = {};
+        A part[TILE] = {}, part_square[TILE] = {};
         for (i64 s = from; s < to; ++s) {
             const T *row = tile + s * step;
 #pragma omp simd
@@ -136,10 +171,7 @@ template <class T> void moments_last(Shape n, const T *x, Strides xs, double *me
     for_tiles(n, threads, [=](i64 b, i64 c, i64 width) {
         const T *tile = x + b * xs.b + c;
         double *to_mean = mean + b * n.C + c, *to_var = var + b * n.C + c;
-        if (width == CHUNK)
-            moments_tile<T, CHUNK>(n, tile, xs.inner, width, to_mean, to_var);
-        else
-            moments_tile<T, 0>(n, tile, xs.inner, width, to_mean, to_var);
+        with_width(width, [&](auto wide) { moments_tile(n, tile, xs.inner, wide, to_mean, to_var); });
     });
 }
 
@@ -148,26 +180,22 @@ template <class T> void moments_last(Shape n, const T *x, Strides xs, double *me
 template <class T, class A>
 void transform_rows(Shape n, const T *x, Strides xs, const A *center, i64 cs, const A *scale, i64 ks, const A *shift,
                     i64 hs, T *y, Strides ys, int threads) {
+    const bool past = streams(n, n.S, y, ys);
     for_rows(n, threads, [=](i64 b, i64 c) {
         const T *from = x + b * xs.b + c * xs.inner;
-        T *to = y + b * ys.b + c * ys.inner;
         const A m = center[b * cs + c], k = scale[b * ks + c], h = shift[b * hs + c];
-#pragma omp simd
-        for (i64 s = 0; s < n.S; ++s)
-            store(to[s], k * (load(from[s]) - m) + h);
+        fill(y + b * ys.b + c * ys.inner, n.S, past, [=](i64 s) { return k * (load(from[s]) - m) + h; });
     });
 }
 
 template <class T, class A>
 void transform_last(Shape n, const T *x, Strides xs, const A *center, i64 cs, const A *scale, i64 ks, const A *shift,
                     i64 hs, T *y, Strides ys, int threads) {
+    const bool past = streams(n, n.C, y, ys);
     for_samples(n, threads, [=](i64 b, i64 s) {
         const A *m = center + b * cs, *k = scale + b * ks, *h = shift + b * hs;
         const T *from = x + b * xs.b + s * xs.inner;
-        T *to = y + b * ys.b + s * ys.inner;
-#pragma omp simd
-        for (i64 c = 0; c < n.C; ++c)
-            store(to[c], k[c] * (load(from[c]) - m[c]) + h[c]);
+        fill(y + b * ys.b + s * ys.inner, n.C, past, [=](i64 c) { return k[c] * (load(from[c]) - m[c]) + h[c]; });
     });
 }
 
@@ -196,13 +224,12 @@ void sums_rows(Shape n, const T *dy, Strides ds, const T *x, Strides xs, const A
     });
 }
 
-template <class T, class A, i64 WIDE>
-void sums_tile(const Shape &n, const T *dy, i64 dy_step, const T *x, i64 x_step, const A *center, i64 width, A *total,
+template <class T, class A, class Width>
+void sums_tile(const Shape &n, const T *dy, i64 dy_step, const T *x, i64 x_step, const A *center, Width wide, A *total,
                A *moment) {
-    const i64 wide = WIDE ? WIDE : width;
-    double sum[CHUNK] = {}, product[CHUNK] = {};
+    double sum[TILE] = {}, product[TILE] = {};
     for_runs(n.S, [&](i64 from, i64 to) {
-        A part[CHUNK] = {}, part_product[CHUNK] = {};
+        A part[TILE] = {}, part_product[TILE] = {};
         for (i64 s = from; s < to; ++s) {
             const T *gradient = dy + s * dy_step, *row = x + s * x_step;
 #pragma omp simd
@@ -229,12 +256,9 @@ void sums_last(Shape n, const T *dy, Strides ds, const T *x, Strides xs, const A
     for_tiles(n, threads, [=](i64 b, i64 c, i64 width) {
         const T *gradient = dy + b * ds.b + c, *tile = x + b * xs.b + c;
         const i64 at = b * n.C + c;
-        if (width == CHUNK)
-            sums_tile<T, A, CHUNK>(n, gradient, ds.inner, tile, xs.inner, center + b * cs + c, width, total + at,
-                                   moment + at);
-        else
-            sums_tile<T, A, 0>(n, gradient, ds.inner, tile, xs.inner, center + b * cs + c, width, total + at,
-                               moment + at);
+        with_width(width, [&](auto wide) {
+            sums_tile(n, gradient, ds.inner, tile, xs.inner, center + b * cs + c, wide, total + at, moment + at);
+        });
     });
 }
 
@@ -243,26 +267,24 @@ void sums_last(Shape n, const T *dy, Strides ds, const T *x, Strides xs, const A
 template <class T, class A>
 void gradient_rows(Shape n, const T *dy, Strides ds, const T *x, Strides xs, const A *scale, i64 ks, const A *center,
                    i64 cs, const A *slope, i64 ps, const A *offset, i64 qs, T *dx, Strides os, int threads) {
+    const bool past = streams(n, n.S, dx, os);
     for_rows(n, threads, [=](i64 b, i64 c) {
         const T *gradient = dy + b * ds.b + c * ds.inner, *row = x + b * xs.b + c * xs.inner;
-        T *to = dx + b * os.b + c * os.inner;
         const A k = scale[b * ks + c], m = center[b * cs + c], p = slope[b * ps + c], q = offset[b * qs + c];
-#pragma omp simd
-        for (i64 s = 0; s < n.S; ++s)
-            store(to[s], k * load(gradient[s]) + (p * (load(row[s]) - m) + q));
+        fill(dx + b * os.b + c * os.inner, n.S, past,
+             [=](i64 s) { return k * load(gradient[s]) + (p * (load(row[s]) - m) + q); });
     });
 }
 
 template <class T, class A>
 void gradient_last(Shape n, const T *dy, Strides ds, const T *x, Strides xs, const A *scale, i64 ks, const A *center,
                    i64 cs, const A *slope, i64 ps, const A *offset, i64 qs, T *dx, Strides os, int threads) {
+    const bool past = streams(n, n.C, dx, os);
     for_samples(n, threads, [=](i64 b, i64 s) {
         const A *k = scale + b * ks, *m = center + b * cs, *p = slope + b * ps, *q = offset + b * qs;
         const T *gradient = dy + b * ds.b + s * ds.inner, *row = x + b * xs.b + s * xs.inner;
-        T *to = dx + b * os.b + s * os.inner;
-#pragma omp simd
-        for (i64 c = 0; c < n.C; ++c)
-            store(to[c], k[c] * load(gradient[c]) + (p[c] * (load(row[c]) - m[c]) + q[c]));
+        fill(dx + b * os.b + s * os.inner, n.C, past,
+             [=](i64 c) { return k[c] * load(gradient[c]) + (p[c] * (load(row[c]) - m[c]) + q[c]); });
     });
 }
 
@@ -270,25 +292,21 @@ void gradient_last(Shape n, const T *dy, Strides ds, const T *x, Strides xs, con
 
 template <class T, class A>
 void rescale_rows(Shape n, const T *dy, Strides ds, const A *scale, i64 ks, T *dx, Strides os, int threads) {
+    const bool past = streams(n, n.S, dx, os);
     for_rows(n, threads, [=](i64 b, i64 c) {
         const T *gradient = dy + b * ds.b + c * ds.inner;
-        T *to = dx + b * os.b + c * os.inner;
         const A k = scale[b * ks + c];
-#pragma omp simd
-        for (i64 s = 0; s < n.S; ++s)
-            store(to[s], k * load(gradient[s]));
+        fill(dx + b * os.b + c * os.inner, n.S, past, [=](i64 s) { return k * load(gradient[s]); });
     });
 }
 
 template <class T, class A>
 void rescale_last(Shape n, const T *dy, Strides ds, const A *scale, i64 ks, T *dx, Strides os, int threads) {
+    const bool past = streams(n, n.C, dx, os);
     for_samples(n, threads, [=](i64 b, i64 s) {
         const A *k = scale + b * ks;
         const T *gradient = dy + b * ds.b + s * ds.inner;
-        T *to = dx + b * os.b + s * os.inner;
-#pragma omp simd
-        for (i64 c = 0; c < n.C; ++c)
-            store(to[c], k[c] * load(gradient[c]));
+        fill(dx + b * os.b + s * os.inner, n.C, past, [=](i64 c) { return k[c] * load(gradient[c]); });
     });
 }
 

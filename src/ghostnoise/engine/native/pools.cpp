@@ -68,13 +68,14 @@ template <class M> void others_tile(const Block<M> &x, i64 wide, double *mean, d
             extreme[c] = more ? k : extreme[c];
         }
     const double others = double(x.n - 1);
+    for (i64 k = 0; k < x.n; ++k)
+#pragma omp simd
+        for (i64 c = 0; c < wide; ++c)
+            sum[c] += k == extreme[c] ? 0 : x.m(k, c);
     for (i64 c = 0; c < wide; ++c) {
-        const double outlier = x.m(extreme[c], c);
-        double rest = 0;
-        for (i64 k = 0; k < x.n; ++k)
-            rest += k == extreme[c] ? 0 : x.m(k, c);
-        center[c] = rest / others;
-        own[c] = outlier - center[c];
+        center[c] = sum[c] / others;
+        sum[c] = 0;
+        own[c] = x.m(extreme[c], c) - center[c];
         own_square[c] = x.v(extreme[c], c) + own[c] * own[c];
     }
     for (i64 k = 0; k < x.n; ++k)
@@ -98,6 +99,14 @@ template <class M> void others_tile(const Block<M> &x, i64 wide, double *mean, d
         }
 }
 
+// A few lanes in a register, whatever its width: the compiler cuts 64 bytes into what the instruction set has.
+template <class D> struct Pack {
+    static constexpr i64 LANES = 64 / sizeof(D), PER_CHUNK = CHUNK / LANES;
+    D lanes __attribute__((vector_size(64)));
+
+    void load(const D *from) { std::memcpy(&lanes, from, 64); }
+};
+
 // draws: for each of K rows of indices (K, N), the moments of the N drawn samples, the mean around `around`. Each drawn
 // row is read once for both moments, around the first drawn one: an outlier that was not drawn cannot cost digits, and
 // one that was drawn makes the variance large. D is the type that drawn rows are read in. For float, the rows are first
@@ -105,7 +114,8 @@ template <class M> void others_tile(const Block<M> &x, i64 wide, double *mean, d
 template <class M, class D>
 void draws_tile(const Block<M> &x, i64 wide, i64 K, i64 N, const i64 *indices, const double *around, D *mean, D *var) {
     // No std::vector: its code would be shared by the copies for different instruction sets.
-    D *rows = static_cast<D *>(std::malloc(std::size_t(x.n) * 2 * CHUNK * sizeof(D)));
+    const i64 step = x.var ? 2 * CHUNK : CHUNK;  // of a copied row: means, then variances
+    D *rows = static_cast<D *>(std::malloc(std::size_t(x.n * step) * sizeof(D)));
     double reference[CHUNK];
     for (i64 c = 0; c < wide; ++c) {
         const double a = x.m(0, c), b = x.m(x.n / 2, c), e = x.m(x.n - 1, c);
@@ -113,28 +123,37 @@ void draws_tile(const Block<M> &x, i64 wide, i64 K, i64 N, const i64 *indices, c
         reference[c] = e < low ? low : e > high ? high : e;
     }
     for (i64 k = 0; k < x.n; ++k) {
-        D *to = rows + k * 2 * CHUNK;
-        for (i64 c = 0; c < CHUNK; ++c) {
+        D *to = rows + k * step;
+        for (i64 c = 0; c < CHUNK; ++c)
             to[c] = c < wide ? D(x.m(k, c) - reference[c]) : 0;
+        for (i64 c = 0; x.var && c < CHUNK; ++c)
             to[CHUNK + c] = c < wide ? D(x.v(k, c)) : 0;
-        }
     }
     const auto pool = [&](auto with_var) {
         for (i64 k = 0; k < K; ++k) {
             const i64 *drawn = indices + k * N;
-            const D *first = rows + drawn[0] * 2 * CHUNK;
-            D sum[CHUNK] = {}, square[CHUNK] = {};
+            const D *first = rows + drawn[0] * step;
+            Pack<D> base[Pack<D>::PER_CHUNK], sums[Pack<D>::PER_CHUNK] = {}, squares[Pack<D>::PER_CHUNK] = {};
+            for (i64 p = 0; p < Pack<D>::PER_CHUNK; ++p)
+                base[p].load(first + p * Pack<D>::LANES);
             for (i64 j = 0; j < N; ++j) {
-                const D *row = rows + drawn[j] * 2 * CHUNK;
-#pragma omp simd
-                for (i64 c = 0; c < CHUNK; ++c) {
-                    const D d = row[c] - first[c];
-                    sum[c] += d;
-                    square[c] += d * d;
-                    if constexpr (decltype(with_var)::value)
-                        square[c] += row[CHUNK + c];
+                const D *row = rows + drawn[j] * step;
+#pragma GCC unroll 8
+                for (i64 p = 0; p < Pack<D>::PER_CHUNK; ++p) {
+                    Pack<D> d;
+                    d.load(row + p * Pack<D>::LANES);
+                    d.lanes -= base[p].lanes;
+                    sums[p].lanes += d.lanes;
+                    squares[p].lanes += d.lanes * d.lanes;
+                    if constexpr (decltype(with_var)::value) {
+                        d.load(row + CHUNK + p * Pack<D>::LANES);
+                        squares[p].lanes += d.lanes;
+                    }
                 }
             }
+            D sum[CHUNK], square[CHUNK];
+            std::memcpy(sum, sums, sizeof(sum));
+            std::memcpy(square, squares, sizeof(square));
             const D share = D(1) / D(N);
             for (i64 c = 0; c < wide; ++c) {
                 const D d = sum[c] * share, value = square[c] * share - d * d;

@@ -1,0 +1,1 @@
+"""What `ghostnoise bench` runs: our layers beside `nn.BatchNorm`, other libraries and the bandwidth limit."""

@@ -1,0 +1,108 @@
+"""The layers that are measured against each other on a row."""
+
+from collections.abc import Callable
+from contextlib import AbstractContextManager, nullcontext
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor, nn
+
+import ghostnoise
+from ghostnoise import doctor
+from ghostnoise.bench import peers
+from ghostnoise.bench.rows import Row
+from ghostnoise.engine import backends
+
+LOOP_ROUNDS = 2  # the loop over samples takes seconds
+
+
+@dataclass(frozen=True)
+class Contender:
+    """A layer in training mode; `kind` is "torch", "ours" or "peer", and only ours has a backend.
+
+    `noise` says that no gradient flows through statistics: less has to be read and written.
+    """
+
+    method: str
+    kind: str
+    layer: nn.Module
+    backend: backends.Name | None = None
+    noise: bool = False
+    most_rounds: int | None = None
+
+    @property
+    def name(self) -> str:
+        """The method, and the backend if it has one."""
+        return f"{self.method} ({self.backend})" if self.backend else self.method
+
+    def running(self) -> AbstractContextManager[None]:
+        """Where the layer has to be called."""
+        return backends.backend(self.backend) if self.backend else nullcontext()
+
+    def step(self, x: Tensor, dy: Tensor) -> Callable[[], object]:
+        """Forward and backward; the gradients of x and of the parameters are made afresh, and freed."""
+        wanted = [x, *self.layer.parameters()]
+
+        def run() -> object:
+            with self.running():
+                return torch.autograd.grad(self.layer(x), wanted, dy)
+
+        return run
+
+
+def contenders(row: Row, usable: list[backends.Name], device: torch.device) -> list[Contender]:
+    """The layer of `torch.nn` first, ours on each backend, then peers."""
+    method, layer = row.baseline()
+    found = [Contender(method, "torch", layer(row.channels))]
+    for name in usable:
+        found += [Contender(method, "ours", layer, name) for method, layer in normalizers(row).items()]
+        found += [Contender(method, "ours", layer, name, noise=True) for method, layer in noises(row).items()]
+    found += [Contender(method, "peer", layer) for method, layer in peers.ghost_batch_norms(row).items()]
+    loop = peers.NaiveGhostNoise(row.ghost_size, channel_dim=-1 if row.tokens else 1)
+    found.append(Contender(f"naive GNI-{row.ghost_size}", "peer", loop, noise=True, most_rounds=LOOP_ROUNDS))
+    for contender in found:
+        contender.layer.to(device)
+    return found
+
+
+def normalizers(row: Row) -> dict[str, nn.Module]:
+    """Ours that hold batch-norm state, for images and features."""
+    if row.tokens:
+        return {}
+    c, n, d = row.channels, row.ghost_size, "2d" if row.images else "1d"
+    kind = "conv" if row.images else "fc"
+    return {
+        "BN": getattr(ghostnoise, f"BatchNorm{d}")(c),
+        f"GBN-{n}": getattr(ghostnoise, f"GhostBatchNorm{d}")(c, ghost_size=n),
+        f"XBN-{n}": getattr(ghostnoise, f"ExclusiveBatchNorm{d}")(c, ghost_size=n),
+        f"BN+GNI-{n}": getattr(ghostnoise, f"GhostNoiseBatchNorm{d}")(c, ghost_size=n),
+        f"BN+AGNI-{n}": getattr(ghostnoise, f"AnalyticalGhostNoiseBatchNorm{d}")(c, ghost_size=n, kind=kind),
+    }
+
+
+def noises(row: Row) -> dict[str, nn.Module]:
+    """Ours that stand alone."""
+    n, channel_dim = row.ghost_size, -1 if row.tokens else 1
+    noises: dict[str, nn.Module] = {f"GNI-{n}": ghostnoise.GhostNoise(n, channel_dim=channel_dim)}
+    if row.tokens:
+        noises[f"AGNI-{n}"] = ghostnoise.AnalyticalGhostNoise(n, kind="conv", channel_dim=channel_dim)
+    return noises
+
+
+def usable_backends(device: torch.device) -> tuple[list[backends.Name], list[str]]:
+    """The backends that can run on `device`, and a line for each that cannot."""
+    usable: list[backends.Name] = []
+    reasons: list[str] = []
+    for name in backends.NAMES:
+        if name == "auto":
+            continue
+        why = doctor.reason(name)
+        if why is None and name != "aten":
+            why = backends._module(name).refuses(torch.empty(2, 3, 4, device=device))
+        if why is None and name == "triton" and device.type == "cpu":
+            why = "on a CPU it runs in Triton's interpreter, which says nothing of its speed"
+        if why:
+            reasons.append(f"backend {name} is left out: {why}")
+        else:
+            usable.append(name)
+    return usable, reasons

@@ -1,0 +1,70 @@
+"""`ghostnoise bench layers`: forward + backward of single layers."""
+
+from collections.abc import Callable
+from dataclasses import asdict
+
+import torch
+
+from ghostnoise.bench import limit, peers
+from ghostnoise.bench.contenders import contenders, usable_backends
+from ghostnoise.bench.rows import Row, rows
+from ghostnoise.bench.settings import Record, Settings, conditions
+from ghostnoise.bench.timing import Length, Timing, interleave
+from ghostnoise.engine.backends import Name
+
+LIMITS = {False: "bandwidth limit", True: "limit for noise"}
+
+
+def plan(settings: Settings) -> tuple[list[Row], list[str]]:
+    """The rows, and a line for everything that is left out of them."""
+    return rows(settings), [*usable_backends(settings.device)[1], *peers.absent()]
+
+
+def measure(row: Row, settings: Settings, on_progress: Callable[[float], object]) -> list[Record]:
+    """Time every contender on a row, and the bandwidth limits beside them; a record for each."""
+    torch.manual_seed(0)
+    usable: list[Name] = usable_backends(settings.device)[0]
+    found = contenders(row, usable, settings.device)
+    x, dy = row.draw(settings.device)
+    steps = {contender.name: contender.step(x, dy) for contender in found}
+    steps |= {name: limit.streams(x, noise) for noise, name in LIMITS.items()}
+    timings = interleave(
+        steps,
+        Length(settings.seconds, settings.rounds, warmup=1 if settings.quick else 2),
+        most_rounds={contender.name: contender.most_rounds for contender in found if contender.most_rounds},
+        synchronize=synchronizer(settings.device),
+        on_progress=on_progress,
+    )
+    shared = {"bench": "layers", "row": row.name, "shape": row.size, "memory_format": row.memory_format}
+    baseline = timings[found[0].name]
+    records = [
+        shared
+        | {"contender": contender.method, "kind": contender.kind, "backend": contender.backend or ""}
+        | times(timings[contender.name], baseline)
+        | {"over_limit": over_limit(timings, contender.name, LIMITS[contender.noise])}
+        for contender in found
+    ]
+    records += [
+        shared
+        | {"contender": name, "kind": "limit", "backend": ""}
+        | times(timings[name], baseline)
+        | {"over_limit": 1.0}
+        for name in LIMITS.values()
+    ]
+    return [record | conditions(settings) for record in records]
+
+
+def times(timing: Timing, baseline: Timing) -> Record:
+    """Milliseconds, and the ratios to the baseline of the same row: of the medians, and of the best times."""
+    fields = {key if key == "n" else f"{key}_ms": value for key, value in asdict(timing).items()}
+    return fields | {"ratio_p50": timing.p50 / baseline.p50, "ratio_best": timing.best / baseline.best}
+
+
+def over_limit(timings: dict[str, Timing], name: str, limit_name: str) -> float:
+    """The ratio of the medians of a contender and its limit."""
+    return timings[name].p50 / timings[limit_name].p50
+
+
+def synchronizer(device: torch.device) -> Callable[[], object]:
+    """Wait for the device: an accelerator runs behind the clock."""
+    return (lambda: None) if device.type == "cpu" else lambda: torch.accelerator.synchronize(device)

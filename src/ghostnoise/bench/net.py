@@ -1,0 +1,110 @@
+"""`ghostnoise bench net`: a full training step of a network: forward, loss, backward, SGD."""
+
+from collections.abc import Callable
+from contextlib import nullcontext
+from dataclasses import dataclass
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor, nn
+
+import ghostnoise
+from ghostnoise.bench import networks
+from ghostnoise.bench.contenders import usable_backends
+from ghostnoise.bench.layers import synchronizer, times
+from ghostnoise.bench.networks import Norm
+from ghostnoise.bench.settings import Record, Settings, conditions
+from ghostnoise.bench.timing import Length, interleave
+from ghostnoise.engine import backends
+
+METHODS: dict[str, Norm] = {
+    "GNI-16": lambda channels: ghostnoise.GhostNoiseBatchNorm2d(channels, ghost_size=16),
+    "GBN-16": lambda channels: ghostnoise.GhostBatchNorm2d(channels, ghost_size=16),
+    "XBN-32": lambda channels: ghostnoise.ExclusiveBatchNorm2d(channels, ghost_size=32),
+}
+
+
+@dataclass(frozen=True)
+class Row:
+    """A network, and the batch that it trains on."""
+
+    network: str
+    build: Callable[[Norm], nn.Module]
+    shape: tuple[int, ...]
+    memory_format: str = "contiguous"
+
+    @property
+    def name(self) -> str:
+        """What the row is called in tables."""
+        return f"{self.network} batch {self.shape[0]} {self.memory_format}"
+
+
+def plan(settings: Settings) -> tuple[list[Row], list[str]]:
+    """The rows, and a line for everything that is left out of them."""
+    side = 8 if settings.quick else 32
+    every = [
+        Row(network, build, (settings.batch or batch, 3, side, side), form)
+        for form in ("contiguous", "channels_last")
+        for network, build, batch in _networks(settings.quick)
+        if form in settings.formats
+    ]
+    return [row for row in every if settings.selects(row.name)], usable_backends(settings.device)[1]
+
+
+def measure(row: Row, settings: Settings, on_progress: Callable[[float], object]) -> list[Record]:
+    """Time a training step with each method; a record for each."""
+    device = settings.device
+    form = torch.channels_last if row.memory_format == "channels_last" else torch.contiguous_format
+    generator = torch.Generator().manual_seed(0)
+    images = torch.randn(row.shape, generator=generator).to(device, memory_format=form)
+    labels = torch.randint(10, row.shape[:1], generator=generator).to(device)
+
+    def step(norm: Norm, backend: backends.Name | None) -> Callable[[], None]:
+        torch.manual_seed(0)
+        model = row.build(norm).to(device, memory_format=form)  # type: ignore[call-overload]
+        return training_step(model, images, labels, backend)
+
+    baseline = ("nn.BatchNorm2d", "torch", "")
+    steps = {baseline: step(nn.BatchNorm2d, None)}
+    for backend in usable_backends(device)[0]:
+        steps |= {(method, "ours", str(backend)): step(norm, backend) for method, norm in METHODS.items()}
+    timings = interleave(
+        {"|".join(key): run for key, run in steps.items()},
+        Length(settings.seconds, settings.rounds, warmup=1 if settings.quick else 2),
+        synchronize=synchronizer(device),
+        on_progress=on_progress,
+    )
+    size = "x".join(map(str, row.shape))
+    shared = {"bench": "net", "row": row.name, "shape": size, "memory_format": row.memory_format}
+    return [
+        shared
+        | {"contender": method, "kind": kind, "backend": backend}
+        | times(timings["|".join((method, kind, backend))], timings["|".join(baseline)])
+        | conditions(settings)
+        for method, kind, backend in steps
+    ]
+
+
+def training_step(
+    model: nn.Module, images: Tensor, labels: Tensor, backend: backends.Name | None = None
+) -> Callable[[], None]:
+    """A step of SGD with momentum on the cross entropy."""
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.01, momentum=0.9, weight_decay=5e-4)
+
+    def run() -> None:
+        with backends.backend(backend) if backend else nullcontext():
+            loss = F.cross_entropy(model(images), labels)
+            loss.backward()
+        optimizer.step()
+        optimizer.zero_grad()
+
+    return run
+
+
+def _networks(quick: bool) -> list[tuple[str, Callable[[Norm], nn.Module], int]]:
+    if quick:
+        return [
+            ("resnet-20", lambda norm: networks.resnet20(norm, width=2), 32),
+            ("resnet-18", lambda norm: networks.resnet18(norm, width=2), 32),
+        ]
+    return [("resnet-20", networks.resnet20, 128), ("resnet-18", networks.resnet18, 32)]

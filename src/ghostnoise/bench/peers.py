@@ -1,0 +1,122 @@
+"""What others have: ghost batch norm of two libraries, and the loop that the definition of ghost noise asks for.
+
+The libraries are used where they are installed, and named as absent where they are not.
+"""
+
+import importlib.util
+import sys
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from types import ModuleType
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from ghostnoise.bench.rows import Row
+
+# Without dependencies: the one module that is measured needs torch and numpy alone, and mosaicml would bring dozens.
+REMEDIES = {"Composer": "pip install --no-deps mosaicml", "tabnet": "pip install --no-deps pytorch-tabnet"}
+
+
+def composer() -> Any | None:
+    """Composer's module of ghost batch norm, or None.
+
+    It is loaded as a single file, with stand-ins for the parts of Composer that only its trainer uses: importing the
+    package would need all of its dependencies.
+    """
+    package = importlib.util.find_spec("composer")
+    for folder in (package.submodule_search_locations or ()) if package else ():
+        path = Path(folder, "algorithms", "ghost_batchnorm", "ghost_batchnorm.py")
+        spec = importlib.util.spec_from_file_location("ghostnoise_bench_composer", path)
+        if path.is_file() and spec and spec.loader:
+            module = importlib.util.module_from_spec(spec)
+            with _composer_stand_ins():
+                spec.loader.exec_module(module)
+            return module
+    return None
+
+
+def tabnet() -> Any | None:
+    """pytorch-tabnet's module of ghost batch norm, or None."""
+    if importlib.util.find_spec("pytorch_tabnet") is None:
+        return None
+    return importlib.import_module("pytorch_tabnet.tab_network")
+
+
+def absent() -> list[str]:
+    """A line for each library that is not installed, with what would bring it."""
+    found = {"Composer": composer(), "tabnet": tabnet()}
+    return [f"{name}'s ghost batch norm is absent: {REMEDIES[name]}" for name, module in found.items() if not module]
+
+
+def ghost_batch_norms(row: Row) -> dict[str, nn.Module]:
+    """The libraries' layers for this row, by name."""
+    layers: dict[str, nn.Module] = {}
+    if row.tokens:
+        return layers
+    if module := composer():
+        wrapper = module.GhostBatchNorm2d if row.images else module.GhostBatchNorm1d
+        base = row.baseline()[1](row.channels)
+        layers[f"Composer GBN-{row.ghost_size}"] = wrapper(base_batchnorm=base, ghost_batch_size=row.ghost_size)
+    if module := tabnet():
+        layer = module.GBN(row.channels, virtual_batch_size=row.ghost_size)
+        layers[f"tabnet GBN-{row.ghost_size}"] = OverPositions(layer) if row.images else layer
+    return layers
+
+
+class OverPositions(nn.Module):
+    """View images (B, C, H, W) as (B, C, S), in either memory format, for a layer that takes no more dimensions."""
+
+    def __init__(self, layer: nn.Module) -> None:
+        super().__init__()
+        self.layer = layer
+
+    def forward(self, x: Tensor) -> Tensor:
+        """Apply the layer."""
+        y: Tensor = self.layer(x.flatten(2))
+        return y.reshape(x.shape)
+
+
+class NaiveGhostNoise(nn.Module):
+    """Ghost noise as its definition reads: for each sample, draw samples, take their statistics, inject (eq. 10)."""
+
+    def __init__(self, ghost_size: int, channel_dim: int = 1, eps: float = 1e-3) -> None:
+        super().__init__()
+        self.ghost_size, self.channel_dim, self.eps = ghost_size, channel_dim, eps
+
+    def forward(self, x: Tensor) -> Tensor:
+        """Inject noise, one sample at a time."""
+        x = x.movedim(self.channel_dim, 1)
+        around = [0, *range(2, x.ndim)]
+        with torch.no_grad():
+            var, mean = torch.var_mean(x, around, correction=0, keepdim=True)
+        samples = []
+        for k in range(len(x)):
+            with torch.no_grad():
+                drawn = x[torch.randint(len(x), (self.ghost_size,), device=x.device)]
+                ghost_var, ghost_mean = torch.var_mean(drawn, around, correction=0, keepdim=True)
+                ratio = ((ghost_var + self.eps) / (var + self.eps)).sqrt()
+            samples.append((x[k : k + 1] - (ghost_mean - mean)) / ratio)
+        return torch.cat(samples).movedim(1, self.channel_dim)
+
+
+@contextmanager
+def _composer_stand_ins() -> Iterator[None]:
+    parts = {"core": ("Algorithm", "Event", "State"), "loggers": ("Logger",), "utils": ("module_surgery",)}
+    stand_ins = {"composer": ModuleType("composer")}
+    for name, contents in parts.items():
+        stand_ins[f"composer.{name}"] = module = ModuleType(f"composer.{name}")
+        for content in contents:
+            setattr(module, content, type(content, (), {}))
+    before = {name: sys.modules.get(name) for name in stand_ins}
+    sys.modules.update(stand_ins)
+    try:
+        yield
+    finally:
+        for name, module_before in before.items():
+            if module_before is None:
+                del sys.modules[name]
+            else:
+                sys.modules[name] = module_before

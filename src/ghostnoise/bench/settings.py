@@ -1,0 +1,47 @@
+"""What is to be measured, and on what."""
+
+from dataclasses import dataclass
+from datetime import date
+from typing import Any
+
+import torch
+
+import ghostnoise
+from ghostnoise import doctor
+from ghostnoise.bench import allocator
+
+Record = dict[str, Any]
+
+
+@dataclass(frozen=True)
+class Settings:
+    """The options of a run; a row is measured for `seconds`, or `rounds` times if that is given."""
+
+    bench: str
+    device: torch.device
+    formats: tuple[str, ...] = ("contiguous", "channels_last")
+    only: tuple[str, ...] = ()
+    quick: bool = False
+    seconds: float = 15.0
+    rounds: int | None = None
+    batch: int | None = None
+
+    def selects(self, name: str) -> bool:
+        """Whether the row of this name is asked for."""
+        return not self.only or any(text in name for text in self.only)
+
+
+def conditions(settings: Settings) -> Record:
+    """What a number is worth nothing without: machine, threads, versions, allocator and date."""
+    on_cpu = settings.device.type == "cpu"
+    return {
+        "dtype": "float32",
+        "device": str(settings.device),
+        "device_name": doctor.cpu()[0] if on_cpu else torch.get_device_module(settings.device).get_device_name(),
+        "threads": torch.get_num_threads(),
+        "torch": str(torch.__version__),
+        "ghostnoise": ghostnoise.__version__,
+        "allocator": allocator.active(),
+        "quick": settings.quick,
+        "date": date.today().isoformat(),
+    }

@@ -1,0 +1,102 @@
+"""Records as tables in the terminal."""
+
+import itertools
+import math
+import statistics
+
+from rich import box
+from rich.table import Table
+
+from ghostnoise.bench.settings import Record
+
+STYLES = {"torch": "bold", "peer": "", "limit": "dim", "ours": "cyan"}
+
+
+def name(record: Record) -> str:
+    """The contender, and its backend if it has one."""
+    return f"{record['contender']} ({record['backend']})" if record["backend"] else str(record["contender"])
+
+
+def row_table(records: list[Record]) -> Table:
+    """The contenders of one row."""
+    return _memory_table(records) if records[0]["bench"] == "memory" else _time_table(records)
+
+
+def summary_table(records: list[Record]) -> Table | None:
+    """Ratios of medians to `torch.nn`'s layer: geometric means and the worst over the image rows, and the other rows.
+
+    None where the rows' own tables say it all.
+    """
+    if records[0]["bench"] != "layers" or len({record["row"] for record in records}) < 2:
+        return None
+    images = [record for record in records if str(record["shape"]).count("x") == 3]
+    formats = list(dict.fromkeys(record["memory_format"] for record in images))
+    others = list(dict.fromkeys(record["row"] for record in records if record not in images))
+    columns = [
+        *("mean,\n" + form.replace("_", "\n") for form in formats),
+        *(["worst\nimage"] if images else []),
+        *others,
+    ]
+    table = _table(columns, f"p50 ratios to nn.BatchNorm*d or nn.LayerNorm, {records[0]['allocator']} allocator")
+    kinds = {name(record): record["kind"] for record in records if record["kind"] != "torch"}
+    for contender, kind in kinds.items():
+        ratios = {record["row"]: record["ratio_p50"] for record in records if name(record) == contender}
+        of_images = {
+            form: [
+                ratios[record["row"]]
+                for record in images
+                if name(record) == contender and record["memory_format"] == form
+            ]
+            for form in formats
+        }
+        cells = [geometric_mean(of_images[form]) for form in formats]
+        cells += [max(itertools.chain(*of_images.values()), default=math.nan)] if images else []
+        cells += [ratios.get(row, math.nan) for row in others]
+        table.add_row(contender, *map(_number, cells), style=STYLES[kind])
+    return table
+
+
+def geometric_mean(ratios: list[float]) -> float:
+    """The mean of ratios; not a number if there are none."""
+    return statistics.geometric_mean(ratios) if ratios else math.nan
+
+
+def _time_table(records: list[Record]) -> Table:
+    limited = any("over_limit" in record for record in records)
+    columns = ["p20\nms", "p50\nms", "p80\nms", "p50\nratio", "best\nratio", *(["over\nlimit"] if limited else []), "n"]
+    table = _table(columns, f"{records[0]['row']}: ratios to {records[0]['contender']}")
+    for record in records:
+        keys = ("p20_ms", "p50_ms", "p80_ms", "ratio_p50", "ratio_best", "over_limit")
+        cells = [_number(record[key]) for key in keys if key in record]
+        table.add_row(name(record), *cells, str(record["n"]), style=STYLES[record["kind"]])
+    return table
+
+
+def _memory_table(records: list[Record]) -> Table:
+    first = records[0]
+    title = f"{first['row']}: x is {_mega(first['x_bytes'])} MB, a table 4·B·C bytes"
+    columns = ["saves\nx", "tables\nsaved", "tables\nheld", "kept\nMB", "ratio", "peak\nMB", "ratio"]
+    table = _table(columns, title)
+    for record in records:
+        saves = "yes" if record["saved_x_bytes"] else "no"
+        tables = [_number(record[key]) for key in ("tables_saved", "tables_held")]
+        kept = _mega(record["saved_x_bytes"] + record["held_bytes"])
+        cells = [kept, _number(record["ratio_kept"]), _mega(record["peak_bytes"]), _number(record["ratio_peak"])]
+        table.add_row(name(record), saves, *tables, *cells, style=STYLES[record["kind"]])
+    return table
+
+
+def _table(columns: list[str], title: str) -> Table:
+    table = Table(title=title, title_justify="left", title_style="bold", box=box.SIMPLE_HEAD, pad_edge=False)
+    table.add_column("", no_wrap=True)
+    for heading in columns:
+        table.add_column(heading, justify="right", no_wrap=True)
+    return table
+
+
+def _number(value: float) -> str:
+    return "" if math.isnan(value) else f"{value:.0f}" if value >= 100 else f"{value:.2f}"
+
+
+def _mega(size: int) -> str:
+    return _number(size / 1e6)

@@ -1,0 +1,71 @@
+"""What `ghostnoise doctor` says: versions, the CPU, and which backends are usable and why not."""
+
+import platform
+from pathlib import Path
+
+import numpy
+import torch
+
+import ghostnoise
+from ghostnoise.engine import backends
+
+CPUINFO = Path("/proc/cpuinfo")
+# What decides how fast the passes can be; the rest of the flags would only hide it.
+FEATURES = (
+    "sse4_2", "avx", "f16c", "fma", "avx2", "avx512f", "avx512bw", "avx512vl", "avx512_bf16", "avx512_fp16", "amx_bf16",
+    "asimd", "asimdhp", "sve", "sve2", "bf16",
+)  # fmt: skip
+
+
+def report() -> str:
+    """The whole text."""
+    model, features = cpu()
+    lines = {
+        "ghostnoise": ghostnoise.__version__,
+        "python": platform.python_version(),
+        "torch": torch.__version__,
+        "numpy": numpy.__version__,
+        "cpu": model,
+        "features": " ".join(features) or "unknown",
+        "torch uses": torch.backends.cpu.get_cpu_capability(),
+        "threads": str(torch.get_num_threads()),
+    }
+    usable = {name: reason(name) for name in backends.NAMES if name != "auto"}
+    lines |= {f"  {name}": f"not usable: {why}" if why else "usable" for name, why in usable.items()}
+    lines["  auto"] = f"takes {automatic()} for a CPU tensor"
+    texts = [f"{key:<11} {value}" for key, value in lines.items()]
+    texts.insert(len(lines) - len(usable) - 1, "backends")
+    return "\n".join(texts)
+
+
+def cpu() -> tuple[str, list[str]]:
+    """The CPU's name, and its features among `FEATURES`."""
+    try:
+        pairs = (line.partition(":") for line in CPUINFO.read_text().splitlines())
+        info = {key.strip(): value.strip() for key, _, value in pairs}
+    except OSError:
+        info = {}
+    name = info.get("model name") or platform.processor() or platform.machine() or "unknown"
+    flags = (info.get("flags") or info.get("Features") or "").split()
+    return name, [feature for feature in FEATURES if feature in flags]
+
+
+def reason(name: backends.Name) -> str | None:
+    """Why the backend cannot run on this machine, or None if it can."""
+    try:
+        module = backends._module(name)
+    except ModuleNotFoundError as error:
+        if error.name == f"ghostnoise.engine.{name}":
+            return f"ghostnoise {ghostnoise.__version__} does not have it"
+        return f"the package {error.name} is missing; pip install {error.name}"
+    why: str | None = module.missing() if hasattr(module, "missing") else None
+    return why or None
+
+
+def automatic() -> str:
+    """The backend that "auto" takes for a plain float32 CPU tensor."""
+    with backends.backend("auto"):
+        try:
+            return backends.serving(torch.empty(2, 3, 4)).__name__.rpartition(".")[2]
+        except ModuleNotFoundError:  # a backend that this version does not have
+            return "aten"
