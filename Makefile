@@ -2,7 +2,7 @@
 PYTHON ?= python3
 BIN := .venv/bin
 
-.PHONY: demo test test-all lint clean
+.PHONY: demo test test-all sanitize lint clean
 
 demo: .venv/ready
 	$(BIN)/python -m ghostnoise.lab.demo
@@ -10,8 +10,16 @@ demo: .venv/ready
 test: .venv/ready lint
 	$(BIN)/pytest -n 2
 
-# Also what takes longer; nothing does so far.
-test-all: test
+# Also what takes longer.
+test-all: test sanitize
+
+# The C++ library under AddressSanitizer and UndefinedBehaviorSanitizer, over the shapes of its tests.
+sanitize: .venv/ready
+	CXXFLAGS='-g -fsanitize=address,undefined -fno-sanitize-recover=all' \
+		$(BIN)/python setup.py -q build_ext --build-lib build/sanitized
+	GHOSTNOISE_NATIVE_FOLDER=build/sanitized/ghostnoise/engine ASAN_OPTIONS=detect_leaks=0 \
+		LD_PRELOAD="$$($${CXX:-c++} -print-file-name=libasan.so) $$($${CXX:-c++} -print-file-name=libubsan.so)" \
+		$(BIN)/pytest -p no:xdist tests/engine/test_native.py
 
 lint: .venv/ready
 	$(BIN)/ruff format --check .
@@ -19,7 +27,7 @@ lint: .venv/ready
 	$(BIN)/mypy
 
 # torch first and pinned: an unpinned torch may pull gigabytes that a CPU has no use for.
-.venv/ready: pyproject.toml constraints.txt
+.venv/ready: pyproject.toml constraints.txt setup.py $(wildcard src/ghostnoise/engine/native/*)
 	$(PYTHON) -m venv .venv
 	$(BIN)/pip install --quiet --disable-pip-version-check -c constraints.txt torch numpy
 	$(BIN)/pip install --quiet --disable-pip-version-check -c constraints.txt -e '.[lab,dev]'

@@ -36,6 +36,7 @@ class BuildNative(build_ext):
     def compile_into(self, target: Path, openmp: list[str]) -> None:
         """Run the compiler."""
         compiler = os.environ.get("CXX", "c++")
+        openmp = [*openmp, *os.environ.get("CXXFLAGS", "").split()]
         with tempfile.TemporaryDirectory() as folder:
             objects = []
             for copy, features in COPIES.items():

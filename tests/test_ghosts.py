@@ -108,6 +108,14 @@ def test_others_do_not_cancel_when_self_is_the_outlier():
                 assert ((pooled.mean[k] - mean).abs() <= 1e-9 * var.sqrt()).all()
 
 
+def test_a_single_other_is_taken_as_it_is():
+    x = batch(batch_size=2)
+    x[1] += 1e12
+    mean, var = ghosts.others(*moments_of(x))
+    assert torch.equal(mean, moments_of(x).mean.flip(0))
+    assert torch.equal(var, moments_of(x).var.flip(0))
+
+
 def test_draws_do_not_cancel_when_an_outlier_is_not_drawn():
     x = batch()
     x[0] += 1e12

@@ -170,8 +170,10 @@ def others(mean: Tensor, var: Tensor) -> Moments:
     "Total minus self" cancels when self is the outlier that dominates the total. So the most extreme sample is kept
     out of the total, and added for everyone but itself: what is then subtracted is never larger than what stays.
     """
-    extreme, center = _extreme_and_center(mean, var)
     n = mean.shape[-2]
+    if n == 2:  # the other one's own moments: a pool of one sample may be far from any offset
+        return Moments(mean.flip(-2), var.flip(-2))
+    extreme, center = _extreme_and_center(mean, var)
 
     def sum_of_others(table: Tensor) -> Tensor:
         most = table.where(extreme, 0).sum(-2, keepdim=True)

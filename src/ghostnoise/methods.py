@@ -98,7 +98,8 @@ class Injection(NamedTuple):
         if not self.scale:
             return Noise(shift, var.new_ones(1, 1))
         eps = self.eps * unit
-        return Noise(shift, (ghost.var + eps.to(ghost.var.dtype)).rsqrt() * (var + eps).sqrt().to(ghost.var.dtype))
+        dtype = ghost.var.dtype
+        return Noise(shift, (ghost.var + eps.to(dtype)).rsqrt_().mul_((var + eps).sqrt().to(dtype)))
 
 
 def ghost_noise(batch: Batch, inject: Injection, indices: Tensor) -> Noise:

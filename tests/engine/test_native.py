@@ -4,7 +4,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 import ghostnoise
-from ghostnoise.engine import native
+from ghostnoise.engine import aten, native
 from ghostnoise.moments import Moments
 from passes import ALL_DTYPES, batch, check_draws, check_passes, dtypes, layouts, shapes, tables, upstreams
 
@@ -47,6 +47,34 @@ def test_passes_in_both_layouts(passes, shape, dtype, layout):
 @given(st.integers(1, 9), st.integers(1, 40), st.integers(1, 150), st.sampled_from([torch.float32, torch.float64]))
 def test_draws_equal_the_naive_loop(rows, drawn, channels, dtype):
     check_draws(native, rows, drawn, channels, dtype)
+
+
+@pytest.mark.parametrize("ghost_size", [2, 4, 9, None])
+@pytest.mark.parametrize("single", [True, False])
+@pytest.mark.parametrize("pool", ["everyone", "others"])
+def test_pools_equal_those_of_aten(passes, pool, ghost_size, single):
+    """Also where samples have a single position, whose means come in float32 and without a variance."""
+    x = torch.randn(9, 70, 1 if single else 5) + 3
+    x[4] += 1e6
+    ours = getattr(passes, pool)(passes.moments(x), ghost_size)
+    wanted = getattr(aten, pool)(aten.moments(x), ghost_size)
+    for actual, expected in zip(ours, wanted, strict=True):
+        torch.testing.assert_close(actual, expected, rtol=1e-6, atol=1e-6)
+
+
+@pytest.mark.parametrize("rows", [(6, 6), (1, 6), (6, 1)])
+def test_what_noise_adds_equals_that_of_aten(passes, rows):
+    m, k = (torch.randn(count, 70) for count in rows)
+    tables = [torch.randn(1, 70) for _ in range(3)]
+    weight, bias = torch.randn(70), torch.randn(70)
+    for ours, theirs in zip(
+        passes.blend(m, k, *tables, weight, bias), aten.blend(m, k, *tables, weight, bias), strict=True
+    ):
+        torch.testing.assert_close(ours, theirs.expand_as(ours), rtol=1e-5, atol=1e-5)
+    total, moment = torch.randn(6, 70), torch.randn(6, 70)
+    torch.testing.assert_close(
+        passes.noise_sums(total, moment, m, k), aten.noise_sums(total, moment, m, k), rtol=1e-5, atol=1e-5
+    )
 
 
 def test_draws_lose_no_digits_to_outliers_that_were_not_drawn():

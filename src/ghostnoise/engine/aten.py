@@ -11,6 +11,7 @@ slices of the batch: what is materialised beside the result is a slice.
     scale_gradient    dx = scale·dy
     everyone, others  the moments of ghost batches, and of the others in them (`ghosts`)
     draws             the moments of the samples drawn for each sample
+    blend, noise_sums what noise adds to the decision, and to its gradient
 """
 
 from collections.abc import Callable, Iterator
@@ -98,6 +99,24 @@ def draws(moments: Moments, around: Tensor, indices: Tensor, dtype: torch.dtype)
     """The moments of the samples in each row of `indices` (B, N), the mean `around` a (1, C) one; in `dtype`."""
     mean, var = ghosts.draws(moments, around, indices)
     return Moments(mean.to(dtype), var.to(dtype))
+
+
+def blend(
+    m: Tensor, k: Tensor, rstd: Tensor, factor: Tensor, rest: Tensor, weight: Tensor, bias: Tensor
+) -> tuple[Tensor, Tensor, Tensor]:
+    """The shift m of noise on the normalized x, and the scale and shift of x with it, differentiable.
+
+    m·rstd        k·factor        bias - weight·k·(m·rstd - rest)
+    """
+    m = m * rstd
+    return m, k * factor, bias - weight * k * (m - rest)
+
+
+def noise_sums(total: Tensor, moment: Tensor, m: Tensor, k: Tensor) -> Tensor:
+    """Σ a, Σ k·a, Σ k·d and Σ k·m·a over the samples, for a = total and d = moment: (4, C)."""
+    noisy = total * k
+    sums = (total, noisy, moment * k, noisy * m)
+    return torch.stack([table.sum(0, dtype=table_dtype(table.device)) for table in sums])
 
 
 def _beside(table: Tensor, x: Tensor) -> Tensor:

@@ -8,6 +8,7 @@ import ctypes
 import functools
 import importlib.machinery
 import math
+import os
 from itertools import accumulate, pairwise
 from pathlib import Path
 from typing import NamedTuple
@@ -15,6 +16,7 @@ from typing import NamedTuple
 import torch
 from torch import Tensor
 
+from ghostnoise.engine import aten
 from ghostnoise.ghosts import ghost_sizes
 from ghostnoise.moments import Moments, arithmetic_dtype
 
@@ -40,7 +42,7 @@ class Library(NamedTuple):
 @functools.cache
 def library() -> Library | str:
     """The library, or why there is none."""
-    folder = Path(__file__).parent
+    folder = Path(os.environ.get("GHOSTNOISE_NATIVE_FOLDER") or Path(__file__).parent)  # elsewhere: another build of it
     files = [path for suffix in importlib.machinery.EXTENSION_SUFFIXES for path in folder.glob(f"_native{suffix}")]
     if not files:
         return "the C++ library was not built; reinstall with a C++ compiler on the machine"
@@ -137,6 +139,37 @@ def draws(moments: Moments, around: Tensor, indices: Tensor, dtype: torch.dtype)
     tables = (indices.data_ptr(), around.data_ptr(), *(table.data_ptr() for table in made))
     _library().run("draws", *sizes, *_moment_pointers(moments), *tables)
     return Moments(*made)
+
+
+def blend(
+    m: Tensor, k: Tensor, rstd: Tensor, factor: Tensor, rest: Tensor, weight: Tensor, bias: Tensor
+) -> tuple[Tensor, Tensor, Tensor]:
+    """`aten.blend`."""
+    if len(rstd) != 1:  # statistics of their own for each sample
+        return aten.blend(m, k, rstd, factor, rest, weight, bias)
+    batch_size, channels = max(len(m), len(k)), rstd.shape[1]
+    m, k = (table.expand(-1, channels).contiguous() for table in (m, k))
+    rows = [row.to(m.dtype).expand(1, channels).contiguous() for row in (rstd, factor, rest, weight, bias)]
+    made = [torch.empty(batch_size, channels, dtype=m.dtype) for _ in range(3)]
+    settings = (DTYPES[m.dtype], torch.get_num_threads(), batch_size, channels, *_one_or_all(m), *_one_or_all(k))
+    _library().run("blend", *settings, *(table.data_ptr() for table in (*rows, *made)))
+    return made[0], made[1], made[2]
+
+
+def noise_sums(total: Tensor, moment: Tensor, m: Tensor, k: Tensor) -> Tensor:
+    """`aten.noise_sums`."""
+    batch_size, channels = total.shape
+    made = torch.empty(4, channels, dtype=torch.float64)
+    m, k = (table.expand(-1, channels).contiguous() for table in (m, k))
+    settings = (DTYPES[total.dtype], torch.get_num_threads(), batch_size, channels)
+    tables = (total.data_ptr(), moment.data_ptr(), *_one_or_all(m), *_one_or_all(k), made.data_ptr())
+    _library().run("noise_sums", *settings, *tables)
+    return made
+
+
+def _one_or_all(table: Tensor) -> tuple[int, int]:
+    """The pointer to a contiguous table, and its stride over samples: 0 where one row serves all."""
+    return table.data_ptr(), table.shape[1] if len(table) > 1 else 0
 
 
 def _pool(moments: Moments, sizes: list[int], *, others: bool, rows: int) -> Moments:

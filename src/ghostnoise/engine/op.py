@@ -26,7 +26,7 @@ from torch.autograd import forward_ad
 from ghostnoise.engine import aten, backends
 from ghostnoise.ghosts import Who
 from ghostnoise.methods import Batch, Noise, NoiseMethod, Normalizer
-from ghostnoise.moments import Affine, Moments, arithmetic_dtype
+from ghostnoise.moments import Affine, Moments, arithmetic_dtype, table_dtype
 
 
 def measure(x: Tensor, channel_dim: int = 1) -> Moments:
@@ -96,21 +96,21 @@ def _decide(
     rstd = normalizer.rstd(stats.var)
     # x - mean is taken in the arithmetic of x, with a rounded mean; what rounding takes from it goes into the shift.
     center = stats.mean.to(dtype)
-    factor, lost, made = rstd * weight, center - stats.mean, None
-    scale = spread(factor.to(dtype))
+    factor, rest = rstd * weight, rstd * (center - stats.mean)
     if noise is None:
-        shift = spread((factor * lost + bias).to(dtype))
-    else:
-        with torch.no_grad():
-            whole = stats if len(stats.mean) == 1 else passes.everyone(moments, None)
-            unit = rstd.square().reciprocal()
-            unit = unit if whole is stats else spread(unit)
-            m, k = noise(Batch(moments, whole, unit, partial(passes.draws, dtype=dtype)))
-            made = Noise(m.to(dtype) * spread(rstd.to(dtype)), k.to(dtype))
-        scale = scale * made.scale
-        shift = (bias - weight * made.scale * (made.shift - spread((rstd * lost).to(dtype)))).to(dtype)
-        shift = shift.expand_as(moments.mean)
-    return _Decision(Affine(spread(center), scale, shift), stats, made)
+        affine = Affine(*map(spread, (center, factor.to(dtype), (weight * rest + bias).to(dtype))))
+        return _Decision(affine, stats, None)
+    with torch.no_grad():
+        whole = stats if len(stats.mean) == 1 else passes.everyone(moments, None)
+        unit = rstd.square().reciprocal()
+        batch = Batch(moments, whole, unit if whole is stats else spread(unit), partial(passes.draws, dtype=dtype))
+        m, k = (table.detach().to(dtype) for table in noise(batch))  # no_grad alone lets forward-mode tangents pass
+    # Where all samples share one pool, its row stands for all of them.
+    rows = (table.to(dtype) for table in (rstd.detach(), factor, rest))
+    rows = (table if len(table) == 1 else spread(table) for table in rows)
+    m, scale, shift = passes.blend(m, k, *rows, weight.to(dtype), bias.to(dtype))
+    affine = Affine(*(table.expand_as(moments.mean) for table in (spread(center), scale, shift)))
+    return _Decision(affine, stats, Noise(m, k))
 
 
 def _composite(
@@ -154,23 +154,34 @@ class _Normalize(torch.autograd.Function):
             return who.spread(table.to(dtype), x.shape[0])
 
         total, moment = ctx.passes.gradient_sums(dy, x, spread(center))
-        g_bias, g_weight, k = total.sum(0), 0, None
-        if noise:
-            shift, k = noise
-            total, moment = total * k, moment * k
-            g_weight = -(shift * total).sum(0)
-        a, d = who.total(total).to(rstd.dtype), who.total(moment).to(rstd.dtype)
+        g_bias, a, d, from_noise = _sums(ctx.passes, who, total, moment, noise, len(stats.mean))
         d = d + (center - stats.mean) * a
-        g_weight = g_weight + (rstd * d).sum(0)
+        g_weight = (rstd * d).sum(0) - from_noise
         dx = None
         if ctx.needs_input_grad[0]:
             gradient = Moments(-scale * a, normalizer.var_gradient(stats.var, rstd, weight * d))
             ramp = who.ramp(kept, stats, gradient, *_sizes(x))
             around = ramp.center.to(dtype)
             offset = ramp.offset + ramp.slope * (around - ramp.center)
-            factor = spread(scale) if k is None else spread(scale) * k
+            factor = spread(scale) * noise[1] if noise else spread(scale)
             dx = ctx.passes.input_gradient(dy, x, factor, spread(around), spread(ramp.slope), spread(offset))
         return dx, _like(g_weight, weight), _like(g_bias, bias), None, None
+
+
+def _sums(
+    passes: ModuleType, who: Who, total: Tensor, moment: Tensor, noise: list[Tensor], pools: int
+) -> tuple[Tensor, Tensor, Tensor, Tensor | float]:
+    """Σ a over all samples, Σ_r k·a and Σ_r k·d over those of each pool, and Σ k·m·a over all."""
+    if noise and pools == 1:
+        sums: Tensor = passes.noise_sums(total, moment, *noise)
+        return sums[0], sums[1:2], sums[2:3], sums[3]
+    table = table_dtype(total.device)
+    if not noise:
+        a, d = who.total(total).to(table), who.total(moment).to(table)
+        return a.sum(0), a, d, 0.0
+    m, k = noise
+    noisy = total * k
+    return total.sum(0), who.total(noisy).to(table), who.total(moment * k).to(table), (m * noisy).sum(0)
 
 
 class _Inject(torch.autograd.Function):

@@ -23,7 +23,9 @@ from typing import Any, NamedTuple
 import torch
 from torch import Tensor
 
-from ghostnoise.engine.aten import everyone as everyone  # a few small ops on tables, at home on any device
+from ghostnoise.engine.aten import blend as blend  # small ops on tables, at home on any device
+from ghostnoise.engine.aten import everyone as everyone
+from ghostnoise.engine.aten import noise_sums as noise_sums
 from ghostnoise.engine.aten import others as others
 from ghostnoise.moments import Moments
 
