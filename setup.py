@@ -8,6 +8,7 @@ from pathlib import Path
 
 from setuptools import Extension, setup
 from setuptools.command.build_ext import build_ext
+from setuptools.errors import CompileError
 
 SOURCES = Path("src/ghostnoise/engine/native")
 FLAGS = ["-O3", "-std=c++17", "-fPIC", "-fno-math-errno", "-fno-trapping-math"]
@@ -25,13 +26,16 @@ class BuildNative(build_ext):
     """Compiles the passes once for each instruction set into one library with a C ABI, which is no Python module."""
 
     def build_extension(self, ext: Extension) -> None:
-        """Compile and link; try without OpenMP where the compiler has none."""
+        """Compile and link; try without OpenMP where the compiler has none. A failure is a warning: it is optional."""
         target = Path(self.get_ext_fullpath(ext.name))
         target.parent.mkdir(parents=True, exist_ok=True)
         try:
-            self.compile_into(target, ["-fopenmp"])
-        except (OSError, subprocess.CalledProcessError):
-            self.compile_into(target, ["-fopenmp-simd"])
+            try:
+                self.compile_into(target, ["-fopenmp"])
+            except subprocess.CalledProcessError:
+                self.compile_into(target, ["-fopenmp-simd"])
+        except (OSError, subprocess.CalledProcessError) as error:
+            raise CompileError(f"ghostnoise installs without its native CPU library: {error}") from error
 
     def compile_into(self, target: Path, openmp: list[str]) -> None:
         """Run the compiler."""

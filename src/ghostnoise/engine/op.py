@@ -30,10 +30,10 @@ from ghostnoise.moments import Affine, Moments, arithmetic_dtype, table_dtype
 
 
 def measure(x: Tensor, channel_dim: int = 1) -> Moments:
-    """The per-sample moments (B, C) of x, as constants."""
+    """The per-sample moments (B, C) of x in float64, as constants."""
     folded = _fold(x.detach(), channel_dim)
-    moments: Moments = backends.serving(folded).moments(folded)
-    return moments
+    mean, var = backends.serving(folded).moments(folded)
+    return Moments(mean.to(table_dtype(x.device)), var)
 
 
 def normalize(
