@@ -70,7 +70,7 @@ class Who:
     def ramp(self, kept: Moments, stats: Moments, gradient: Moments, batch_size: int, spatial: int) -> Ramp:
         """The gradient of x, given that of the statistics (R, C); here by differentiating `pool`."""
         pull = torch.func.vjp(self.pool, kept)[1]
-        ((g_mean, g_var),) = pull(gradient)
+        ((g_mean, g_var),) = pull(Moments(*(table.to(stats.mean.dtype) for table in gradient)))
         return Ramp(kept.mean, g_var * (2 / spatial), g_mean / spatial)
 
 
@@ -140,7 +140,8 @@ class Others(Who):
             own_mean = from_others(g_mean - 2 * g_var * (pooled - center)) + 2 * (mean - center) * own_var
             return Moments(own_mean, own_var)
 
-        own = _in_ghost_batches(pull, self.ghost_size, (kept.mean, stats.mean, gradient.mean, gradient.var))
+        tables = (table.to(stats.mean.dtype) for table in (kept.mean, stats.mean, *gradient))
+        own = _in_ghost_batches(pull, self.ghost_size, tuple(tables))
         return Ramp(kept.mean, own.var * (2 / spatial), own.mean / spatial)
 
 

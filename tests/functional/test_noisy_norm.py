@@ -123,3 +123,18 @@ def test_second_derivatives_of_the_composite_form():
     ours = functional.ghost_noise_batch_norm(x, None, None, training=True, ghost_size=4, indices=indices)
     naive = reference.ghost_noise_batch_norm(x, indices)
     torch.testing.assert_close(second(ours), second(naive), rtol=1e-10, atol=1e-10)
+
+
+def test_forward_mode_takes_the_noise_as_constant():
+    """The tangent of the output against the naive loop's, by its Jacobian's transpose."""
+    torch.manual_seed(0)
+    x, tangent, dy = (torch.randn(6, 2, 3, dtype=torch.float64) for _ in range(3))
+    indices = torch.randint(6, (6, 4))
+
+    def ours(x):
+        return functional.ghost_noise_batch_norm(x, None, None, training=True, ghost_size=4, indices=indices)
+
+    _, out = torch.func.jvp(ours, (x,), (tangent,))
+    leaf = x.clone().requires_grad_()
+    (pulled,) = torch.autograd.grad(reference.ghost_noise_batch_norm(leaf, indices), leaf, dy)
+    torch.testing.assert_close((out * dy).sum(), (pulled * tangent).sum())

@@ -93,22 +93,20 @@ def _decide(
         return who.spread(table, x.shape[0])
 
     stats = who.pool(moments, None if passes is aten else passes)
-    rstd = normalizer.rstd(stats.var)
+    rstd, weight, bias = normalizer.rstd(stats.var.to(dtype)), weight.to(dtype), bias.to(dtype)
     # x - mean is taken in the arithmetic of x, with a rounded mean; what rounding takes from it goes into the shift.
-    center = stats.mean.to(dtype)
-    factor, rest = rstd * weight, rstd * (center - stats.mean)
+    center, lost = _round(stats.mean, dtype)
+    factor, rest = rstd * weight, rstd * lost
     if noise is None:
-        affine = Affine(*map(spread, (center, factor.to(dtype), (weight * rest + bias).to(dtype))))
-        return _Decision(affine, stats, None)
-    with torch.no_grad():
-        whole = stats if len(stats.mean) == 1 else passes.everyone(moments, None)
-        unit = rstd.square().reciprocal()
-        batch = Batch(moments, whole, unit if whole is stats else spread(unit), partial(passes.draws, dtype=dtype))
-        m, k = (table.detach().to(dtype) for table in noise(batch))  # no_grad alone lets forward-mode tangents pass
-    # Where all samples share one pool, its row stands for all of them.
-    rows = (table.to(dtype) for table in (rstd.detach(), factor, rest))
-    rows = (table if len(table) == 1 else spread(table) for table in rows)
-    m, scale, shift = passes.blend(m, k, *rows, weight.to(dtype), bias.to(dtype))
+        return _Decision(Affine(*map(spread, (center, factor, weight * rest + bias))), stats, None)
+    # Detached, and not only without gradients: forward-mode tangents would pass. Where all samples share one pool, its
+    # row stands for all of them.
+    samples, pools = _constant(moments), _constant(stats)
+    whole = pools if len(pools.mean) == 1 else passes.everyone(samples, None)
+    rows = [table if len(table) == 1 else spread(table) for table in (rstd.detach(), factor, rest)]
+    batch = Batch(samples, whole, rows[0].square().reciprocal(), partial(passes.draws, dtype=dtype))
+    m, k = (table.to(dtype) for table in noise(batch))
+    m, scale, shift = passes.blend(m, k, *rows, weight, bias)
     affine = Affine(*(table.expand_as(moments.mean) for table in (spread(center), scale, shift)))
     return _Decision(affine, stats, Noise(m, k))
 
@@ -118,7 +116,7 @@ def _composite(
 ) -> tuple[Tensor, ...]:
     moments = aten.measure(x)
     affine, stats, _ = _decide(aten, moments, weight, bias, normalizer, noise, x)
-    return aten.apply(x, *affine).to(x.dtype), *(table.detach() for table in (*moments, *stats))
+    return aten.apply(x, *affine).to(x.dtype), *_constant(moments), *_constant(stats)
 
 
 class _Normalize(torch.autograd.Function):
@@ -147,22 +145,23 @@ class _Normalize(torch.autograd.Function):
         who: Who = normalizer.who
         kept, dtype = Moments(kept_mean, kept_var), arithmetic_dtype(x)
         stats = who.recall(kept, ctx.passes)
-        rstd, center = normalizer.rstd(stats.var), stats.mean.to(dtype)
-        scale = rstd * weight
+        var = stats.var.to(dtype)
+        rstd, (center, lost) = normalizer.rstd(var), _round(stats.mean, dtype)
+        scale = rstd * weight.to(dtype)
 
         def spread(table: Tensor) -> Tensor:
             return who.spread(table.to(dtype), x.shape[0])
 
         total, moment = ctx.passes.gradient_sums(dy, x, spread(center))
         g_bias, a, d, from_noise = _sums(ctx.passes, who, total, moment, noise, len(stats.mean))
-        d = d + (center - stats.mean) * a
+        d = d + lost * a
         g_weight = (rstd * d).sum(0) - from_noise
         dx = None
         if ctx.needs_input_grad[0]:
-            gradient = Moments(-scale * a, normalizer.var_gradient(stats.var, rstd, weight * d))
+            gradient = Moments(-scale * a, normalizer.var_gradient(var, rstd, weight * d))
             ramp = who.ramp(kept, stats, gradient, *_sizes(x))
-            around = ramp.center.to(dtype)
-            offset = ramp.offset + ramp.slope * (around - ramp.center)
+            around, lost = _round(ramp.center, dtype)
+            offset = ramp.offset + ramp.slope * lost
             factor = spread(scale) * noise[1] if noise else spread(scale)
             dx = ctx.passes.input_gradient(dy, x, factor, spread(around), spread(ramp.slope), spread(offset))
         return dx, _like(g_weight, weight), _like(g_bias, bias), None, None
@@ -175,13 +174,12 @@ def _sums(
     if noise and pools == 1:
         sums: Tensor = passes.noise_sums(total, moment, *noise)
         return sums[0], sums[1:2], sums[2:3], sums[3]
-    table = table_dtype(total.device)
     if not noise:
-        a, d = who.total(total).to(table), who.total(moment).to(table)
-        return a.sum(0), a, d, 0.0
+        a = who.total(total)
+        return a.sum(0), a, who.total(moment), 0.0
     m, k = noise
     noisy = total * k
-    return total.sum(0), who.total(noisy).to(table), who.total(moment * k).to(table), (m * noisy).sum(0)
+    return total.sum(0), who.total(noisy), who.total(moment * k), (m * noisy).sum(0)
 
 
 class _Inject(torch.autograd.Function):
@@ -200,6 +198,16 @@ class _Inject(torch.autograd.Function):
         if torch.is_grad_enabled() or _needs_composite(dy):
             return aten.rescale(dy, scale).to(dy.dtype), None, None, None
         return ctx.passes.scale_gradient(dy, scale), None, None, None
+
+
+def _constant(moments: Moments) -> Moments:
+    return Moments(moments.mean.detach(), moments.var.detach())
+
+
+def _round(mean: Tensor, dtype: torch.dtype) -> tuple[Tensor, Tensor]:
+    """A mean in `dtype`, and what rounding added to it."""
+    rounded = mean.to(dtype)
+    return rounded, (rounded - mean).to(dtype)
 
 
 def _needs_composite(*tensors: Tensor) -> bool:
