@@ -146,6 +146,15 @@ class Others(Who):
 
 
 @dataclass(frozen=True)
+class Itself(Who):
+    """Oneself alone, as in instance normalization."""
+
+    def pool(self, moments: Moments, pools: Pools | None = None) -> Moments:
+        """The sample's own moments (B, C)."""
+        return moments
+
+
+@dataclass(frozen=True)
 class Among(Who):
     """Oneself with the share `alpha`, in a population with moments (C,) or (1, C) for the rest."""
 

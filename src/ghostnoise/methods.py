@@ -2,7 +2,7 @@
 
 A normalizer says who counts in whose statistics. Noise is a function of the batch's moments. Both see
 small tables only, so every backend serves them. To add a normalizer, name who counts: instance normalization, say,
-is `Normalizer(Itself(), eps)` with an `Itself` in `ghosts` whose `pool` returns the moments.
+is `Normalizer(Itself(), eps)`.
 """
 
 from collections.abc import Callable

@@ -5,17 +5,10 @@ from torch.utils._python_dispatch import TorchDispatchMode
 
 from ghostnoise import functional, methods
 from ghostnoise.engine import op
-from ghostnoise.ghosts import Who
+from ghostnoise.ghosts import Itself
 from ghostnoise.methods import Noise
 
 INDICES = torch.randint(6, (6, 5), generator=torch.Generator().manual_seed(0))
-
-
-class Itself(Who):
-    """A method that is not in the library, instance normalization: a new one needs `pool` alone."""
-
-    def pool(self, moments, pools=None):
-        return moments
 
 
 def constant_noise(batch):
@@ -32,7 +25,7 @@ METHODS = {
     "exclusive": (methods.exclusive(1e-5, 3, 0.0), None),
     "ragged exclusive": (methods.exclusive(1e-5, 4, 0.0), None),
     "floored exclusive": (methods.exclusive(1e-5, None, 0.9), None),
-    "instance": (methods.Normalizer(Itself(), 1e-5), None),
+    "instance, which has no layer": (methods.Normalizer(Itself(), 1e-5), None),
     "noisy batch": (methods.batch(1e-5), constant_noise),
     "noisy ragged ghost": (methods.ghost(1e-5, 4), constant_noise),
     "noisy exclusive": (methods.exclusive(1e-5, 3, 0.0), constant_noise),
@@ -44,6 +37,13 @@ def inputs(dtype=torch.float64, shape=(6, 2, 3, 2)):
     generator = torch.Generator().manual_seed(2)
     tensors = (torch.randn(size, dtype=torch.float64, generator=generator) for size in (shape, (2,), (2,)))
     return tuple(tensor.to(dtype).requires_grad_() for tensor in tensors)
+
+
+def test_a_method_without_a_layer_needs_nothing_from_the_engine():
+    """Instance normalization is one line of `methods`; its gradient comes from differentiating `pool`."""
+    x, weight, bias = inputs()
+    y, _, _ = op.normalize(x, methods.Normalizer(Itself(), 1e-5), None, weight, bias)
+    torch.testing.assert_close(y, torch.nn.functional.instance_norm(x, weight=weight, bias=bias))
 
 
 @every_method
