@@ -96,7 +96,7 @@ class GhostBatch(Who):
 
     def spread(self, table: Tensor, batch_size: int) -> Tensor:
         """Give each sample the row of its ghost batch."""
-        if len(table) == 1:
+        if table.shape[0] == 1:
             return table.expand(batch_size, -1)
         size, last = _first_and_last(batch_size, self.ghost_size)
         return torch.cat([table[:-1].unsqueeze(1).expand(-1, size, -1).flatten(0, 1), table[-1:].expand(last, -1)])
@@ -111,7 +111,7 @@ class GhostBatch(Who):
         if size == last:
             values = size * spatial
             return Ramp(stats.mean, gradient.var * (2 / values), gradient.mean / values)
-        share = gradient.mean.new_full((len(stats.mean), 1), 1 / (size * spatial))
+        share = gradient.mean.new_full((stats.mean.shape[0], 1), 1 / (size * spatial))
         share[-1] = 1 / (last * spatial)
         return Ramp(stats.mean, gradient.var * (2 * share), gradient.mean * share)
 
@@ -227,7 +227,7 @@ def _first_and_last(batch_size: int, ghost_size: int | None) -> tuple[int, int]:
 
 def _ghost_batches(table: Tensor, ghost_size: int | None) -> list[Tensor]:
     """Views of a table of samples (B, C) as ghost batches (G, n, C): a ragged last one apart from the even ones."""
-    batch_size = len(table)
+    batch_size = table.shape[0]
     size, last = _first_and_last(batch_size, ghost_size)
     if size == last:
         return [table.unflatten(0, (-1, size))]

@@ -120,21 +120,21 @@ def scale_gradient(dy: Tensor, scale: Tensor) -> Tensor:
 
 def everyone(moments: Moments, ghost_size: int | None) -> Moments:
     """`aten.everyone`."""
-    sizes = ghost_sizes(len(moments.mean), ghost_size or len(moments.mean))
+    sizes = ghost_sizes(moments.mean.shape[0], ghost_size or moments.mean.shape[0])
     return _pool(moments, sizes, others=False, rows=len(sizes))
 
 
 def others(moments: Moments, ghost_size: int | None) -> Moments:
     """`aten.others`."""
-    sizes = ghost_sizes(len(moments.mean), ghost_size or len(moments.mean))
-    return _pool(moments, sizes, others=True, rows=len(moments.mean))
+    sizes = ghost_sizes(moments.mean.shape[0], ghost_size or moments.mean.shape[0])
+    return _pool(moments, sizes, others=True, rows=moments.mean.shape[0])
 
 
 def draws(moments: Moments, around: Tensor, indices: Tensor, dtype: torch.dtype) -> Moments:
     """`aten.draws`."""
     around, indices = around.contiguous(), indices.to(torch.int64).contiguous()
     batch_size, channels = moments.mean.shape
-    made = [torch.empty(len(indices), channels, dtype=dtype) for _ in range(2)]
+    made = [torch.empty(indices.shape[0], channels, dtype=dtype) for _ in range(2)]
     sizes = (DTYPES[moments.mean.dtype], DTYPES[dtype], torch.get_num_threads(), batch_size, channels, *indices.shape)
     tables = (indices.data_ptr(), around.data_ptr(), *(table.data_ptr() for table in made))
     _library().run("draws", *sizes, *_moment_pointers(moments), *tables)
@@ -145,9 +145,9 @@ def blend(
     m: Tensor, k: Tensor, rstd: Tensor, factor: Tensor, rest: Tensor, weight: Tensor, bias: Tensor
 ) -> tuple[Tensor, Tensor, Tensor]:
     """`aten.blend`."""
-    if len(rstd) != 1:  # statistics of their own for each sample
+    if rstd.shape[0] != 1:  # statistics of their own for each sample
         return aten.blend(m, k, rstd, factor, rest, weight, bias)
-    batch_size, channels = max(len(m), len(k)), rstd.shape[1]
+    batch_size, channels = max(m.shape[0], k.shape[0]), rstd.shape[1]
     m, k = (table.expand(-1, channels).contiguous() for table in (m, k))
     rows = [row.to(m.dtype).expand(1, channels).contiguous() for row in (rstd, factor, rest, weight, bias)]
     made = [torch.empty(batch_size, channels, dtype=m.dtype) for _ in range(3)]
@@ -169,7 +169,7 @@ def noise_sums(total: Tensor, moment: Tensor, m: Tensor, k: Tensor) -> Tensor:
 
 def _one_or_all(table: Tensor) -> tuple[int, int]:
     """The pointer to a contiguous table, and its stride over samples: 0 where one row serves all."""
-    return table.data_ptr(), table.shape[1] if len(table) > 1 else 0
+    return table.data_ptr(), table.shape[1] if table.shape[0] > 1 else 0
 
 
 def _pool(moments: Moments, sizes: list[int], *, others: bool, rows: int) -> Moments:

@@ -102,8 +102,8 @@ def _decide(
     # Detached, and not only without gradients: forward-mode tangents would pass. Where all samples share one pool, its
     # row stands for all of them.
     samples, pools = _constant(moments), _constant(stats)
-    whole = pools if len(pools.mean) == 1 else passes.everyone(samples, None)
-    rows = [table if len(table) == 1 else spread(table) for table in (rstd.detach(), factor, rest)]
+    whole = pools if pools.mean.shape[0] == 1 else passes.everyone(samples, None)
+    rows = [table if table.shape[0] == 1 else spread(table) for table in (rstd.detach(), factor, rest)]
     batch = Batch(samples, whole, rows[0].square().reciprocal(), partial(passes.draws, dtype=dtype))
     m, k = (table.to(dtype) for table in noise(batch))
     m, scale, shift = passes.blend(m, k, *rows, weight, bias)
@@ -153,7 +153,7 @@ class _Normalize(torch.autograd.Function):
             return who.spread(table.to(dtype), x.shape[0])
 
         total, moment = ctx.passes.gradient_sums(dy, x, spread(center))
-        g_bias, a, d, from_noise = _sums(ctx.passes, who, total, moment, noise, len(stats.mean))
+        g_bias, a, d, from_noise = _sums(ctx.passes, who, total, moment, noise, stats.mean.shape[0])
         d = d + lost * a
         g_weight = (rstd * d).sum(0) - from_noise
         dx = None

@@ -50,16 +50,16 @@ class Running(NamedTuple):
 
 def whole_batch(moments: Moments, stats: Moments) -> Moments:
     """The whole batch, the variance biased."""
-    return stats if len(stats.mean) == 1 else everyone(*(table.to(stats.mean.dtype) for table in moments))
+    return stats if stats.mean.shape[0] == 1 else everyone(*(table.to(stats.mean.dtype) for table in moments))
 
 
 def whole_batch_unbiased(moments: Moments, stats: Moments, spatial: int) -> Moments:
     """The whole batch, the variance unbiased, as in `nn.BatchNorm*`."""
-    count = len(moments.mean) * spatial
+    count = moments.mean.shape[0] * spatial
     mean, var = whole_batch(moments, stats)
     return Moments(mean, var * (count / (count - 1)))
 
 
 def ghost_average(moments: Moments, stats: Moments, who: Who) -> Moments:
     """The average over samples of their ghost batches' means, which is the batch's, and of their biased variances."""
-    return Moments(*(who.spread(table, len(moments.mean)).mean(0, keepdim=True) for table in stats))
+    return Moments(*(who.spread(table, moments.mean.shape[0]).mean(0, keepdim=True) for table in stats))
