@@ -90,6 +90,25 @@ def test_draws_lose_no_digits_to_outliers_that_were_not_drawn():
         torch.testing.assert_close(var[k], wanted, rtol=1e-12, atol=0)
 
 
+@pytest.mark.parametrize("shape", [(66, 64, 32, 32), (66, 65, 32, 32), (66, 64, 32, 33), (4100, 1024, 1)])
+@pytest.mark.parametrize("layout", ["contiguous", "channels_last"])
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
+def test_results_too_large_for_the_caches(passes, shape, layout, dtype):
+    """They are written past the caches where rows are whole lines, and as always where they are not."""
+    x, dy = (batch(shape, dtype, layout, seed) for seed in (0, 1))
+    if dtype == torch.bfloat16:
+        x, dy = x.repeat(2, *[1] * (x.ndim - 1)), dy.repeat(2, *[1] * (x.ndim - 1))
+    assert x.numel() * x.element_size() > 2**24
+    center, scale, slope, offset = tables(x, 2, 4, shared=False)
+    tolerance = {"rtol": 1e-5, "atol": 1e-5} if dtype == torch.float32 else {"rtol": 2**-7, "atol": 1e-2}
+    for name, arguments in (
+        ("transform", (x, center, scale, offset)),
+        ("input_gradient", (dy, x, scale, center, slope, offset)),
+        ("scale_gradient", (dy, scale)),
+    ):
+        torch.testing.assert_close(getattr(passes, name)(*arguments), getattr(aten, name)(*arguments), **tolerance)
+
+
 def test_what_is_refused():
     for x, why in (
         (torch.randn(2, 3, 4).to_sparse(), "plain strided"),
