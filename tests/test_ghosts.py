@@ -63,11 +63,12 @@ def test_oneself_among_a_population():
         torch.testing.assert_close(pooled.var[k], wanted[1])
 
 
-@pytest.mark.parametrize("ghost_size", [2, 4, None])
+@pytest.mark.parametrize("ghost_size", [2, 3, 4, None])
 def test_total_is_spread_transposed(ghost_size):
     who = ghosts.GhostBatch(ghost_size)
     pools = len(ghosts.ghost_sizes(9, ghost_size or 9))
     table, samples = torch.randn(pools, 3, dtype=torch.float64), torch.randn(9, 3, dtype=torch.float64)
+    torch.testing.assert_close(who.average(table, 9), who.spread(table, 9).mean(0, keepdim=True))
     torch.testing.assert_close((who.spread(table, 9) * samples).sum(0), (table * who.total(samples)).sum(0))
 
 

@@ -19,8 +19,6 @@ from torch import Tensor
 from ghostnoise.moments import Moments
 from ghostnoise.randomness import drawn_by
 
-RowPool = Callable[[Tensor, Tensor], Tensor]
-
 
 class Pools(Protocol):
     """What a backend pools by itself: in consecutive ghost batches, or with `ghost_size=None` in the whole batch."""
@@ -99,7 +97,14 @@ class GhostBatch(Who):
         if table.shape[0] == 1:
             return table.expand(batch_size, -1)
         size, last = _first_and_last(batch_size, self.ghost_size)
+        if size == last:
+            return table.unsqueeze(1).expand(-1, size, -1).flatten(0, 1)
         return torch.cat([table[:-1].unsqueeze(1).expand(-1, size, -1).flatten(0, 1), table[-1:].expand(last, -1)])
+
+    def average(self, table: Tensor, batch_size: int) -> Tensor:
+        """The average over samples of the row of their ghost batch (1, C)."""
+        size, last = _first_and_last(batch_size, self.ghost_size)
+        return (table.sum(0, keepdim=True) * size + table[-1:] * (last - size)) / batch_size
 
     def total(self, table: Tensor) -> Tensor:
         """Sum over each ghost batch."""
@@ -196,16 +201,15 @@ def others(mean: Tensor, var: Tensor) -> Moments:
     return Moments(center + shift, pooled.clamp_min(0))
 
 
-def draws(moments: Moments, around: Tensor, indices: Tensor, pool_rows: RowPool | None = None) -> Moments:
+def draws(moments: Moments, around: Tensor, indices: Tensor) -> Moments:
     """Pool, for each row of `indices` (B, N), the N samples drawn, with repetitions; the mean `around` a (1, C) one.
 
-    Every drawn row is read once for both moments, and nothing of size B x N x C is made. `pool_rows` averages rows.
+    Every drawn row is read once for both moments, and nothing of size B x N x C is made.
     """
     _, center = _extreme_and_center(*moments)
     d = moments.mean - center
     rows = torch.cat([d, moments.var + d.square()], dim=1)
-    pooled = F.embedding_bag(indices, rows, mode="mean") if pool_rows is None else pool_rows(rows, indices)
-    mean, square = pooled.chunk(2, dim=1)
+    mean, square = F.embedding_bag(indices, rows, mode="mean").chunk(2, dim=1)
     return Moments(center - around + mean, (square - mean.square()).clamp_min(0))
 
 

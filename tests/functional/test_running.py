@@ -58,6 +58,13 @@ def test_exclusive_batch_norm_keeps_the_biased_batch_variance(case):
     torch.testing.assert_close(after[1], moved(var, batch_var))
 
 
+def test_cumulative_average_into_buffers_of_different_dtypes():
+    mean, var, x = torch.zeros(3, dtype=torch.float32), torch.zeros(3, dtype=torch.float64), torch.randn(6, 3, 2)
+    functional.batch_norm(x, mean, var, training=True, momentum=None, num_batches_tracked=torch.tensor(0))
+    torch.testing.assert_close(mean, x.mean((0, 2)))
+    torch.testing.assert_close(var, x.double().var((0, 2)))
+
+
 def test_cumulative_average_counts_batches():
     layer = nn.BatchNorm1d(3, momentum=None, dtype=torch.float64)
     mean, var = torch.zeros(3, dtype=torch.float64), torch.ones(3, dtype=torch.float64)

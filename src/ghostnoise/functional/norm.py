@@ -73,7 +73,7 @@ def ghost_batch_norm(
     checks.ghost_values(x, "ghost_batch_norm", spatial, ghost_size)
     method = methods.ghost(eps, ghost_size)
     population = (
-        partial(ghost_average, who=method.who)
+        partial(ghost_average, ghost_size=ghost_size)
         if running_var_from == "ghost"
         else partial(whole_batch_unbiased, spatial=spatial)
     )
@@ -150,7 +150,7 @@ def eval_norm(
     if training:
         checks.ghost_values(x, "eval_norm", spatial, ghost_size)
         method = methods.ghost(eps, ghost_size)
-        return train(x, running, weight, bias, method, partial(ghost_average, who=method.who), channel_dim)
+        return train(x, running, weight, bias, method, partial(ghost_average, ghost_size=ghost_size), channel_dim)
     if running.mean is None or running.var is None or x.numel() == 0:
         return infer(x, running, weight, bias, eps, channel_dim)
     table = table_dtype(x.device)

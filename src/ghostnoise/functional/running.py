@@ -5,7 +5,7 @@ from typing import NamedTuple
 import torch
 from torch import Tensor
 
-from ghostnoise.ghosts import Who, everyone
+from ghostnoise.ghosts import GhostBatch, everyone
 from ghostnoise.moments import Moments
 
 
@@ -25,9 +25,8 @@ class Running(NamedTuple):
     def update(self, stats: Moments) -> None:
         """Move towards the batch's `stats` (1, C), unless they are not finite: an overflow must not poison them."""
         with torch.no_grad():
-            factor = self._factor(stats)
             pairs = [(old, stat) for old, stat in zip((self.mean, self.var), stats, strict=True) if old is not None]
-            moved = [old.lerp(stat.to(old.dtype).flatten(), factor) for old, stat in pairs]
+            moved = [old.lerp(stat.to(old.dtype).flatten(), self._factor(old)) for old, stat in pairs]
             # A sum is finite if and only if its terms are; the moved buffers tell of the statistics too.
             sums = [table.sum(dtype=stats.mean.dtype) for table in (moved or stats)]
             finite = torch.isfinite(sums[0] + sums[-1])
@@ -36,13 +35,12 @@ class Running(NamedTuple):
             if self.num_batches_tracked is not None:
                 self.num_batches_tracked.add_(finite)
 
-    def _factor(self, stats: Moments) -> float | Tensor:
+    def _factor(self, buffer: Tensor) -> float | Tensor:
         if self.momentum is not None:
             return self.momentum
         if self.num_batches_tracked is None:
             raise ValueError("momentum=None: needs num_batches_tracked, the count of the cumulative average")
-        dtype = stats.mean.dtype if self.mean is None else self.mean.dtype
-        return (self.num_batches_tracked + 1).to(dtype).reciprocal()
+        return (self.num_batches_tracked + 1).to(buffer.dtype).reciprocal()
 
 
 # What the buffers follow, from the moments (B, C) of a batch and the statistics (R, C) that it was normalized with.
@@ -60,6 +58,7 @@ def whole_batch_unbiased(moments: Moments, stats: Moments, spatial: int) -> Mome
     return Moments(mean, var * (count / (count - 1)))
 
 
-def ghost_average(moments: Moments, stats: Moments, who: Who) -> Moments:
+def ghost_average(moments: Moments, stats: Moments, ghost_size: int) -> Moments:
     """The average over samples of their ghost batches' means, which is the batch's, and of their biased variances."""
-    return Moments(*(who.spread(table, moments.mean.shape[0]).mean(0, keepdim=True) for table in stats))
+    who = GhostBatch(ghost_size)
+    return Moments(*(who.average(table, moments.mean.shape[0]) for table in stats))
