@@ -4,6 +4,8 @@ import os
 import platform
 import subprocess
 import tempfile
+from concurrent.futures import ThreadPoolExecutor
+from itertools import product
 from pathlib import Path
 
 from setuptools import Extension, setup
@@ -41,13 +43,16 @@ class BuildNative(build_ext):
         """Run the compiler."""
         compiler = os.environ.get("CXX", "c++")
         openmp = [*openmp, *os.environ.get("CXXFLAGS", "").split()]
-        with tempfile.TemporaryDirectory() as folder:
-            objects = []
-            for copy, features in COPIES.items():
-                for source in ("passes", "pools"):
-                    objects.append(f"{folder}/{source}-{copy}.o")
-                    what = [f"-DGN_ISA={copy}", "-c", str(SOURCES / f"{source}.cpp")]
-                    subprocess.run([compiler, *FLAGS, *openmp, *features, *what, "-o", objects[-1]], check=True)
+        with tempfile.TemporaryDirectory() as folder, ThreadPoolExecutor(os.cpu_count()) as pool:
+
+            def compiled(pair: tuple[str, str]) -> str:
+                source, copy = pair
+                made = f"{folder}/{source}-{copy}.o"
+                what = [f"-DGN_ISA={copy}", "-c", str(SOURCES / f"{source}.cpp"), "-o", made]
+                subprocess.run([compiler, *FLAGS, *openmp, *COPIES[copy], *what], check=True)
+                return made
+
+            objects = list(pool.map(compiled, product(("passes", "pools", "tables"), COPIES)))
             level = [str(SOURCES / "level.cpp"), *(["-DGN_X86"] if "avx2" in COPIES else [])]
             subprocess.run([compiler, *FLAGS, *openmp, "-shared", *level, *objects, "-o", str(target)], check=True)
 

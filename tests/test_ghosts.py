@@ -6,7 +6,7 @@ from hypothesis import strategies as st
 import reference
 from ghostnoise import ghosts
 from ghostnoise.engine import aten
-from ghostnoise.moments import Moments
+from ghostnoise.moments import Moments, spread
 
 
 def batch(batch_size=9, channels=3, spatial=4, dtype=torch.float64):
@@ -41,8 +41,8 @@ def test_ghost_batches(ghost_size):
     who = ghosts.GhostBatch(ghost_size)
     stats = who.pool(moments_of(x))
     assert len(stats.mean) == len(ghosts.ghost_sizes(9, ghost_size or 9))
-    spread = Moments(*(who.spread(table, 9) for table in stats))
-    assert_pools(spread, x, lambda k: reference.ghost_batch_of(k, 9, ghost_size or 9))
+    each = Moments(*(spread(table, 9, who.each(9)) for table in stats))
+    assert_pools(each, x, lambda k: reference.ghost_batch_of(k, 9, ghost_size or 9))
 
 
 @pytest.mark.parametrize("ghost_size", [2, 3, 4, 5, 9, 12, None])
@@ -64,12 +64,10 @@ def test_oneself_among_a_population():
 
 
 @pytest.mark.parametrize("ghost_size", [2, 3, 4, None])
-def test_total_is_spread_transposed(ghost_size):
+def test_the_average_counts_samples(ghost_size):
     who = ghosts.GhostBatch(ghost_size)
-    pools = len(ghosts.ghost_sizes(9, ghost_size or 9))
-    table, samples = torch.randn(pools, 3, dtype=torch.float64), torch.randn(9, 3, dtype=torch.float64)
-    torch.testing.assert_close(who.average(table, 9), who.spread(table, 9).mean(0, keepdim=True))
-    torch.testing.assert_close((who.spread(table, 9) * samples).sum(0), (table * who.total(samples)).sum(0))
+    table = torch.randn(len(ghosts.ghost_sizes(9, ghost_size or 9)), 3, dtype=torch.float64)
+    torch.testing.assert_close(who.average(table, 9), spread(table, 9, who.each(9)).mean(0, keepdim=True))
 
 
 @pytest.mark.parametrize("ghost_size", [2, 4, None])
@@ -83,7 +81,8 @@ def test_closed_ramps_equal_the_derivative_of_pool(kind, ghost_size):
     gradient = Moments(*(torch.randn_like(table) for table in stats))
     (wanted,) = torch.autograd.grad(stats, x, gradient, retain_graph=True)
     kept, stats = (Moments(*(table.detach() for table in pair)) for pair in (who.keep(moments, stats), stats))
-    center, slope, offset = (who.spread(table, 9)[..., None] for table in who.ramp(kept, stats, gradient, 9, 4))
+    ramp = who.ramp(kept, stats, gradient, 9, 4, aten)
+    center, slope, offset = (spread(table, 9, who.each(9))[..., None] for table in ramp)
     torch.testing.assert_close(slope * (x.detach() - center) + offset, wanted)
     for ours, theirs in zip(who.recall(kept, aten), stats, strict=True):
         torch.testing.assert_close(ours, theirs)

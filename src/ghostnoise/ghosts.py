@@ -29,6 +29,11 @@ class Pools(Protocol):
     def others(self, moments: Moments, ghost_size: int | None) -> Moments:
         """The moments of the others in each sample's ghost batch (B, C)."""
 
+    def others_ramp(
+        self, mean: Tensor, pooled: Tensor, gradient: Moments, ghost_size: int | None, spatial: int
+    ) -> "Ramp":
+        """The gradient of x through them, given the samples' own means and the others' (B, C)."""
+
 
 class Ramp(NamedTuple):
     """The gradient of x through its statistics: `slope * (x - center) + offset`, a row for each pool (R, C)."""
@@ -57,15 +62,13 @@ class Who:
         """The statistics again, from what was kept."""
         return self.pool(kept, pools)
 
-    def spread(self, table: Tensor, batch_size: int) -> Tensor:
-        """A table of pools (R, C) as a table of the samples that look at them (B, C)."""
-        return table
+    def each(self, batch_size: int) -> int:
+        """How many consecutive samples look at the same pool; those left over look at the last one."""
+        return 1
 
-    def total(self, table: Tensor) -> Tensor:
-        """A table of samples (B, C), summed over those that look at the same pool (R, C)."""
-        return table
-
-    def ramp(self, kept: Moments, stats: Moments, gradient: Moments, batch_size: int, spatial: int) -> Ramp:
+    def ramp(
+        self, kept: Moments, stats: Moments, gradient: Moments, batch_size: int, spatial: int, pools: Pools
+    ) -> Ramp:
         """The gradient of x, given that of the statistics (R, C); here by differentiating `pool`."""
         pull = torch.func.vjp(self.pool, kept)[1]
         ((g_mean, g_var),) = pull(Moments(*(table.to(stats.mean.dtype) for table in gradient)))
@@ -92,25 +95,18 @@ class GhostBatch(Who):
         """The statistics, which were kept."""
         return kept
 
-    def spread(self, table: Tensor, batch_size: int) -> Tensor:
-        """Give each sample the row of its ghost batch."""
-        if table.shape[0] == 1:
-            return table.expand(batch_size, -1)
-        size, last = _first_and_last(batch_size, self.ghost_size)
-        if size == last:
-            return table.unsqueeze(1).expand(-1, size, -1).flatten(0, 1)
-        return torch.cat([table[:-1].unsqueeze(1).expand(-1, size, -1).flatten(0, 1), table[-1:].expand(last, -1)])
+    def each(self, batch_size: int) -> int:
+        """The size of a ghost batch."""
+        return _first_and_last(batch_size, self.ghost_size)[0]
 
     def average(self, table: Tensor, batch_size: int) -> Tensor:
         """The average over samples of the row of their ghost batch (1, C)."""
         size, last = _first_and_last(batch_size, self.ghost_size)
         return (table.sum(0, keepdim=True) * size + table[-1:] * (last - size)) / batch_size
 
-    def total(self, table: Tensor) -> Tensor:
-        """Sum over each ghost batch."""
-        return _join([block.sum(1) for block in _ghost_batches(table, self.ghost_size)])
-
-    def ramp(self, kept: Moments, stats: Moments, gradient: Moments, batch_size: int, spatial: int) -> Ramp:
+    def ramp(
+        self, kept: Moments, stats: Moments, gradient: Moments, batch_size: int, spatial: int, pools: Pools
+    ) -> Ramp:
         """Around the ghost batch's mean, where each of its n·S values has the same share."""
         size, last = _first_and_last(batch_size, self.ghost_size)
         if size == last:
@@ -133,21 +129,11 @@ class Others(Who):
             return _in_ghost_batches(others, self.ghost_size, moments)
         return pools.others(moments, self.ghost_size)
 
-    def ramp(self, kept: Moments, stats: Moments, gradient: Moments, batch_size: int, spatial: int) -> Ramp:
-        """Around the sample's own mean, since it may be far from the others: W transposed, with 0 on self."""
-
-        def pull(mean: Tensor, pooled: Tensor, g_mean: Tensor, g_var: Tensor) -> Moments:
-            def from_others(table: Tensor) -> Tensor:
-                return (table.sum(-2, keepdim=True) - table) / (table.shape[-2] - 1)
-
-            center = mean.mean(-2, keepdim=True)
-            own_var = from_others(g_var)
-            own_mean = from_others(g_mean - 2 * g_var * (pooled - center)) + 2 * (mean - center) * own_var
-            return Moments(own_mean, own_var)
-
-        tables = (table.to(stats.mean.dtype) for table in (kept.mean, stats.mean, *gradient))
-        own = _in_ghost_batches(pull, self.ghost_size, tuple(tables))
-        return Ramp(kept.mean, own.var * (2 / spatial), own.mean / spatial)
+    def ramp(
+        self, kept: Moments, stats: Moments, gradient: Moments, batch_size: int, spatial: int, pools: Pools
+    ) -> Ramp:
+        """Around the sample's own mean, since it may be far from the others."""
+        return pools.others_ramp(kept.mean, stats.mean, gradient, self.ghost_size, spatial)
 
 
 @dataclass(frozen=True)
@@ -199,6 +185,23 @@ def others(mean: Tensor, var: Tensor) -> Moments:
     shift = sum_of_others(d) / (n - 1)
     pooled = sum_of_others(var + d.square()) / (n - 1) - shift.square()
     return Moments(center + shift, pooled.clamp_min(0))
+
+
+def others_ramp(mean: Tensor, pooled: Tensor, gradient: Moments, ghost_size: int | None, spatial: int) -> Ramp:
+    """The gradient of x through the moments of the others (B, C): W transposed, with 0 on self."""
+
+    def pull(mean: Tensor, pooled: Tensor, g_mean: Tensor, g_var: Tensor) -> Moments:
+        def from_others(table: Tensor) -> Tensor:
+            return (table.sum(-2, keepdim=True) - table) / (table.shape[-2] - 1)
+
+        center = mean.mean(-2, keepdim=True)
+        own_var = from_others(g_var)
+        own_mean = from_others(g_mean - 2 * g_var * (pooled - center)) + 2 * (mean - center) * own_var
+        return Moments(own_mean, own_var)
+
+    tables = (table.to(pooled.dtype) for table in (mean, pooled, *gradient))
+    own = _in_ghost_batches(pull, ghost_size, tuple(tables))
+    return Ramp(mean, own.var * (2 / spatial), own.mean / spatial)
 
 
 def draws(moments: Moments, around: Tensor, indices: Tensor) -> Moments:

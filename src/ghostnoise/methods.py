@@ -1,13 +1,13 @@
 """Decide: each method in one short pure function, citing its equation.
 
-A normalizer says who counts in whose statistics. Noise is a function of the batch's moments. Both see
+A normalizer says who counts in whose statistics. Noise says where ghost batches come from. Both see
 small tables only, so every backend serves them. To add a normalizer, name who counts: instance normalization, say,
 is `Normalizer(Itself(), eps)`.
 """
 
 from collections.abc import Callable
 from dataclasses import dataclass
-from typing import NamedTuple, TypeAlias
+from typing import NamedTuple
 
 from torch import Tensor
 
@@ -63,13 +63,6 @@ def mixed(eps: float, population: Moments, alpha: float) -> Normalizer:
     return Normalizer(Among(population, alpha), eps)
 
 
-class Noise(NamedTuple):
-    """`(x - shift) · scale` in the units of x, per sample and channel (B, C), as constants."""
-
-    shift: Tensor
-    scale: Tensor
-
-
 class Batch(NamedTuple):
     """A batch as noise sees it: the moments of its samples (B, C) and as a whole (1, C).
 
@@ -82,34 +75,38 @@ class Batch(NamedTuple):
     draws: Callable[[Moments, Tensor, Tensor], Moments]
 
 
-NoiseMethod: TypeAlias = Callable[[Batch], Noise]
+@dataclass(frozen=True)
+class Noise:
+    """Shift and scale x as the statistics of a ghost batch would have, beyond the batch's own.
 
+    y = (x - m) / sqrt((s² + eps) / (var + eps))        m and s²: the moments of `ghost`, m around the batch's mean
 
-class Injection(NamedTuple):
-    """How the noise of a ghost batch enters: through its shift, its scale or both."""
+    All are constants for the gradient. Where x is `normalized`, its variance counts as 1.
+    """
 
+    ghost: Callable[[Batch], Moments]
     eps: float
     shift: bool
     scale: bool
+    normalized: bool = False
 
-    def of(self, ghost: Moments, var: Tensor, unit: Tensor) -> Noise:
-        """`(x - m) / sqrt((s² + eps) / (var + eps))`, m and s² being the ghost batch's, m around the batch mean."""
-        shift = ghost.mean if self.shift else var.new_zeros(1, 1)
-        if not self.scale:
-            return Noise(shift, var.new_ones(1, 1))
-        eps = self.eps * unit
-        dtype = ghost.var.dtype
-        return Noise(shift, (ghost.var + eps.to(dtype)).rsqrt_().mul_((var + eps).sqrt().to(dtype)))
+    def var(self, batch: Batch) -> Tensor:
+        """The batch's variance (1, C)."""
+        return batch.unit if self.normalized else batch.whole.var
 
 
-def ghost_noise(batch: Batch, inject: Injection, indices: Tensor) -> Noise:
+def ghost_noise(eps: float, shift: bool, scale: bool, indices: Tensor) -> Noise:
     """Ghost noise injection (eqs. 9-10): what a random ghost batch would have done beyond the batch."""
-    return inject.of(batch.draws(batch.moments, batch.whole.mean, indices), batch.whole.var, batch.unit)
+    return Noise(lambda batch: batch.draws(batch.moments, batch.whole.mean, indices), eps, shift, scale)
 
 
 def analytical_noise(
-    batch: Batch, inject: Injection, law: Law, law_draws: LawDraws, *, normalized: bool = False
+    eps: float, shift: bool, scale: bool, law: Law, law_draws: LawDraws, *, normalized: bool = False
 ) -> Noise:
-    """Analytical ghost noise (eqs. 11-16); where x is `normalized`, its variance counts as 1."""
-    var = batch.unit if normalized else batch.whole.var
-    return inject.of(law.ghost_moments(law_draws, *law.variances(batch.moments, var)), var, batch.unit)
+    """Analytical ghost noise (eqs. 11-16): the ghost batch's moments come from its law."""
+
+    def ghost(batch: Batch) -> Moments:
+        return law.ghost_moments(law_draws, *law.variances(batch.moments, noise.var(batch)))
+
+    noise = Noise(ghost, eps, shift, scale, normalized)
+    return noise

@@ -5,7 +5,7 @@ from hypothesis import strategies as st
 
 import reference
 from ghostnoise.engine import aten
-from passes import ALL_DTYPES, check_draws, check_passes, dtypes, layouts, shapes, upstreams
+from passes import ALL_DTYPES, check_draws, check_passes, dtypes, layouts, row_sizes, shapes, upstreams
 
 # Of a sample of 60 elements: slices of one, of three and of all seven samples.
 SLICES = [1, 180, 10**6]
@@ -16,12 +16,12 @@ SLICES = [1, 180, 10**6]
 @pytest.mark.parametrize("layout", ["contiguous", "channels_last"])
 def test_passes_in_slices(monkeypatch, elements, dtype, layout):
     monkeypatch.setattr(aten, "SLICE_ON_CPU", elements)
-    check_passes(aten, (7, 4, 5, 3), dtype, layout, "contiguous", shared=False)
+    check_passes(aten, (7, 4, 5, 3), dtype, layout, "contiguous", each=3)
 
 
-@given(shapes, dtypes, layouts, upstreams, st.booleans())
-def test_passes_equal_their_formulas(shape, dtype, layout, upstream, shared):
-    check_passes(aten, shape, dtype, layout, upstream, shared)
+@given(shapes, dtypes, layouts, upstreams, row_sizes)
+def test_passes_equal_their_formulas(shape, dtype, layout, upstream, each):
+    check_passes(aten, shape, dtype, layout, upstream, each)
 
 
 @given(st.integers(1, 9), st.integers(1, 40), st.integers(1, 20), st.sampled_from([torch.float32, torch.float64]))

@@ -6,7 +6,19 @@ from hypothesis import strategies as st
 import ghostnoise
 from ghostnoise.engine import aten, native
 from ghostnoise.moments import Moments
-from passes import ALL_DTYPES, batch, check_draws, check_passes, dtypes, layouts, shapes, tables, upstreams
+from passes import (
+    ALL_DTYPES,
+    check_draws,
+    check_passes,
+    check_tables,
+    dtypes,
+    layouts,
+    row_sizes,
+    shapes,
+    tables,
+    upstreams,
+    values,
+)
 
 FOUND = native.library()
 # Every copy of the passes that this machine can run.
@@ -20,15 +32,15 @@ def passes(request, monkeypatch):
 
 
 def taken(shape, dtype, layout, seed=0):
-    return native.refuses(batch(shape, dtype, layout, seed)) is None
+    return native.refuses(values(shape, dtype, layout, seed)) is None
 
 
 @pytest.mark.parametrize("copy", COPIES)
 def test_passes_equal_their_formulas(copy):
-    @given(shapes, dtypes, layouts, upstreams, st.booleans())
-    def check(shape, dtype, layout, upstream, shared):
+    @given(shapes, dtypes, layouts, upstreams, row_sizes)
+    def check(shape, dtype, layout, upstream, each):
         if taken(shape, dtype, layout):
-            check_passes(native, shape, dtype, layout, upstream, shared)
+            check_passes(native, shape, dtype, layout, upstream, each)
 
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(native, "library", lambda: native.Library(FOUND.handle, copy))
@@ -37,11 +49,13 @@ def test_passes_equal_their_formulas(copy):
 
 @pytest.mark.parametrize("dtype", ALL_DTYPES)
 @pytest.mark.parametrize("layout", ["contiguous", "channels_last"])
-@pytest.mark.parametrize("shape", [(3, 70, 5, 5), (2, 64, 1, 1), (5, 130), (2, 3, 1000)])
+@pytest.mark.parametrize(
+    "shape", [(3, 70, 5, 5), (3, 70, 4, 4), (2, 40, 8, 8), (2, 64, 1, 1), (5, 130), (2, 3, 1100), (2, 600, 2, 3)]
+)
 def test_passes_in_both_layouts(passes, shape, dtype, layout):
     shape = shape if len(shape) > 2 else (*shape, 1)
     assert taken(shape, dtype, layout)
-    check_passes(passes, shape, dtype, layout, "contiguous", shared=False)
+    check_passes(passes, shape, dtype, layout, "contiguous")
 
 
 @given(st.integers(1, 9), st.integers(1, 40), st.integers(1, 150), st.sampled_from([torch.float32, torch.float64]))
@@ -62,19 +76,57 @@ def test_pools_equal_those_of_aten(passes, pool, ghost_size, single):
         torch.testing.assert_close(actual, expected, rtol=1e-6, atol=1e-6)
 
 
-@pytest.mark.parametrize("rows", [(6, 6), (1, 6), (6, 1)])
-def test_what_noise_adds_equals_that_of_aten(passes, rows):
-    m, k = (torch.randn(count, 70) for count in rows)
-    tables = [torch.randn(1, 70) for _ in range(3)]
-    weight, bias = torch.randn(70), torch.randn(70)
-    for ours, theirs in zip(
-        passes.blend(m, k, *tables, weight, bias), aten.blend(m, k, *tables, weight, bias), strict=True
-    ):
-        torch.testing.assert_close(ours, theirs.expand_as(ours), rtol=1e-5, atol=1e-5)
-    total, moment = torch.randn(6, 70), torch.randn(6, 70)
-    torch.testing.assert_close(
-        passes.noise_sums(total, moment, m, k), aten.noise_sums(total, moment, m, k), rtol=1e-5, atol=1e-5
+@given(
+    st.sampled_from([torch.float32, torch.float64]), st.integers(1, 9), st.integers(1, 150), st.integers(1, 9),
+    st.booleans(), st.booleans(), st.booleans(), st.sampled_from([0.0, 0.5]),
+)  # fmt: skip
+def test_tables_equal_those_of_aten(dtype, batch_size, channels, each, shift, scale, affine, min_std):
+    check_tables(native, dtype, batch_size, channels, each, shift, scale, affine, min_std)
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float64])
+def test_large_tables_equal_those_of_aten(passes, dtype):
+    check_tables(passes, dtype, 200, 130, 32, True, True, True, 0.5)
+
+
+@pytest.mark.parametrize("ghost_size", [2, 4, 9, None])
+@pytest.mark.parametrize("single", [True, False])
+def test_the_ramp_of_the_others_equals_that_of_aten(passes, ghost_size, single):
+    moments = passes.moments(torch.randn(9, 70, 1 if single else 5) + 3)
+    pooled = passes.others(moments, ghost_size).mean
+    gradient = Moments(torch.randn(9, 70), torch.randn(9, 70))
+    center, slope, offset = passes.others_ramp(moments.mean, pooled, gradient, ghost_size, 5)
+    wanted = aten.others_ramp(moments.mean, pooled, gradient, ghost_size, 5)
+    torch.testing.assert_close(slope.double(), wanted.slope, rtol=1e-5, atol=1e-5)
+    at = (wanted.center - center).double() * wanted.slope + offset  # around the center that is not rounded
+    torch.testing.assert_close(at, wanted.offset, rtol=1e-5, atol=1e-5)
+
+
+@pytest.mark.parametrize("momentum", [0.0, 0.1, 0.7, 1.0, None])
+@pytest.mark.parametrize("absent", [None, "mean", "var", "both"])
+@pytest.mark.parametrize("bad", [None, float("nan"), float("inf")])
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float64, torch.float16])
+def test_running_buffers_follow_as_in_aten(momentum, absent, bad, dtype):
+    stats = Moments(torch.randn(1, 5, dtype=torch.float64), torch.rand(1, 5, dtype=torch.float64))
+    if bad is not None:
+        stats.var[0, 3] = bad
+    buffers = {"mean": torch.randn(5).to(dtype), "var": torch.rand(5).to(dtype), "count": torch.tensor(4)}
+    ours, theirs = (
+        {
+            name: None if absent in (name, "both") and name != "count" else table.clone()
+            for name, table in buffers.items()
+        }
+        for _ in range(2)
     )
+    version = ours["count"]._version
+    native.follow(*ours.values(), momentum, stats)
+    aten.follow(*theirs.values(), momentum, stats)
+    assert ours["count"]._version > version
+    for actual, expected in zip(ours.values(), theirs.values(), strict=True):
+        assert (actual is None) == (expected is None)
+        if actual is not None:
+            torch.testing.assert_close(actual, expected)
+    assert ours["count"].item() == (5 if bad is None or absent == "var" else 4)
 
 
 def test_draws_lose_no_digits_to_outliers_that_were_not_drawn():
@@ -95,11 +147,11 @@ def test_draws_lose_no_digits_to_outliers_that_were_not_drawn():
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
 def test_results_too_large_for_the_caches(passes, shape, layout, dtype):
     """They are written past the caches where rows are whole lines, and as always where they are not."""
-    x, dy = (batch(shape, dtype, layout, seed) for seed in (0, 1))
+    x, dy = (values(shape, dtype, layout, seed) for seed in (0, 1))
     if dtype == torch.bfloat16:
         x, dy = x.repeat(2, *[1] * (x.ndim - 1)), dy.repeat(2, *[1] * (x.ndim - 1))
     assert x.numel() * x.element_size() > 2**24
-    center, scale, slope, offset = tables(x, 2, 4, shared=False)
+    center, scale, slope, offset = tables(x, 2, 4)
     tolerance = {"rtol": 1e-5, "atol": 1e-5} if dtype == torch.float32 else {"rtol": 2**-7, "atol": 1e-2}
     for name, arguments in (
         ("transform", (x, center, scale, offset)),
@@ -122,8 +174,8 @@ def test_what_is_refused():
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
 def test_results_do_not_depend_on_the_number_of_threads(dtype):
     """Nor from run to run: each table entry is summed by one thread, in one order."""
-    x, dy = (batch((7, 70, 6, 6), dtype, "contiguous", seed) for seed in (0, 1))
-    (center,) = tables(x, 2, 1, shared=False)
+    x, dy = (values((7, 70, 6, 6), dtype, "contiguous", seed) for seed in (0, 1))
+    (center,) = tables(x, 2, 1)
     before = torch.get_num_threads()
     results = []
     try:

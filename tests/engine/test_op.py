@@ -7,15 +7,20 @@ from ghostnoise import functional, methods
 from ghostnoise.engine import op
 from ghostnoise.ghosts import Itself
 from ghostnoise.methods import Noise
+from ghostnoise.moments import Moments
 
 INDICES = torch.randint(6, (6, 5), generator=torch.Generator().manual_seed(0))
 
 
-def constant_noise(batch):
-    """Noise on the normalized x that is the same whatever x is, as gradcheck needs it."""
+def constant_ghosts(batch):
+    """Ghost batches of the normalized x that are the same whatever x is, as gradcheck needs it."""
     generator = torch.Generator().manual_seed(1)
-    shift, scale = (torch.rand(6, 2, dtype=torch.float64, generator=generator) + 0.5 for _ in range(2))
-    return Noise(shift * batch.unit.sqrt(), scale)
+    mean, var = (torch.rand(6, 2, dtype=torch.float64, generator=generator) + 0.5 for _ in range(2))
+    return Moments(mean * batch.unit.sqrt(), var * batch.unit)
+
+
+def constant_noise(shift=True, scale=True):
+    return Noise(constant_ghosts, 1e-3, shift, scale, normalized=True)
 
 
 METHODS = {
@@ -26,9 +31,11 @@ METHODS = {
     "ragged exclusive": (methods.exclusive(1e-5, 4, 0.0), None),
     "floored exclusive": (methods.exclusive(1e-5, None, 0.9), None),
     "instance, which has no layer": (methods.Normalizer(Itself(), 1e-5), None),
-    "noisy batch": (methods.batch(1e-5), constant_noise),
-    "noisy ragged ghost": (methods.ghost(1e-5, 4), constant_noise),
-    "noisy exclusive": (methods.exclusive(1e-5, 3, 0.0), constant_noise),
+    "noisy batch": (methods.batch(1e-5), constant_noise()),
+    "shifted batch": (methods.batch(1e-5), constant_noise(scale=False)),
+    "scaled batch": (methods.batch(1e-5), constant_noise(shift=False)),
+    "noisy ragged ghost": (methods.ghost(1e-5, 4), constant_noise()),
+    "noisy exclusive": (methods.exclusive(1e-5, 3, 0.0), constant_noise()),
 }
 every_method = pytest.mark.parametrize(("normalizer", "noise"), METHODS.values(), ids=METHODS)
 
@@ -42,7 +49,7 @@ def inputs(dtype=torch.float64, shape=(6, 2, 3, 2)):
 def test_a_method_without_a_layer_needs_nothing_from_the_engine():
     """Instance normalization is one line of `methods`; its gradient comes from differentiating `pool`."""
     x, weight, bias = inputs()
-    y, _, _ = op.normalize(x, methods.Normalizer(Itself(), 1e-5), None, weight, bias)
+    y, _ = op.normalize(x, methods.Normalizer(Itself(), 1e-5), None, weight, bias)
     torch.testing.assert_close(y, torch.nn.functional.instance_norm(x, weight=weight, bias=bias))
 
 
@@ -66,10 +73,13 @@ def test_the_two_forms_agree(normalizer, noise, dtype):
     x, weight, bias = inputs(dtype)
     dy = torch.randn(x.shape, dtype=torch.float64, generator=torch.Generator().manual_seed(3)).to(dtype)
     results = []
-    for run in (op._Normalize.apply, op._composite):
-        y, *tables = run(x, weight, bias, normalizer, noise)
-        results.append((y, *tables, *torch.autograd.grad(y, (x, weight, bias), dy)))
-        assert not any(table.requires_grad for table in tables)
+    with pytest.MonkeyPatch.context() as patch:
+        for composite in (False, True):
+            patch.setattr(op, "_needs_composite", lambda *tensors, answer=composite: answer)
+            y, seen = op.normalize(x, normalizer, noise, weight, bias)
+            tables = (*seen.moments, *seen.stats)
+            results.append((y, *tables, *torch.autograd.grad(y, (x, weight, bias), dy)))
+            assert not any(table.requires_grad for table in tables)
     tolerance = {torch.float64: 1e-12, torch.float32: 1e-5, torch.bfloat16: 2**-7}[dtype]
     for fused, composite in zip(*results, strict=True):
         torch.testing.assert_close(fused, composite, rtol=tolerance, atol=tolerance)
@@ -80,7 +90,7 @@ def test_inject_has_the_gradient_of_a_constant_transformation(shape):
     x, _, _ = inputs(shape=shape)
 
     def run(x):
-        return op.inject(x, constant_noise)
+        return op.inject(x, constant_noise())
 
     assert torch.autograd.gradcheck(run, x, check_forward_ad=True)
     assert torch.autograd.gradgradcheck(run, x)

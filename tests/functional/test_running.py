@@ -5,6 +5,7 @@ from torch import nn
 
 import reference
 from ghostnoise import functional
+from ghostnoise.engine import aten
 from ghostnoise.functional.running import Running
 from ghostnoise.moments import Moments
 from inputs import cases
@@ -139,5 +140,5 @@ def test_updates_do_not_track_gradients():
 
 def test_a_full_step_replaces_the_buffer():
     running = Running(torch.full((2,), 7.0), None, momentum=1.0)
-    running.update(Moments(torch.tensor([[1.0, 2.0]]), torch.ones(1, 2)))
+    running.update(Moments(torch.tensor([[1.0, 2.0]]), torch.ones(1, 2)), aten)
     assert running.mean.tolist() == [1.0, 2.0]

@@ -11,14 +11,15 @@ import math
 import os
 from itertools import accumulate, pairwise
 from pathlib import Path
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor
 
 from ghostnoise.engine import aten
-from ghostnoise.ghosts import ghost_sizes
-from ghostnoise.moments import Moments, arithmetic_dtype
+from ghostnoise.ghosts import Ramp, ghost_sizes
+from ghostnoise.methods import Batch, Noise, Normalizer
+from ghostnoise.moments import Affine, Moments, Standard, arithmetic_dtype
 
 LEVELS = ("baseline", "avx2", "avx512")
 DTYPES = {torch.float32: 0, torch.float64: 1, torch.bfloat16: 2, torch.float16: 3}
@@ -30,13 +31,17 @@ class Library(NamedTuple):
     handle: ctypes.CDLL
     level: str
 
-    def run(self, name: str, *arguments: int | ctypes.Array[ctypes.c_int64]) -> None:
-        """Run a pass. Pointers are given as integers, shapes and strides as arrays."""
+    def run(self, name: str, *arguments: int | float | ctypes.Array[ctypes.c_int64]) -> None:
+        """Run a pass. Pointers are given as integers."""
         function = getattr(self.handle, f"gn_{name}_{self.level}")
         if function.argtypes is None:
-            function.argtypes = [ctypes.c_int64 if isinstance(value, int) else ctypes.c_void_p for value in arguments]
+            function.argtypes = [_c_type(value) for value in arguments]
         if function(*arguments) != 0:
             raise RuntimeError(f"the native pass {name} was built without the dtype of code {arguments[0]}")
+
+
+def _c_type(value: int | float | ctypes.Array[ctypes.c_int64]) -> Any:
+    return {int: ctypes.c_int64, float: ctypes.c_double}.get(type(value), ctypes.c_void_p)
 
 
 @functools.cache
@@ -77,35 +82,44 @@ def moments(x: Tensor) -> Moments:
         return Moments(mean, torch.zeros(1, 1, dtype=torch.float64).expand(mean.shape))
     plan = _planned(x)
     mean, var = (torch.empty(x.shape[:2], dtype=torch.float64) for _ in range(2))
-    _run("moments", x, plan, _at(x, plan), (mean.data_ptr(), var.data_ptr()))
+    _run("moments", x, plan, *_at(x, plan), mean.data_ptr(), var.data_ptr())
     return Moments(mean, var)
 
 
-def transform(x: Tensor, center: Tensor, scale: Tensor, shift: Tensor) -> Tensor:
+def transform(x: Tensor, center: Tensor, scale: Tensor, shift: Tensor, each: int = 1) -> Tensor:
     """`aten.transform`."""
     plan, y = _planned(x), torch.empty_like(x)
-    tables = [_row_contiguous(table) for table in (center, scale, shift)]
-    _run("transform", x, plan, _at(x, plan), *map(_table, tables), _at(y, _planned(y, plan)))
+    tables = _tables(x, each, center, scale, shift)
+    _run("transform", x, plan, *_at(x, plan), *tables.pointers, *_at(y, _planned(y, plan)))
     return y
 
 
-def gradient_sums(dy: Tensor, x: Tensor, center: Tensor) -> tuple[Tensor, Tensor]:
-    """`aten.gradient_sums`."""
+def gradient_sums(dy: Tensor, x: Tensor, center: Tensor, each: int = 1) -> tuple[Tensor, Tensor]:
+    """`aten.gradient_sums`. Of a single position, dy itself may be its sum."""
     plan = _planned(x)
-    dy, center = _aligned(dy, x, plan), _row_contiguous(center)
+    dy, tables = _aligned(dy, x, plan), _tables(x, each, center)
     total, moment = (torch.empty(x.shape[:2], dtype=center.dtype) for _ in range(2))
-    given = (_at(dy, _planned(dy, plan)), _at(x, plan), _table(center))
-    _run("gradient_sums", x, plan, *given, (total.data_ptr(), moment.data_ptr()))
+    given = (*_at(dy, _planned(dy, plan)), *_at(x, plan), *tables.pointers)
+    _run("gradient_sums", x, plan, *given, total.data_ptr(), moment.data_ptr())
     return total, moment
 
 
-def input_gradient(dy: Tensor, x: Tensor, scale: Tensor, center: Tensor, slope: Tensor, offset: Tensor) -> Tensor:
+def input_gradient(
+    dy: Tensor,
+    x: Tensor,
+    scale: Tensor,
+    center: Tensor,
+    slope: Tensor,
+    offset: Tensor,
+    each: int = 1,
+    gain: Tensor | None = None,
+) -> Tensor:
     """`aten.input_gradient`."""
     plan, dx = _planned(x), torch.empty_like(x)
-    dy = _aligned(dy, x, plan)
-    tables = [_row_contiguous(table) for table in (scale, center, slope, offset)]
-    given = (_at(dy, _planned(dy, plan)), _at(x, plan), *map(_table, tables))
-    _run("input_gradient", x, plan, *given, _at(dx, _planned(dx, plan)))
+    gain = _ones(x.shape[1], scale.dtype) if gain is None else gain
+    dy, tables = _aligned(dy, x, plan), _tables(x, each, scale, gain, center, slope, offset)
+    given = (*_at(dy, _planned(dy, plan)), *_at(x, plan), *tables.pointers)
+    _run("input_gradient", x, plan, *given, *_at(dx, _planned(dx, plan)))
     return dx
 
 
@@ -113,21 +127,29 @@ def scale_gradient(dy: Tensor, scale: Tensor) -> Tensor:
     """`aten.scale_gradient`."""
     if refuses(dy):
         dy = dy.contiguous()
-    plan, dx, scale = _planned(dy), torch.empty_like(dy), _row_contiguous(scale)
-    _run("scale_gradient", dy, plan, _at(dy, plan), _table(scale), _at(dx, _planned(dx, plan)))
+    plan, dx, tables = _planned(dy), torch.empty_like(dy), _tables(dy, 1, scale)
+    _run("scale_gradient", dy, plan, *_at(dy, plan), *tables.pointers, *_at(dx, _planned(dx, plan)))
     return dx
 
 
 def everyone(moments: Moments, ghost_size: int | None) -> Moments:
     """`aten.everyone`."""
-    sizes = ghost_sizes(moments.mean.shape[0], ghost_size or moments.mean.shape[0])
-    return _pool(moments, sizes, others=False, rows=len(sizes))
+    return _pool(moments, ghost_size, others=False)
 
 
 def others(moments: Moments, ghost_size: int | None) -> Moments:
     """`aten.others`."""
-    sizes = ghost_sizes(moments.mean.shape[0], ghost_size or moments.mean.shape[0])
-    return _pool(moments, sizes, others=True, rows=moments.mean.shape[0])
+    return _pool(moments, ghost_size, others=True)
+
+
+def others_ramp(mean: Tensor, pooled: Tensor, gradient: Moments, ghost_size: int | None, spatial: int) -> Ramp:
+    """`aten.others_ramp`, in the dtype of the gradient."""
+    dtype = gradient.mean.dtype
+    (count, starts), channels = _starts(mean.shape[0], ghost_size), mean.shape[1]
+    made = torch.empty(3, *mean.shape, dtype=dtype).unbind()
+    settings = (DTYPES[dtype], DTYPES[mean.dtype], torch.get_num_threads(), count, starts, channels, spatial)
+    _library().run("others_ramp", *settings, *(table.data_ptr() for table in (mean, pooled, *gradient, *made)))
+    return Ramp(*made)
 
 
 def draws(moments: Moments, around: Tensor, indices: Tensor, dtype: torch.dtype) -> Moments:
@@ -141,44 +163,128 @@ def draws(moments: Moments, around: Tensor, indices: Tensor, dtype: torch.dtype)
     return Moments(*made)
 
 
+def standardize(
+    normalizer: Normalizer, stats: Moments, weight: Tensor | None, bias: Tensor | None, dtype: torch.dtype
+) -> Standard:
+    """`aten.standardize`; the five tables lie one after the other, as `blend` and `pull` take them."""
+    made = torch.empty(5, *stats.mean.shape, dtype=dtype)
+    given = [_parameter(parameter, dtype) for parameter in (weight, bias)]
+    settings = (DTYPES[dtype], torch.get_num_threads(), *stats.mean.shape)
+    tables = [table.contiguous() for table in stats]
+    floor = (float(normalizer.eps), float(normalizer.min_std) ** 2)
+    _library().run("standardize", *settings, *map(_pointer, tables), *floor, *map(_pointer, given), made.data_ptr())
+    return Standard(*made.unbind())
+
+
+def inject(noise: Noise, batch: Batch, ghost: Moments, dtype: torch.dtype) -> aten.NoiseTables:
+    """`aten.inject`."""
+    ghost = Moments(*(table.to(dtype).contiguous() for table in ghost))
+    m, k = ghost.mean if noise.shift else None, torch.empty_like(ghost.var) if noise.scale else None
+    if k is not None:
+        _inject(noise, batch, ghost, None, None, None, None, k, None, None)
+    return m, k
+
+
 def blend(
-    m: Tensor, k: Tensor, rstd: Tensor, factor: Tensor, rest: Tensor, weight: Tensor, bias: Tensor
-) -> tuple[Tensor, Tensor, Tensor]:
+    noise: Noise,
+    batch: Batch,
+    ghost: Moments,
+    standard: Standard,
+    weight: Tensor | None,
+    bias: Tensor | None,
+    each: int = 1,
+) -> tuple[aten.NoiseTables, Affine]:
     """`aten.blend`."""
-    if rstd.shape[0] != 1:  # statistics of their own for each sample
-        return aten.blend(m, k, rstd, factor, rest, weight, bias)
-    batch_size, channels = max(m.shape[0], k.shape[0]), rstd.shape[1]
-    m, k = (table.expand(-1, channels).contiguous() for table in (m, k))
-    rows = [row.to(m.dtype).expand(1, channels).contiguous() for row in (rstd, factor, rest, weight, bias)]
-    made = [torch.empty(batch_size, channels, dtype=m.dtype) for _ in range(3)]
-    settings = (DTYPES[m.dtype], torch.get_num_threads(), batch_size, channels, *_one_or_all(m), *_one_or_all(k))
-    _library().run("blend", *settings, *(table.data_ptr() for table in (*rows, *made)))
-    return made[0], made[1], made[2]
+    if standard.rstd.shape[0] != 1:  # statistics of their own for each sample
+        return aten.blend(noise, batch, ghost, standard, weight, bias, each)
+    dtype = standard.rstd.dtype
+    ghost = Moments(*(table.to(dtype).contiguous() for table in ghost))
+    m = torch.empty_like(ghost.mean) if noise.shift else None
+    k = torch.empty_like(ghost.var) if noise.scale else None
+    scale, shift = torch.empty_like(ghost.mean), torch.empty_like(ghost.mean)
+    weight, bias = _parameter(weight, dtype), _parameter(bias, dtype)
+    _inject(noise, batch, ghost, standard.center, weight, bias, m, k, scale, shift)
+    return (m, k), Affine(standard.center, scale, shift)
 
 
-def noise_sums(total: Tensor, moment: Tensor, m: Tensor, k: Tensor) -> Tensor:
-    """`aten.noise_sums`."""
-    batch_size, channels = total.shape
-    made = torch.empty(4, channels, dtype=torch.float64)
-    m, k = (table.expand(-1, channels).contiguous() for table in (m, k))
-    settings = (DTYPES[total.dtype], torch.get_num_threads(), batch_size, channels)
-    tables = (total.data_ptr(), moment.data_ptr(), *_one_or_all(m), *_one_or_all(k), made.data_ptr())
-    _library().run("noise_sums", *settings, *tables)
-    return made
+def pull(
+    normalizer: Normalizer,
+    standard: Standard,
+    var: Tensor,
+    weight: Tensor | None,
+    total: Tensor,
+    moment: Tensor,
+    noise: aten.NoiseTables,
+    each: int = 1,
+) -> tuple[Tensor, Tensor, Moments]:
+    """`aten.pull`."""
+    (batch_size, channels), rows, dtype = total.shape, var.shape[0], total.dtype
+    g_mean, g_var = torch.empty(2, rows, channels, dtype=dtype).unbind()
+    g_weight, g_bias = torch.empty(2, channels, dtype=dtype).unbind()
+    given = (total, moment, *noise, standard.center, var.contiguous())
+    settings = (DTYPES[dtype], torch.get_num_threads(), batch_size, channels, rows, each)
+    floor = (float(normalizer.eps), float(normalizer.min_std) ** 2)
+    made = (_parameter(weight, dtype), g_weight, g_bias, g_mean, g_var)
+    _library().run("pull", *settings, *map(_pointer, given), *floor, *map(_pointer, made))
+    return g_weight, g_bias, Moments(g_mean, g_var)
 
 
-def _one_or_all(table: Tensor) -> tuple[int, int]:
-    """The pointer to a contiguous table, and its stride over samples: 0 where one row serves all."""
-    return table.data_ptr(), table.shape[1] if table.shape[0] > 1 else 0
+def follow(
+    mean: Tensor | None, var: Tensor | None, count: Tensor | None, momentum: float | None, stats: Moments
+) -> None:
+    """`aten.follow`."""
+    buffers = [buffer for buffer in (mean, var) if buffer is not None]
+    plain = all(_is_plain(buffer) and buffer.dtype in (torch.float32, torch.float64) for buffer in buffers)
+    plain = plain and (count is None or (_is_plain(count) and count.dtype == torch.int64))
+    if not plain or len({buffer.dtype for buffer in buffers}) > 1:
+        aten.follow(mean, var, count, momentum, stats)
+        return
+    tables = [table.to(torch.float64).contiguous() for table in stats]
+    settings = (DTYPES[buffers[0].dtype] if buffers else 0, stats.mean.shape[1])
+    factor = -1.0 if momentum is None else float(momentum)
+    _library().run("follow", *settings, *map(_pointer, (mean, var, count, *tables)), factor)
+    torch.autograd.graph.increment_version([*buffers, *([] if count is None else [count])])
 
 
-def _pool(moments: Moments, sizes: list[int], *, others: bool, rows: int) -> Moments:
-    channels = moments.mean.shape[1]
-    made = [torch.empty(rows, channels, dtype=torch.float64) for _ in range(2)]
-    starts = (ctypes.c_int64 * (len(sizes) + 1))(*accumulate(sizes, initial=0))
-    settings = (DTYPES[moments.mean.dtype], int(others), torch.get_num_threads(), len(sizes), starts, channels)
+def _is_plain(tensor: Tensor) -> bool:
+    return tensor.device.type == "cpu" and type(tensor) in (Tensor, torch.nn.Parameter) and tensor.is_contiguous()
+
+
+def _inject(noise: Noise, batch: Batch, ghost: Moments, *tables: Tensor | None) -> None:
+    """`tables`: the first of a normalizer's, weight and bias, then what is made: m, k, scale and shift."""
+    var, margin = (table.to(torch.float64).contiguous() for table in (noise.var(batch), noise.eps * batch.unit))
+    parts = (ghost.mean if noise.shift else None, ghost.var if noise.scale else None)
+    settings = (DTYPES[ghost.mean.dtype], torch.get_num_threads(), *ghost.mean.shape)
+    _library().run("inject", *settings, *map(_pointer, (*parts, var, margin, *tables)))
+
+
+def _pointer(tensor: Tensor | None) -> int:
+    return 0 if tensor is None else tensor.data_ptr()
+
+
+def _parameter(parameter: Tensor | None, dtype: torch.dtype) -> Tensor | None:
+    return None if parameter is None else parameter.to(dtype).contiguous()
+
+
+@functools.lru_cache(maxsize=64)
+def _ones(channels: int, dtype: torch.dtype) -> Tensor:
+    return torch.ones(1, channels, dtype=dtype)
+
+
+def _pool(moments: Moments, ghost_size: int | None, *, others: bool) -> Moments:
+    batch_size, channels = moments.mean.shape
+    count, starts = _starts(batch_size, ghost_size)
+    made = [torch.empty(batch_size if others else count, channels, dtype=torch.float64) for _ in range(2)]
+    settings = (DTYPES[moments.mean.dtype], int(others), torch.get_num_threads(), count, starts, channels)
     _library().run("pool", *settings, *_moment_pointers(moments), *(table.data_ptr() for table in made))
     return Moments(*made)
+
+
+@functools.lru_cache(maxsize=256)
+def _starts(batch_size: int, ghost_size: int | None) -> tuple[int, ctypes.Array[ctypes.c_int64]]:
+    """How many ghost batches there are, and their first samples, and the end."""
+    sizes = ghost_sizes(batch_size, ghost_size or batch_size)
+    return len(sizes), (ctypes.c_int64 * (len(sizes) + 1))(*accumulate(sizes, initial=0))
 
 
 def _moment_pointers(moments: Moments) -> tuple[int, int]:
@@ -223,22 +329,29 @@ def _aligned(dy: Tensor, x: Tensor, plan: _Plan) -> Tensor:
     return dy if fits else torch.empty_like(x).copy_(dy)
 
 
-def _row_contiguous(table: Tensor) -> Tensor:
-    return table if table.stride(1) == 1 or table.shape[1] == 1 else table.contiguous()
+class _Tables(NamedTuple):
+    """Tables that a pass reads: kept alive, and as its arguments."""
+
+    alive: list[Tensor]
+    pointers: list[int]
 
 
-def _at(x: Tensor, plan: _Plan) -> tuple[int | ctypes.Array[ctypes.c_int64], ...]:
-    return x.data_ptr(), (ctypes.c_int64 * 2)(plan.batch_stride, plan.inner_stride)
+def _tables(x: Tensor, each: int, *tables: Tensor) -> _Tables:
+    """Each as a pointer, the samples that a row serves, and the last row; a single row may be a single number."""
+    batch_size, channels = x.shape[:2]
+    alive = [table.expand(table.shape[0], channels).contiguous() for table in tables]
+    rows = [table.shape[0] for table in alive]
+    triples = ((table.data_ptr(), 1 if n == batch_size else each, n - 1) for table, n in zip(alive, rows, strict=True))
+    return _Tables(alive, [value for triple in triples for value in triple])
 
 
-def _table(table: Tensor) -> tuple[int, int]:
-    return table.data_ptr(), table.stride(0)
+def _at(x: Tensor, plan: _Plan) -> tuple[int, int, int]:
+    return x.data_ptr(), plan.batch_stride, plan.inner_stride
 
 
-def _run(name: str, x: Tensor, plan: _Plan, *given: tuple[int | ctypes.Array[ctypes.c_int64], ...]) -> None:
-    shape = (ctypes.c_int64 * 3)(*x.shape[:2], math.prod(x.shape[2:]))
-    settings = (DTYPES[x.dtype], int(plan.last), torch.get_num_threads(), shape)
-    _library().run(name, *settings, *(value for group in given for value in group))
+def _run(name: str, x: Tensor, plan: _Plan, *given: int) -> None:
+    shape = (*x.shape[:2], math.prod(x.shape[2:]))
+    _library().run(name, DTYPES[x.dtype], int(plan.last), torch.get_num_threads(), *shape, *given)
 
 
 def _library() -> Library:

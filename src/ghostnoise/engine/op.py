@@ -15,6 +15,7 @@ Let a = Σ dy and d = Σ dy·(x - mean) over positions, per sample, and Σ_r sum
 From the last two, `who` gives the gradient of x through the statistics, a ramp: slope·(x - center) + offset.
 """
 
+import math
 from functools import partial
 from types import ModuleType
 from typing import Any, NamedTuple
@@ -25,8 +26,16 @@ from torch.autograd import forward_ad
 
 from ghostnoise.engine import aten, backends
 from ghostnoise.ghosts import Who
-from ghostnoise.methods import Batch, Noise, NoiseMethod, Normalizer
-from ghostnoise.moments import Affine, Moments, arithmetic_dtype, table_dtype
+from ghostnoise.methods import Batch, Noise, Normalizer
+from ghostnoise.moments import Affine, Moments, arithmetic_dtype, spread, table_dtype
+
+
+class Seen(NamedTuple):
+    """What a normalizer saw, as constants: moments (B, C) and the statistics of pools (R, C); and by which passes."""
+
+    moments: Moments
+    stats: Moments
+    passes: ModuleType
 
 
 def measure(x: Tensor, channel_dim: int = 1) -> Moments:
@@ -39,24 +48,23 @@ def measure(x: Tensor, channel_dim: int = 1) -> Moments:
 def normalize(
     x: Tensor,
     normalizer: Normalizer,
-    noise: NoiseMethod | None = None,
+    noise: Noise | None = None,
     weight: Tensor | None = None,
     bias: Tensor | None = None,
     channel_dim: int = 1,
-) -> tuple[Tensor, Moments, Moments]:
-    """Normalize x, inject `noise` of the normalized x as constants, then apply weight and bias.
-
-    Also returns, as constants, the moments that were measured (B, C), and the statistics of the pools (R, C).
-    """
+) -> tuple[Tensor, Seen]:
+    """Normalize x, inject `noise` of the normalized x as constants, then apply weight and bias."""
     folded = _fold(x, channel_dim)
-    weight = torch.ones(1, device=x.device) if weight is None else weight
-    bias = torch.zeros(1, device=x.device) if bias is None else bias
-    run = _composite if _needs_composite(folded, weight, bias) else _Normalize.apply
-    y, *tables = run(folded, weight, bias, normalizer, noise)
-    return _unfold(y, x, channel_dim), Moments(*tables[:2]), Moments(*tables[2:])
+    if _needs_composite(folded, weight, bias):
+        y, seen = _composite(folded, weight, bias, normalizer, noise)
+    else:
+        made: list[Seen] = []
+        y = _Normalize.apply(folded, weight, bias, normalizer, noise, made)
+        (seen,) = made
+    return _unfold(y, x, channel_dim), seen
 
 
-def inject(x: Tensor, noise: NoiseMethod, channel_dim: int = 1) -> Tensor:
+def inject(x: Tensor, noise: Noise, channel_dim: int = 1) -> Tensor:
     """Inject `noise` of x as constants: the gradient of x is that of the transformation alone."""
     folded = _fold(x, channel_dim)
     composite = _needs_composite(folded)
@@ -64,59 +72,56 @@ def inject(x: Tensor, noise: NoiseMethod, channel_dim: int = 1) -> Tensor:
     passes = aten if composite else backends.serving(constant)
     moments = aten.measure(constant) if composite else passes.moments(constant)
     whole, dtype = passes.everyone(moments, None), arithmetic_dtype(x)
-    made = noise(Batch(moments, whole, torch.ones_like(whole.var), partial(passes.draws, dtype=dtype)))
-    shift, scale = (table.to(dtype).expand_as(moments.mean) for table in made)
-    affine = Affine(shift, scale, shift.new_zeros(1, shift.shape[1]).expand_as(shift))
-    y = aten.apply(folded, *affine).to(x.dtype) if composite else _Inject.apply(folded, *affine)
+    batch = Batch(moments, whole, torch.ones_like(whole.var), partial(passes.draws, dtype=dtype))
+    m, k = passes.inject(noise, batch, noise.ghost(batch), dtype)
+    zero = torch.zeros(whole.mean.shape, dtype=dtype, device=x.device)
+    rows = (zero if m is None else m, torch.ones_like(zero) if k is None else k, zero)
+    if composite:
+        y = aten.apply(folded, *(spread(table, x.shape[0]) for table in rows)).to(x.dtype)
+    else:
+        y = _Inject.apply(folded, *rows)
     return _unfold(y, x, channel_dim)
 
 
 class _Decision(NamedTuple):
     affine: Affine
     stats: Moments
-    noise: Noise | None
+    noise: aten.NoiseTables
 
 
 def _decide(
     passes: ModuleType,
     moments: Moments,
-    weight: Tensor,
-    bias: Tensor,
+    weight: Tensor | None,
+    bias: Tensor | None,
     normalizer: Normalizer,
-    noise: NoiseMethod | None,
-    x: Tensor,
+    noise: Noise | None,
+    dtype: torch.dtype,
 ) -> _Decision:
     """From the moments to what is applied to x; differentiable, but for the noise."""
-    dtype, who = arithmetic_dtype(x), normalizer.who
-
-    def spread(table: Tensor) -> Tensor:
-        return who.spread(table, x.shape[0])
-
-    stats = who.pool(moments, None if passes is aten else passes)
-    rstd, weight, bias = normalizer.rstd(stats.var.to(dtype)), weight.to(dtype), bias.to(dtype)
-    # x - mean is taken in the arithmetic of x, with a rounded mean; what rounding takes from it goes into the shift.
-    center, lost = _round(stats.mean, dtype)
-    factor, rest = rstd * weight, rstd * lost
+    stats = normalizer.who.pool(moments, None if passes is aten else passes)
+    standard = passes.standardize(normalizer, stats, weight, bias, dtype)
     if noise is None:
-        return _Decision(Affine(*map(spread, (center, factor, weight * rest + bias))), stats, None)
+        return _Decision(Affine(standard.center, standard.factor, standard.shift), stats, (None, None))
     # Detached, and not only without gradients: forward-mode tangents would pass. Where all samples share one pool, its
     # row stands for all of them.
-    samples, pools = _constant(moments), _constant(stats)
+    samples, pools, each = _constant(moments), _constant(stats), normalizer.who.each(moments.mean.shape[0])
     whole = pools if pools.mean.shape[0] == 1 else passes.everyone(samples, None)
-    rows = [table if table.shape[0] == 1 else spread(table) for table in (rstd.detach(), factor, rest)]
-    batch = Batch(samples, whole, rows[0].square().reciprocal(), partial(passes.draws, dtype=dtype))
-    m, k = (table.to(dtype) for table in noise(batch))
-    m, scale, shift = passes.blend(m, k, *rows, weight, bias)
-    affine = Affine(*(table.expand_as(moments.mean) for table in (spread(center), scale, shift)))
-    return _Decision(affine, stats, Noise(m, k))
+    unit = standard.rstd.detach().square().reciprocal()
+    unit = unit if unit.shape[0] == 1 else spread(unit, samples.mean.shape[0], each)
+    batch = Batch(samples, whole, unit, partial(passes.draws, dtype=dtype))
+    tables, affine = passes.blend(noise, batch, noise.ghost(batch), standard, weight, bias, each)
+    return _Decision(affine, stats, tables)
 
 
 def _composite(
-    x: Tensor, weight: Tensor, bias: Tensor, normalizer: Normalizer, noise: NoiseMethod | None
-) -> tuple[Tensor, ...]:
+    x: Tensor, weight: Tensor | None, bias: Tensor | None, normalizer: Normalizer, noise: Noise | None
+) -> tuple[Tensor, Seen]:
     moments = aten.measure(x)
-    affine, stats, _ = _decide(aten, moments, weight, bias, normalizer, noise, x)
-    return aten.apply(x, *affine).to(x.dtype), *_constant(moments), *_constant(stats)
+    affine, stats, _ = _decide(aten, moments, weight, bias, normalizer, noise, arithmetic_dtype(x))
+    each = normalizer.who.each(x.shape[0])
+    y = aten.apply(x, *(spread(table, x.shape[0], each) for table in affine)).to(x.dtype)
+    return y, Seen(_constant(moments), _constant(stats), aten)
 
 
 class _Normalize(torch.autograd.Function):
@@ -124,62 +129,62 @@ class _Normalize(torch.autograd.Function):
 
     @staticmethod
     def forward(
-        ctx: Any, x: Tensor, weight: Tensor, bias: Tensor, normalizer: Normalizer, noise: NoiseMethod | None
-    ) -> tuple[Tensor, ...]:
-        passes = backends.serving(x)
+        ctx: Any,
+        x: Tensor,
+        weight: Tensor | None,
+        bias: Tensor | None,
+        normalizer: Normalizer,
+        noise: Noise | None,
+        seen: list[Seen],
+    ) -> Tensor:
+        passes, who = backends.serving(x), normalizer.who
         moments = passes.moments(x)
-        affine, stats, made = _decide(passes, moments, weight, bias, normalizer, noise, x)
+        affine, stats, made = _decide(passes, moments, weight, bias, normalizer, noise, arithmetic_dtype(x))
         ctx.passes, ctx.normalizer, ctx.noise = passes, normalizer, noise
-        ctx.save_for_backward(x, weight, bias, *normalizer.who.keep(moments, stats), *(made or ()))
-        ctx.mark_non_differentiable(*moments, *stats)
-        return passes.transform(x, *affine), *moments, *stats
+        ctx.save_for_backward(x, weight, bias, *who.keep(moments, stats), *made)
+        seen.append(Seen(moments, stats, passes))
+        y: Tensor = passes.transform(x, *affine, who.each(x.shape[0]))
+        return y
 
     @staticmethod
-    def backward(ctx: Any, dy: Tensor, *_: Any) -> tuple[Tensor | None, ...]:
-        x, weight, bias, kept_mean, kept_var, *noise = ctx.saved_tensors
-        normalizer = ctx.normalizer
+    def backward(ctx: Any, dy: Tensor) -> tuple[Tensor | None, ...]:
+        x, weight, bias, kept_mean, kept_var, m, k = ctx.saved_tensors
         if torch.is_grad_enabled() or _needs_composite(dy):
-            run = partial(_composite, normalizer=normalizer, noise=ctx.noise)
-            pull = torch.func.vjp(lambda *inputs: run(*inputs)[0], x, weight, bias)[1]
-            return *pull(dy), None, None
+            return *_pull_composite(ctx.normalizer, ctx.noise, x, weight, bias, dy), None, None, None
+        passes, normalizer, dtype = ctx.passes, ctx.normalizer, arithmetic_dtype(x)
         who: Who = normalizer.who
-        kept, dtype = Moments(kept_mean, kept_var), arithmetic_dtype(x)
-        stats = who.recall(kept, ctx.passes)
-        var = stats.var.to(dtype)
-        rstd, (center, lost) = normalizer.rstd(var), _round(stats.mean, dtype)
-        scale = rstd * weight.to(dtype)
-
-        def spread(table: Tensor) -> Tensor:
-            return who.spread(table.to(dtype), x.shape[0])
-
-        total, moment = ctx.passes.gradient_sums(dy, x, spread(center))
-        g_bias, a, d, from_noise = _sums(ctx.passes, who, total, moment, noise, stats.mean.shape[0])
-        d = d + lost * a
-        g_weight = (rstd * d).sum(0) - from_noise
+        kept, each = Moments(kept_mean, kept_var), who.each(x.shape[0])
+        stats = who.recall(kept, passes)
+        standard = passes.standardize(normalizer, stats, weight, None, dtype)
+        total, moment = passes.gradient_sums(dy, x, standard.center, each)
+        g_weight, g_bias, gradient = passes.pull(normalizer, standard, stats.var, weight, total, moment, (m, k), each)
         dx = None
         if ctx.needs_input_grad[0]:
-            gradient = Moments(-scale * a, normalizer.var_gradient(var, rstd, weight * d))
-            ramp = who.ramp(kept, stats, gradient, *_sizes(x))
-            around, lost = _round(ramp.center, dtype)
-            offset = ramp.offset + ramp.slope * lost
-            factor = spread(scale) * noise[1] if noise else spread(scale)
-            dx = ctx.passes.input_gradient(dy, x, factor, spread(around), spread(ramp.slope), spread(offset))
-        return dx, _like(g_weight, weight), _like(g_bias, bias), None, None
+            center, slope, offset = who.ramp(kept, stats, gradient, x.shape[0], math.prod(x.shape[2:]), passes)
+            if center is stats.mean:
+                center, offset = standard.center, torch.addcmul(offset, slope, standard.lost)
+            elif center.dtype != dtype:
+                rounded = center.to(dtype)
+                center, offset = rounded, offset + slope * (rounded - center)
+            ramp = (center, slope.to(dtype), offset.to(dtype))
+            dx = passes.input_gradient(dy, x, standard.factor, *ramp, each, k)
+        return dx, _like(g_weight, weight), _like(g_bias, bias), None, None, None
 
 
-def _sums(
-    passes: ModuleType, who: Who, total: Tensor, moment: Tensor, noise: list[Tensor], pools: int
-) -> tuple[Tensor, Tensor, Tensor, Tensor | float]:
-    """Σ a over all samples, Σ_r k·a and Σ_r k·d over those of each pool, and Σ k·m·a over all."""
-    if noise and pools == 1:
-        sums: Tensor = passes.noise_sums(total, moment, *noise)
-        return sums[0], sums[1:2], sums[2:3], sums[3]
-    if not noise:
-        a = who.total(total)
-        return a.sum(0), a, who.total(moment), 0.0
-    m, k = noise
-    noisy = total * k
-    return total.sum(0), who.total(noisy), who.total(moment * k), (m * noisy).sum(0)
+def _pull_composite(
+    normalizer: Normalizer, noise: Noise | None, x: Tensor, weight: Tensor | None, bias: Tensor | None, dy: Tensor
+) -> tuple[Tensor | None, ...]:
+    """The gradients of x, weight and bias, differentiable themselves."""
+    given = [tensor for tensor in (weight, bias) if tensor is not None]
+
+    def run(x: Tensor, *parameters: Tensor) -> Tensor:
+        left = iter(parameters)
+        own_weight = None if weight is None else next(left)
+        return _composite(x, own_weight, None if bias is None else next(left), normalizer, noise)[0]
+
+    dx, *gradients = torch.func.vjp(run, x, *given)[1](dy)
+    left = iter(gradients)
+    return dx, None if weight is None else next(left), None if bias is None else next(left)
 
 
 class _Inject(torch.autograd.Function):
@@ -204,33 +209,26 @@ def _constant(moments: Moments) -> Moments:
     return Moments(moments.mean.detach(), moments.var.detach())
 
 
-def _round(mean: Tensor, dtype: torch.dtype) -> tuple[Tensor, Tensor]:
-    """A mean in `dtype`, and what rounding added to it."""
-    rounded = mean.to(dtype)
-    return rounded, (rounded - mean).to(dtype)
-
-
-def _needs_composite(*tensors: Tensor) -> bool:
+def _needs_composite(*tensors: Tensor | None) -> bool:
     return (
         torch.compiler.is_compiling()
         or torch._C._are_functorch_transforms_active()
-        or any(forward_ad.unpack_dual(tensor).tangent is not None for tensor in tensors)
+        or any(
+            forward_ad.unpack_dual(tensor).tangent is not None
+            for tensor in tensors
+            if tensor is not None and forward_ad._current_level >= 0
+        )
     )
 
 
-def _sizes(x: Tensor) -> tuple[int, int]:
-    """B and S."""
-    return x.shape[0], x[0, 0].numel()
-
-
-def _like(gradient: Tensor, parameter: Tensor) -> Tensor:
-    return gradient.to(parameter.dtype).sum_to_size(parameter.shape)
+def _like(gradient: Tensor, parameter: Tensor | None) -> Tensor | None:
+    return None if parameter is None else gradient.to(parameter.dtype)
 
 
 def _fold(x: Tensor, channel_dim: int) -> Tensor:
     """View x as (B, C, *spatial), with one spatial dimension or more."""
-    return x.unsqueeze(2) if x.ndim == 2 else x.movedim(channel_dim, 1)
+    return x.unsqueeze(2) if x.ndim == 2 else x if channel_dim == 1 else x.movedim(channel_dim, 1)
 
 
 def _unfold(y: Tensor, x: Tensor, channel_dim: int) -> Tensor:
-    return y.squeeze(2) if x.ndim == 2 else y.movedim(1, channel_dim)
+    return y.squeeze(2) if x.ndim == 2 else y if channel_dim == 1 else y.movedim(1, channel_dim)

@@ -25,9 +25,13 @@ from torch import Tensor
 
 from ghostnoise.engine.aten import blend as blend  # small ops on tables, at home on any device
 from ghostnoise.engine.aten import everyone as everyone
-from ghostnoise.engine.aten import noise_sums as noise_sums
+from ghostnoise.engine.aten import follow as follow
+from ghostnoise.engine.aten import inject as inject
 from ghostnoise.engine.aten import others as others
-from ghostnoise.moments import Moments
+from ghostnoise.engine.aten import others_ramp as others_ramp
+from ghostnoise.engine.aten import pull as pull
+from ghostnoise.engine.aten import standardize as standardize
+from ghostnoise.moments import Moments, spread
 
 try:
     import triton  # type: ignore[import-not-found,import-untyped,unused-ignore]
@@ -84,26 +88,38 @@ def moments(x: Tensor) -> Moments:
     return Moments(pooled, (share * (var + (mean - pooled[:, None]).square())).sum(1))
 
 
-def transform(x: Tensor, center: Tensor, scale: Tensor, shift: Tensor) -> Tensor:
+def transform(x: Tensor, center: Tensor, scale: Tensor, shift: Tensor, each: int = 1) -> Tensor:
     """`aten.transform`: `scale * (x - center) + shift`, in x's memory format."""
-    return _combined(torch.empty_like(x), None, x, None, center, scale, shift)
+    tables = (spread(table, x.shape[0], each) for table in (center, scale, shift))
+    return _combined(torch.empty_like(x), None, x, None, *tables)
 
 
-def gradient_sums(dy: Tensor, x: Tensor, center: Tensor) -> tuple[Tensor, Tensor]:
+def gradient_sums(dy: Tensor, x: Tensor, center: Tensor, each: int = 1) -> tuple[Tensor, Tensor]:
     """`aten.gradient_sums`: Σ dy and Σ dy·(x - center) over the positions of each sample (B, C)."""
-    part = _divide(x, reduce=True)
+    part, center = _divide(x, reduce=True), spread(center, x.shape[0], each)
     total, moment = _tables(x, part, center.dtype)
     _launch(_gradient_sums, x, part, _spatial(_beside(dy, x)), _spatial(x), _table(center), total, moment)
     return (total, moment) if part.K == 1 else (total.sum(1), moment.sum(1))
 
 
-def input_gradient(dy: Tensor, x: Tensor, scale: Tensor, center: Tensor, slope: Tensor, offset: Tensor) -> Tensor:
-    """`aten.input_gradient`: `scale * dy + slope * (x - center) + offset`, in x's memory format."""
-    return _combined(torch.empty_like(x), _beside(dy, x), x, scale, center, slope, offset)
+def input_gradient(
+    dy: Tensor,
+    x: Tensor,
+    scale: Tensor,
+    center: Tensor,
+    slope: Tensor,
+    offset: Tensor,
+    each: int = 1,
+    gain: Tensor | None = None,
+) -> Tensor:
+    """`aten.input_gradient`: `gain * scale * dy + slope * (x - center) + offset`, in x's memory format."""
+    scale, *ramp = (spread(table, x.shape[0], each) for table in (scale, center, slope, offset))
+    return _combined(torch.empty_like(x), _beside(dy, x), x, scale if gain is None else scale * gain, *ramp)
 
 
 def scale_gradient(dy: Tensor, scale: Tensor) -> Tensor:
     """`aten.scale_gradient`: `scale * dy`, in dy's memory format, or contiguous if that is neither layout."""
+    scale = spread(scale, dy.shape[0])
     dx = torch.empty_like(dy)
     if not _has_layout(dx):
         dx = torch.empty_like(dy, memory_format=torch.contiguous_format)

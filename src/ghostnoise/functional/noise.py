@@ -2,7 +2,6 @@
 
 import functools
 import warnings
-from functools import partial
 
 import torch
 from torch import Generator, Tensor
@@ -37,11 +36,7 @@ def ghost_noise(
     ghost_size = checks.ghost_size(ghost_size)
     checks.number("eps", eps, 0)
     _, spatial = check(x, "ghost_noise", channel_dim)
-    noise = partial(
-        methods.ghost_noise,
-        inject=methods.Injection(eps, shift, scale),
-        indices=drawn_samples(x, ghost_size, indices, generator),
-    )
+    noise = methods.ghost_noise(eps, shift, scale, drawn_samples(x, ghost_size, indices, generator))
     warn_without_variance(scale and ghost_size * spatial == 1 < x.shape[0], x)
     return op.inject(x, noise, channel_dim)
 
@@ -72,8 +67,7 @@ def analytical_ghost_noise(
     channels, spatial = check(x, "analytical_ghost_noise", channel_dim)
     law, draws = drawn_law(x, ghost_size, channels, spatial, kind, dof, draws, generator)
     warn_without_variance(scale and not law.has_variance, x)
-    noise = partial(methods.analytical_noise, inject=methods.Injection(eps, shift, scale), law=law, law_draws=draws)
-    return op.inject(x, noise, channel_dim)
+    return op.inject(x, methods.analytical_noise(eps, shift, scale, law, draws), channel_dim)
 
 
 def check(x: Tensor, name: str, channel_dim: int) -> tuple[int, int]:

@@ -43,11 +43,7 @@ def ghost_noise_batch_norm(
     if not training:
         return infer(x, running, weight, bias, eps, channel_dim)
     warn_without_variance(scale and ghost_size * spatial == 1, x)
-    noise = partial(
-        methods.ghost_noise,
-        inject=methods.Injection(noise_eps, shift, scale),
-        indices=drawn_samples(x, ghost_size, indices, generator),
-    )
+    noise = methods.ghost_noise(noise_eps, shift, scale, drawn_samples(x, ghost_size, indices, generator))
     population = partial(whole_batch_unbiased, spatial=spatial)
     return train(x, running, weight, bias, methods.batch(eps), population, channel_dim, noise)
 
@@ -88,7 +84,6 @@ def analytical_ghost_noise_batch_norm(
         return infer(x, running, weight, bias, eps, channel_dim)
     law, draws = drawn_law(x, ghost_size, x.shape[channel_dim], spatial, kind, dof, draws, generator)
     warn_without_variance(scale and not law.has_variance, x)
-    inject = methods.Injection(noise_eps, shift, scale)
-    noise = partial(methods.analytical_noise, inject=inject, law=law, law_draws=draws, normalized=True)
+    noise = methods.analytical_noise(noise_eps, shift, scale, law, draws, normalized=True)
     population = partial(whole_batch_unbiased, spatial=spatial)
     return train(x, running, weight, bias, methods.batch(eps), population, channel_dim, noise)

@@ -177,14 +177,14 @@ def train(
     weight: Tensor | None,
     bias: Tensor | None,
     method: methods.Normalizer,
-    population: Callable[[Moments, Moments], Moments],
+    population: Callable[[op.Seen], Moments],
     channel_dim: int,
-    noise: methods.NoiseMethod | None = None,
+    noise: methods.Noise | None = None,
 ) -> Tensor:
     """Normalize as `method` says, and move the running buffers towards the `population` moments."""
-    y, moments, stats = op.normalize(x, method, noise, weight, bias, channel_dim)
+    y, seen = op.normalize(x, method, noise, weight, bias, channel_dim)
     if not running.absent or running.num_batches_tracked is not None:
-        running.update(population(moments, stats))
+        running.update(population(seen), seen.passes)
     return y
 
 

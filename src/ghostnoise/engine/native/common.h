@@ -1,9 +1,11 @@
-// What the passes and the pools share: element types and their arithmetic, and the names of exported functions.
+// What the passes, the pools and the tables share: element types and their arithmetic, vectors, rows of tables, and the
+// names of exported functions.
 
 #pragma once
 
 #include <cstdint>
 #include <cstring>
+#include <utility>
 #if defined(__SSE2__)
 #include <immintrin.h>
 #endif
@@ -67,8 +69,79 @@ inline void fence() {
 #endif
 }
 
-// Channels that one tile keeps in registers.
+// 64 bytes in a register, whatever its width: the compiler cuts them into what the instruction set has.
+template <class A> struct Pack {
+    static constexpr i64 LANES = 64 / sizeof(A);
+    A lanes __attribute__((vector_size(64)));
+
+    template <class T> void load_from(const T *from) {
+        alignas(64) A line[LANES];
+#pragma omp simd
+        for (i64 l = 0; l < LANES; ++l)
+            line[l] = load(from[l]);
+        std::memcpy(&lanes, line, 64);
+    }
+    // The first `count` lanes; the others are `rest`.
+    template <class T> void load_part(const T *from, i64 count, A rest) {
+        alignas(64) A line[LANES];
+        for (i64 l = 0; l < LANES; ++l)
+            line[l] = rest;
+        for (i64 l = 0; l < count; ++l)
+            line[l] = load(from[l]);
+        std::memcpy(&lanes, line, 64);
+    }
+};
+
+// Lane l of the result is the sum over lanes l and l ^ H: of b where l has the bit H, else of a.
+template <i64 H, class A, i64... L>
+inline void halve(Pack<A> &a, const Pack<A> &b, std::integer_sequence<i64, L...>) {
+#if defined(__has_builtin)
+#if __has_builtin(__builtin_shufflevector)
+#define GN_SHUFFLE
+#endif
+#endif
+#ifdef GN_SHUFFLE
+    constexpr i64 N = Pack<A>::LANES;
+    a.lanes = __builtin_shufflevector(a.lanes, b.lanes, ((L & H) ? L + N : L)...) +
+              __builtin_shufflevector(a.lanes, b.lanes, ((L & H) ? (L ^ H) + N : (L ^ H))...);
+#else
+    const Pack<A> from = a;
+    ((a.lanes[L] = (L & H) ? b.lanes[L] + b.lanes[L ^ H] : from.lanes[L] + from.lanes[L ^ H]), ...);
+#endif
+}
+
+// Lane l of the first pack becomes the sum over the lanes of pack l, of as many packs as a pack has lanes.
+template <i64 H = 0, class A> inline void sum_lanes(Pack<A> *packs) {
+    constexpr i64 N = Pack<A>::LANES, HALF = H ? H : N / 2;
+#pragma GCC unroll 8
+    for (i64 i = 0; i < HALF; ++i)
+        halve<HALF>(packs[i], packs[i + HALF], std::make_integer_sequence<i64, N>());
+    if constexpr (HALF > 1)
+        sum_lanes<HALF / 2>(packs);
+}
+
+// A table of which each row serves `each` consecutive samples, the last row those left over too.
+template <class A> struct Rows {
+    const A *at;
+    i64 each, last, C;
+
+    const A *of(i64 b) const {
+        const i64 row = b / each;
+        return at + (row < last ? row : last) * C;
+    }
+};
+
+// Channels that one tile of a table keeps in registers.
 constexpr i64 CHUNK = 64;
+
+// Runs tile(g, first channel, channels) over G groups of rows and tiles of channels.
+template <class Tile> void for_columns(i64 G, i64 C, i64 threads, Tile tile) {
+    const i64 tiles = (C + CHUNK - 1) / CHUNK;
+#pragma omp parallel for collapse(2) num_threads(int(threads)) schedule(static)
+    for (i64 t = 0; t < tiles; ++t)
+        for (i64 g = 0; g < G; ++g)
+            tile(g, t * CHUNK, C - t * CHUNK < CHUNK ? C - t * CHUNK : CHUNK);
+}
 
 } // namespace
 

@@ -1,12 +1,12 @@
 // The passes of engine/aten.py on CPUs, in plain C++ behind a C ABI. No Torch headers, no randomness.
 //
-// Compiled once for each instruction set, with GN_ISA naming the copy; dispatch.cpp picks one at run time. Loops are
+// Compiled once for each instruction set, with GN_ISA naming the copy; level.cpp tells which one to run. Loops are
 // plain and marked for vectorization; reassociation is allowed in the marked reductions only, never elsewhere, since
 // the statistics rely on (x - rough) being computed as written.
 //
 // A tensor is (B, C, S) in one of two layouts: rows, where the S positions of each (b, c) are contiguous, and
-// channels-last, where the C channels of each (b, s) are. A table is (B, C), contiguous in C, with a stride over B
-// that may be 0. Arithmetic is in float, and in double for double; long sums are added up in double.
+// channels-last, where the C channels of each (b, s) are. A table is (R, C) and contiguous; each of its rows serves
+// some consecutive samples. Arithmetic is in float, and in double for double; long sums are added up in double.
 
 #include "common.h"
 
@@ -18,71 +18,68 @@ struct Shape {
     i64 B, C, S;
 };
 
-struct Strides {  // over b, and over c (rows) or s (channels-last); the third is 1
+template <class T> struct Tensor {  // strides over b, and over c (rows) or s (channels-last); the third is 1
+    T *at;
     i64 b, inner;
+
+    T *row(i64 sample, i64 i) const { return at + sample * b + i * inner; }
 };
 
-constexpr i64 RUN = 256;   // positions that are summed in the arithmetic of x before they are added up in double
-constexpr i64 TILE = 128;  // channels whose accumulators fit the registers
+constexpr i64 TILE = 512;  // channels of a tile in channels-last passes, whose accumulators fit a core's first cache
+constexpr i64 RUN = 256;   // positions that a lane or a channel sums in the arithmetic of x before it goes on in double
+constexpr i64 SHORT = 1024;  // positions up to which rows are taken several at a time
 
-// Calls run with the width of a tile, as a constant where it is a common one: loops over a constant number of channels
-// keep their accumulators in registers.
-template <class Run> void with_width(i64 width, Run run) {
-    if (width == TILE)
-        run(std::integral_constant<i64, TILE>());
-    else if (width == TILE / 2)
-        run(std::integral_constant<i64, TILE / 2>());
-    else
-        run(width);
+template <class Part> void for_steps(i64 end, i64 step, Part part) {
+    for (i64 from = 0; from < end; from += step)
+        part(from, end - from < step ? end : from + step);
 }
 
-// Runs part(from, to) over S positions.
-template <class Part> void for_runs(i64 S, Part part) {
-    for (i64 s = 0; s < S; s += RUN)
-        part(s, S - s < RUN ? S : s + RUN);
-}
-
-// Runs row(i, j) over i < outer and j < inner.
-template <class Row> void for_pairs(i64 outer, i64 inner, int threads, Row row) {
+// Runs part(b, from, to) over the samples and over steps of `count` channels or positions.
+template <class Part> void for_parts(i64 B, i64 count, i64 step, int threads, Part part) {
+    const i64 parts = (count + step - 1) / step;
 #pragma omp parallel num_threads(threads)
     {
 #pragma omp for collapse(2) schedule(static)
-        for (i64 i = 0; i < outer; ++i)
-            for (i64 j = 0; j < inner; ++j)
-                row(i, j);
+        for (i64 b = 0; b < B; ++b)
+            for (i64 p = 0; p < parts; ++p)
+                part(b, p * step, count - p * step < step ? count : (p + 1) * step);
         fence();
     }
 }
 
-// Runs tile(b, first channel, channels) over all tiles, the last of a sample narrower.
-template <class Tile> void for_tiles(const Shape &n, int threads, Tile tile) {
-    for_pairs(n.B, (n.C + TILE - 1) / TILE, threads, [&](i64 b, i64 t) {
-        const i64 c = t * TILE;
-        tile(b, c, n.C - c < TILE ? n.C - c : TILE);
-    });
+// Channels that one call takes in rows passes: more where rows are short.
+template <class A> i64 rows_step(i64 S) { return S <= 64 ? 64 : S <= SHORT ? Pack<A>::LANES : 1; }
+
+// Calls run with the number of positions, as a constant where it is a common short one.
+template <class Run> void with_positions(i64 S, Run run) {
+    if (S == 16)
+        run(std::integral_constant<i64, 16>());
+    else if (S == 64)
+        run(std::integral_constant<i64, 64>());
+    else
+        run(S);
 }
 
-// Runs row(b, c), or in channels-last passes row(b, s).
-template <class Row> void for_rows(const Shape &n, int threads, Row row) { for_pairs(n.B, n.C, threads, row); }
-template <class Row> void for_samples(const Shape &n, int threads, Row row) { for_pairs(n.B, n.S, threads, row); }
+// The number of rows that channels-last reductions take at a time: their sums are then read and written once for all.
+constexpr i64 ROWS = 1;
 
 // Whether to write past the caches: a result that they could not hold anyway, in rows of whole, aligned lines.
-template <class T> bool streams(const Shape &n, i64 row, const T *to, Strides os) {
+template <class T> bool streams(const Shape &n, i64 row, const Tensor<T> &to) {
     constexpr i64 LANES = 64 / sizeof(T), LARGE = i64(1) << 24;
-    const bool aligned = reinterpret_cast<std::uintptr_t>(to) % 64 == 0 && os.b % LANES == 0 && os.inner % LANES == 0;
+    const bool aligned = reinterpret_cast<std::uintptr_t>(to.at) % 64 == 0 && to.b % LANES == 0 && to.inner % LANES == 0;
     return n.B * n.C * n.S * i64(sizeof(T)) >= LARGE && row % LANES == 0 && aligned;
 }
 
 // Writes value(i) to a row.
-template <class T, class Value> void fill(T *to, i64 row, bool past_caches, Value value) {
+template <class T, class Length, class Value> void fill(T *to, Length length, bool past_caches, Value value) {
     constexpr i64 LANES = 64 / sizeof(T);
     if (!past_caches) {
 #pragma omp simd
-        for (i64 i = 0; i < row; ++i)
+        for (i64 i = 0; i < length; ++i)
             store(to[i], value(i));
         return;
     }
-    for (i64 i = 0; i < row; i += LANES) {
+    for (i64 i = 0; i < length; i += LANES) {
         alignas(64) T line[LANES];
 #pragma omp simd
         for (i64 k = 0; k < LANES; ++k)
@@ -90,6 +87,8 @@ template <class T, class Value> void fill(T *to, i64 row, bool past_caches, Valu
         stream(to + i, line);
     }
 }
+
+template <class... Value> void clear(i64 count, Value *...values) { (std::memset(values, 0, sizeof(Value) * count), ...); }
 
 // moments: two passes within a row; the second around a rough mean, so that nothing cancels.
 
@@ -99,221 +98,349 @@ template <class A> void write_moments(A rough, double rest, double square, i64 S
     var = value < 0 ? 0 : value;
 }
 
-template <class T> void moments_rows(Shape n, const T *x, Strides xs, double *mean, double *var, int threads) {
-    using A = typename Arithmetic<T>::type;
-    for_rows(n, threads, [=](i64 b, i64 c) {
-        const T *row = x + b * xs.b + c * xs.inner;
-        double sum = 0, rest = 0, square = 0;
-        for_runs(n.S, [&](i64 from, i64 to) {
-            A part = 0;
-#pragma omp simd reduction(+ : part)
-            for (i64 s = from; s < to; ++s)
-                part += load(row[s]);
-            sum += double(part);
-        });
-        const A rough = A(sum / double(n.S));
-        for_runs(n.S, [&](i64 from, i64 to) {
-            A part = 0, part_square = 0;
-#pragma omp simd reduction(+ : part, part_square)
-            for (i64 s = from; s < to; ++s) {
-                const A d = load(row[s]) - rough;
-                part += d;
-                part_square += d * d;
-            }
-            rest += double(part);
-            square += double(part_square);
-        });
-        write_moments(rough, rest, square, n.S, mean[b * n.C + c], var[b * n.C + c]);
-    });
-}
-
-template <class T, class Width>
-void moments_tile(const Shape &n, const T *tile, i64 step, Width wide, double *mean, double *var) {
-    using A = typename Arithmetic<T>::type;
-    double sum[TILE] = {}, square[TILE] = {};
-    A rough[TILE];
-    for_runs(n.S, [&](i64 from, i64 to) {
-        A part[TILE] = {};
-        for (i64 s = from; s < to; ++s) {
-            const T *row = tile + s * step;
-#pragma omp simd
-            for (i64 c = 0; c < wide; ++c)
-                part[c] += load(row[c]);
-        }
-        for (i64 c = 0; c < wide; ++c)
-            sum[c] += double(part[c]);
-    });
-    for (i64 c = 0; c < wide; ++c) {
-        rough[c] = A(sum[c] / double(n.S));
-        sum[c] = 0;
+// Runs part(r, s, count) over the packs of `rows` rows from `from` to `to`, the last of a row with fewer lanes.
+template <class A, class Count, class Part> void for_packs(Count rows, i64 from, i64 to, Part part) {
+    constexpr i64 LANES = Pack<A>::LANES;
+    for (i64 r = 0; r < rows; ++r) {
+        i64 s = from;
+        for (; s + LANES <= to; s += LANES)
+            part(r, s, std::integral_constant<i64, LANES>());
+        if (s < to)
+            part(r, s, to - s);
     }
-    for_runs(n.S, [&](i64 from, i64 to) {
-        A part[TILE] = {}, part_square[TILE] = {};
-        for (i64 s = from; s < to; ++s) {
-            const T *row = tile + s * step;
-#pragma omp simd
-            for (i64 c = 0; c < wide; ++c) {
-                const A d = load(row[c]) - rough[c];
-                part[c] += d;
-                part_square[c] += d * d;
-            }
-        }
-        for (i64 c = 0; c < wide; ++c) {
-            sum[c] += double(part[c]);
-            square[c] += double(part_square[c]);
-        }
-    });
-    for (i64 c = 0; c < wide; ++c)
-        write_moments(rough[c], sum[c], square[c], n.S, mean[c], var[c]);
 }
 
-template <class T> void moments_last(Shape n, const T *x, Strides xs, double *mean, double *var, int threads) {
-    for_tiles(n, threads, [=](i64 b, i64 c, i64 width) {
-        const T *tile = x + b * xs.b + c;
-        double *to_mean = mean + b * n.C + c, *to_var = var + b * n.C + c;
-        with_width(width, [&](auto wide) { moments_tile(n, tile, xs.inner, wide, to_mean, to_var); });
+template <class A, class T, class Count> Pack<A> values(const T *from, Count count, A rest) {
+    Pack<A> pack;
+    if constexpr (std::is_same_v<Count, std::integral_constant<i64, Pack<A>::LANES>>)
+        pack.load_from(from);
+    else
+        pack.load_part(from, count, rest);
+    return pack;
+}
+
+// The moments of up to a pack's lanes of rows.
+template <class T, class Count, class Positions>
+void moments_of_rows(const T *x, i64 step, Count rows, Positions S, double *mean, double *var) {
+    using A = typename Arithmetic<T>::type;
+    constexpr i64 LANES = Pack<A>::LANES;
+    double rest[LANES] = {}, square[LANES] = {};
+    A total[LANES] = {};
+    for_steps(S, RUN * LANES, [&](i64 from, i64 to) {
+        Pack<A> sums[LANES] = {};
+        for_packs<A>(rows, from, to, [&](i64 r, i64 s, auto count) {
+            sums[r].lanes += values<A>(x + r * step + s, count, A(0)).lanes;
+        });
+        sum_lanes(sums);
+        for (i64 r = 0; r < LANES; ++r)
+            total[r] += sums[0].lanes[r];
+    });
+    for (i64 r = 0; r < LANES; ++r)
+        total[r] *= A(1) / A(S);
+    for_steps(S, RUN * LANES, [&](i64 from, i64 to) {
+        Pack<A> sums[LANES] = {}, squares[LANES] = {};
+        for_packs<A>(rows, from, to, [&](i64 r, i64 s, auto count) {
+            Pack<A> d = values<A>(x + r * step + s, count, total[r]);
+            d.lanes -= total[r];
+            sums[r].lanes += d.lanes;
+            squares[r].lanes += d.lanes * d.lanes;
+        });
+        sum_lanes(sums);
+        sum_lanes(squares);
+        for (i64 r = 0; r < LANES; ++r) {
+            rest[r] += double(sums[0].lanes[r]);
+            square[r] += double(squares[0].lanes[r]);
+        }
+    });
+    for (i64 r = 0; r < rows; ++r)
+        write_moments(total[r], rest[r], square[r], S, mean[r], var[r]);
+}
+
+// Runs block(c, rows) over channels, as many at a time as a pack has lanes.
+template <class A, class Block> void for_blocks(i64 from, i64 to, Block block) {
+    constexpr i64 LANES = Pack<A>::LANES;
+    for (; from + LANES <= to; from += LANES)
+        block(from, std::integral_constant<i64, LANES>());
+    if (from < to)
+        block(from, to - from);
+}
+
+template <class T> void moments_rows(Shape n, Tensor<const T> x, double *mean, double *var, int threads) {
+    using A = typename Arithmetic<T>::type;
+    with_positions(n.S, [=](auto S) {
+        for_parts(n.B, n.C, rows_step<A>(S), threads, [=](i64 b, i64 from, i64 to) {
+            for_blocks<A>(from, to, [=](i64 c, auto rows) {
+                moments_of_rows(x.row(b, c), x.inner, rows, S, mean + b * n.C + c, var + b * n.C + c);
+            });
+        });
+    });
+}
+
+// Channels of a sample, all of its positions. ROWS of them are read at a time, which hardware does not foresee: what lies
+// AHEAD is asked for in the order of memory.
+constexpr i64 AHEAD = 4096;  // bytes
+
+template <class T> struct Tile {
+    const T *at;  // the first row and channel
+    i64 step, wide;
+    bool whole;  // its rows lie one after the other
+
+    void ask(i64 s, i64 line) const {
+        if (whole)
+            __builtin_prefetch(reinterpret_cast<const char *>(at + s * step) + AHEAD + 64 * line);
+    }
+};
+
+template <class T> Tile<T> tile_of(const Shape &n, const Tensor<const T> &x, i64 b, i64 c0, i64 c1) {
+    return {x.row(b, 0) + c0, x.inner, c1 - c0, c1 - c0 == n.C && x.inner == n.C};
+}
+
+// Runs part(s, rows, c, count) over positions, ROWS at a time, and over packs of channels; rows and count are constants
+// where they are full.
+template <class A, class Part> void for_tile_packs(i64 from, i64 to, i64 wide, Part part) {
+    constexpr i64 LANES = Pack<A>::LANES;
+    const auto over_channels = [&](i64 s, auto rows) {
+        i64 c = 0;
+        for (; c + LANES <= wide; c += LANES)
+            part(s, rows, c, std::integral_constant<i64, LANES>());
+        if (c < wide)
+            part(s, rows, c, wide - c);
+    };
+    i64 s = from;
+    for (; s + ROWS <= to; s += ROWS)
+        over_channels(s, std::integral_constant<i64, ROWS>());
+    for (; s < to; ++s)
+        over_channels(s, std::integral_constant<i64, 1>());
+}
+
+// Adds a pack to what is at `to`, whose length is a multiple of a pack.
+template <class A> void add(A *to, const Pack<A> &pack) {
+    Pack<A> sum;
+    std::memcpy(&sum, to, 64);
+    sum.lanes += pack.lanes;
+    std::memcpy(to, &sum, 64);
+}
+
+template <class T> void moments_last(Shape n, Tensor<const T> x, double *mean, double *var, int threads) {
+    using A = typename Arithmetic<T>::type;
+    for_parts(n.B, n.C, TILE, threads, [=](i64 b, i64 c0, i64 c1) {
+        const Tile<T> tile = tile_of(n, x, b, c0, c1);
+        const i64 wide = tile.wide;
+        alignas(64) A rough[TILE], part[TILE], part_square[TILE];
+        double rest[TILE], square[TILE];
+        clear(TILE, rough);
+        clear(wide, rest, square);
+        for_steps(n.S, RUN, [&](i64 from, i64 to) {
+            clear(TILE, part);
+            for_tile_packs<A>(from, to, wide, [&](i64 s, auto rows, i64 c, auto count) {
+                Pack<A> sum = {};
+                for (i64 r = 0; r < rows; ++r) {
+                    tile.ask(s, (c / Pack<A>::LANES) * rows + r);
+                    sum.lanes += values<A>(tile.at + (s + r) * tile.step + c, count, A(0)).lanes;
+                }
+                add(part + c, sum);
+            });
+            for (i64 c = 0; c < wide; ++c)
+                rough[c] += part[c];
+        });
+        for (i64 c = 0; c < wide; ++c)
+            rough[c] *= A(1) / A(n.S);
+        for_steps(n.S, RUN, [&](i64 from, i64 to) {
+            clear(TILE, part, part_square);
+            for_tile_packs<A>(from, to, wide, [&](i64 s, auto rows, i64 c, auto count) {
+                Pack<A> around, sum = {}, squares = {};
+                std::memcpy(&around, rough + c, 64);
+                for (i64 r = 0; r < rows; ++r) {
+                    Pack<A> d = values<A>(tile.at + (s + r) * tile.step + c, count, A(0));
+                    d.lanes -= around.lanes;
+                    sum.lanes += d.lanes;
+                    squares.lanes += d.lanes * d.lanes;
+                }
+                add(part + c, sum);
+                add(part_square + c, squares);
+            });
+            for (i64 c = 0; c < wide; ++c) {
+                rest[c] += double(part[c]);
+                square[c] += double(part_square[c]);
+            }
+        });
+        double *to_mean = mean + b * n.C + c0, *to_var = var + b * n.C + c0;
+        for (i64 c = 0; c < wide; ++c)
+            write_moments(rough[c], rest[c], square[c], n.S, to_mean[c], to_var[c]);
     });
 }
 
 // transform: scale * (x - center) + shift.
 
 template <class T, class A>
-void transform_rows(Shape n, const T *x, Strides xs, const A *center, i64 cs, const A *scale, i64 ks, const A *shift,
-                    i64 hs, T *y, Strides ys, int threads) {
-    const bool past = streams(n, n.S, y, ys);
-    for_rows(n, threads, [=](i64 b, i64 c) {
-        const T *from = x + b * xs.b + c * xs.inner;
-        const A m = center[b * cs + c], k = scale[b * ks + c], h = shift[b * hs + c];
-        fill(y + b * ys.b + c * ys.inner, n.S, past, [=](i64 s) { return k * (load(from[s]) - m) + h; });
+void transform_rows(Shape n, Tensor<const T> x, Rows<A> center, Rows<A> scale, Rows<A> shift, Tensor<T> y,
+                    int threads) {
+    const bool past = streams(n, n.S, y);
+    with_positions(n.S, [=](auto S) {
+        for_parts(n.B, n.C, rows_step<A>(S), threads, [=](i64 b, i64 from, i64 to) {
+            const A *centers = center.of(b), *scales = scale.of(b), *shifts = shift.of(b);
+            for (i64 c = from; c < to; ++c) {
+                const T *row = x.row(b, c);
+                const A m = centers[c], k = scales[c], h = shifts[c];
+                fill(y.row(b, c), S, past, [=](i64 s) { return k * (load(row[s]) - m) + h; });
+            }
+        });
     });
 }
 
 template <class T, class A>
-void transform_last(Shape n, const T *x, Strides xs, const A *center, i64 cs, const A *scale, i64 ks, const A *shift,
-                    i64 hs, T *y, Strides ys, int threads) {
-    const bool past = streams(n, n.C, y, ys);
-    for_samples(n, threads, [=](i64 b, i64 s) {
-        const A *m = center + b * cs, *k = scale + b * ks, *h = shift + b * hs;
-        const T *from = x + b * xs.b + s * xs.inner;
-        fill(y + b * ys.b + s * ys.inner, n.C, past, [=](i64 c) { return k[c] * (load(from[c]) - m[c]) + h[c]; });
+void transform_last(Shape n, Tensor<const T> x, Rows<A> center, Rows<A> scale, Rows<A> shift, Tensor<T> y,
+                    int threads) {
+    const bool past = streams(n, n.C, y);
+    for_parts(n.B, n.S, 16, threads, [=](i64 b, i64 from, i64 to) {
+        const A *m = center.of(b), *k = scale.of(b), *h = shift.of(b);
+        for (i64 s = from; s < to; ++s) {
+            const T *row = x.row(b, s);
+            fill(y.row(b, s), n.C, past, [=](i64 c) { return k[c] * (load(row[c]) - m[c]) + h[c]; });
+        }
     });
 }
 
 // gradient_sums: Σ dy and Σ dy·(x - center).
 
 template <class T, class A>
-void sums_rows(Shape n, const T *dy, Strides ds, const T *x, Strides xs, const A *center, i64 cs, A *total, A *moment,
-               int threads) {
-    for_rows(n, threads, [=](i64 b, i64 c) {
-        const T *gradient = dy + b * ds.b + c * ds.inner, *row = x + b * xs.b + c * xs.inner;
-        const A m = center[b * cs + c];
-        double sum = 0, product = 0;
-        for_runs(n.S, [&](i64 from, i64 to) {
-            A part = 0, part_product = 0;
-#pragma omp simd reduction(+ : part, part_product)
-            for (i64 s = from; s < to; ++s) {
-                const A g = load(gradient[s]);
-                part += g;
-                part_product += g * (load(row[s]) - m);
-            }
-            sum += double(part);
-            product += double(part_product);
+void sums_rows(Shape n, Tensor<const T> dy, Tensor<const T> x, Rows<A> center, A *total, A *moment, int threads) {
+    constexpr i64 LANES = Pack<A>::LANES;
+    with_positions(n.S, [=](auto S) {
+        for_parts(n.B, n.C, rows_step<A>(S), threads, [=](i64 b, i64 first, i64 end) {
+            const A *around = center.of(b);
+            for_blocks<A>(first, end, [=](i64 c, auto rows) {
+                double sum[LANES] = {}, product[LANES] = {};
+                for_steps(S, RUN * LANES, [&](i64 from, i64 to) {
+                    Pack<A> sums[LANES] = {}, products[LANES] = {};
+                    for_packs<A>(rows, from, to, [&](i64 r, i64 s, auto count) {
+                        const Pack<A> g = values<A>(dy.row(b, c + r) + s, count, A(0));
+                        Pack<A> d = values<A>(x.row(b, c + r) + s, count, around[c + r]);
+                        d.lanes -= around[c + r];
+                        sums[r].lanes += g.lanes;
+                        products[r].lanes += g.lanes * d.lanes;
+                    });
+                    sum_lanes(sums);
+                    sum_lanes(products);
+                    for (i64 r = 0; r < LANES; ++r) {
+                        sum[r] += double(sums[0].lanes[r]);
+                        product[r] += double(products[0].lanes[r]);
+                    }
+                });
+                for (i64 r = 0; r < rows; ++r) {
+                    total[b * n.C + c + r] = A(sum[r]);
+                    moment[b * n.C + c + r] = A(product[r]);
+                }
+            });
         });
-        total[b * n.C + c] = A(sum);
-        moment[b * n.C + c] = A(product);
     });
 }
 
-template <class T, class A, class Width>
-void sums_tile(const Shape &n, const T *dy, i64 dy_step, const T *x, i64 x_step, const A *center, Width wide, A *total,
-               A *moment) {
-    double sum[TILE] = {}, product[TILE] = {};
-    for_runs(n.S, [&](i64 from, i64 to) {
-        A part[TILE] = {}, part_product[TILE] = {};
-        for (i64 s = from; s < to; ++s) {
-            const T *gradient = dy + s * dy_step, *row = x + s * x_step;
-#pragma omp simd
+template <class T, class A>
+void sums_last(Shape n, Tensor<const T> dy, Tensor<const T> x, Rows<A> center, A *total, A *moment, int threads) {
+    for_parts(n.B, n.C, TILE, threads, [=](i64 b, i64 c0, i64 c1) {
+        const Tile<T> gradient = tile_of(n, dy, b, c0, c1), tile = tile_of(n, x, b, c0, c1);
+        const i64 wide = tile.wide;
+        alignas(64) A around[TILE], part[TILE], part_product[TILE];
+        double sum[TILE], product[TILE];
+        clear(TILE, around);
+        clear(wide, sum, product);
+        std::memcpy(around, center.of(b) + c0, sizeof(A) * wide);
+        for_steps(n.S, RUN, [&](i64 from, i64 to) {
+            clear(TILE, part, part_product);
+            for_tile_packs<A>(from, to, wide, [&](i64 s, auto rows, i64 c, auto count) {
+                Pack<A> m, sums = {}, products = {};
+                std::memcpy(&m, around + c, 64);
+                for (i64 r = 0; r < rows; ++r) {
+                    gradient.ask(s, (c / Pack<A>::LANES) * rows + r);
+                    tile.ask(s, (c / Pack<A>::LANES) * rows + r);
+                    const Pack<A> g = values<A>(gradient.at + (s + r) * gradient.step + c, count, A(0));
+                    Pack<A> d = values<A>(tile.at + (s + r) * tile.step + c, count, A(0));
+                    d.lanes -= m.lanes;
+                    sums.lanes += g.lanes;
+                    products.lanes += g.lanes * d.lanes;
+                }
+                add(part + c, sums);
+                add(part_product + c, products);
+            });
             for (i64 c = 0; c < wide; ++c) {
-                const A g = load(gradient[c]);
-                part[c] += g;
-                part_product[c] += g * (load(row[c]) - center[c]);
+                sum[c] += double(part[c]);
+                product[c] += double(part_product[c]);
             }
-        }
+        });
         for (i64 c = 0; c < wide; ++c) {
-            sum[c] += double(part[c]);
-            product[c] += double(part_product[c]);
+            total[b * n.C + c0 + c] = A(sum[c]);
+            moment[b * n.C + c0 + c] = A(product[c]);
         }
     });
-    for (i64 c = 0; c < wide; ++c) {
-        total[c] = A(sum[c]);
-        moment[c] = A(product[c]);
-    }
 }
 
+// input_gradient: gain * scale * dy + slope * (x - center) + offset.
+
 template <class T, class A>
-void sums_last(Shape n, const T *dy, Strides ds, const T *x, Strides xs, const A *center, i64 cs, A *total, A *moment,
-               int threads) {
-    for_tiles(n, threads, [=](i64 b, i64 c, i64 width) {
-        const T *gradient = dy + b * ds.b + c, *tile = x + b * xs.b + c;
-        const i64 at = b * n.C + c;
-        with_width(width, [&](auto wide) {
-            sums_tile(n, gradient, ds.inner, tile, xs.inner, center + b * cs + c, wide, total + at, moment + at);
+void gradient_rows(Shape n, Tensor<const T> dy, Tensor<const T> x, Rows<A> scale, Rows<A> gain, Rows<A> center,
+                   Rows<A> slope, Rows<A> offset, Tensor<T> dx, int threads) {
+    const bool past = streams(n, n.S, dx);
+    with_positions(n.S, [=](auto S) {
+        for_parts(n.B, n.C, rows_step<A>(S), threads, [=](i64 b, i64 from, i64 to) {
+            const A *scales = scale.of(b), *gains = gain.of(b), *centers = center.of(b);
+            const A *slopes = slope.of(b), *offsets = offset.of(b);
+            for (i64 c = from; c < to; ++c) {
+                const T *gradient = dy.row(b, c), *row = x.row(b, c);
+                const A k = scales[c] * gains[c], m = centers[c], p = slopes[c], q = offsets[c];
+                fill(dx.row(b, c), S, past,
+                     [=](i64 s) { return k * load(gradient[s]) + (p * (load(row[s]) - m) + q); });
+            }
         });
     });
 }
 
-// input_gradient: scale * dy + slope * (x - center) + offset.
-
 template <class T, class A>
-void gradient_rows(Shape n, const T *dy, Strides ds, const T *x, Strides xs, const A *scale, i64 ks, const A *center,
-                   i64 cs, const A *slope, i64 ps, const A *offset, i64 qs, T *dx, Strides os, int threads) {
-    const bool past = streams(n, n.S, dx, os);
-    for_rows(n, threads, [=](i64 b, i64 c) {
-        const T *gradient = dy + b * ds.b + c * ds.inner, *row = x + b * xs.b + c * xs.inner;
-        const A k = scale[b * ks + c], m = center[b * cs + c], p = slope[b * ps + c], q = offset[b * qs + c];
-        fill(dx + b * os.b + c * os.inner, n.S, past,
-             [=](i64 s) { return k * load(gradient[s]) + (p * (load(row[s]) - m) + q); });
-    });
-}
-
-template <class T, class A>
-void gradient_last(Shape n, const T *dy, Strides ds, const T *x, Strides xs, const A *scale, i64 ks, const A *center,
-                   i64 cs, const A *slope, i64 ps, const A *offset, i64 qs, T *dx, Strides os, int threads) {
-    const bool past = streams(n, n.C, dx, os);
-    for_samples(n, threads, [=](i64 b, i64 s) {
-        const A *k = scale + b * ks, *m = center + b * cs, *p = slope + b * ps, *q = offset + b * qs;
-        const T *gradient = dy + b * ds.b + s * ds.inner, *row = x + b * xs.b + s * xs.inner;
-        fill(dx + b * os.b + s * os.inner, n.C, past,
-             [=](i64 c) { return k[c] * load(gradient[c]) + (p[c] * (load(row[c]) - m[c]) + q[c]); });
+void gradient_last(Shape n, Tensor<const T> dy, Tensor<const T> x, Rows<A> scale, Rows<A> gain, Rows<A> center,
+                   Rows<A> slope, Rows<A> offset, Tensor<T> dx, int threads) {
+    const bool past = streams(n, n.C, dx);
+    for_parts(n.B, n.S, 16, threads, [=](i64 b, i64 from, i64 to) {
+        const A *k = scale.of(b), *g = gain.of(b), *m = center.of(b), *p = slope.of(b), *q = offset.of(b);
+        for (i64 s = from; s < to; ++s) {
+            const T *gradient = dy.row(b, s), *row = x.row(b, s);
+            fill(dx.row(b, s), n.C, past,
+                 [=](i64 c) { return k[c] * g[c] * load(gradient[c]) + (p[c] * (load(row[c]) - m[c]) + q[c]); });
+        }
     });
 }
 
 // scale_gradient: scale * dy.
 
-template <class T, class A>
-void rescale_rows(Shape n, const T *dy, Strides ds, const A *scale, i64 ks, T *dx, Strides os, int threads) {
-    const bool past = streams(n, n.S, dx, os);
-    for_rows(n, threads, [=](i64 b, i64 c) {
-        const T *gradient = dy + b * ds.b + c * ds.inner;
-        const A k = scale[b * ks + c];
-        fill(dx + b * os.b + c * os.inner, n.S, past, [=](i64 s) { return k * load(gradient[s]); });
+template <class T, class A> void rescale_rows(Shape n, Tensor<const T> dy, Rows<A> scale, Tensor<T> dx, int threads) {
+    const bool past = streams(n, n.S, dx);
+    with_positions(n.S, [=](auto S) {
+        for_parts(n.B, n.C, rows_step<A>(S), threads, [=](i64 b, i64 from, i64 to) {
+            const A *scales = scale.of(b);
+            for (i64 c = from; c < to; ++c) {
+                const T *gradient = dy.row(b, c);
+                const A k = scales[c];
+                fill(dx.row(b, c), S, past, [=](i64 s) { return k * load(gradient[s]); });
+            }
+        });
     });
 }
 
-template <class T, class A>
-void rescale_last(Shape n, const T *dy, Strides ds, const A *scale, i64 ks, T *dx, Strides os, int threads) {
-    const bool past = streams(n, n.C, dx, os);
-    for_samples(n, threads, [=](i64 b, i64 s) {
-        const A *k = scale + b * ks;
-        const T *gradient = dy + b * ds.b + s * ds.inner;
-        fill(dx + b * os.b + s * os.inner, n.C, past, [=](i64 c) { return k[c] * load(gradient[c]); });
+template <class T, class A> void rescale_last(Shape n, Tensor<const T> dy, Rows<A> scale, Tensor<T> dx, int threads) {
+    const bool past = streams(n, n.C, dx);
+    for_parts(n.B, n.S, 16, threads, [=](i64 b, i64 from, i64 to) {
+        const A *k = scale.of(b);
+        for (i64 s = from; s < to; ++s) {
+            const T *gradient = dy.row(b, s);
+            fill(dx.row(b, s), n.C, past, [=](i64 c) { return k[c] * load(gradient[c]); });
+        }
     });
 }
 
 } // namespace
 
-// The C ABI. `dtype` is 0 float, 1 double, 2 bfloat16, 3 float16; `last` tells the layout. `shape` is (B, C, S), and
-// each tensor comes with its two strides, each table with its stride over B. Returns 0, or 1 for an unknown dtype.
+// The C ABI. `dtype` is 0 float, 1 double, 2 bfloat16, 3 float16; `last` tells the layout. `shape` is (B, C, S). A
+// tensor comes as its address and two strides, a table as its address, the samples that a row serves, and its last row.
+// Returns 0, or 1 for an unknown dtype.
 
 #ifdef __FLT16_MAX__
 #define GN_FLOAT16(call) case 3: { using T = float16; using A = float; call; return 0; }
@@ -328,51 +455,44 @@ void rescale_last(Shape n, const T *dy, Strides ds, const A *scale, i64 ks, T *d
         GN_FLOAT16(call)                                                                                               \
         default: return 1;                                                                                             \
     }
+#define GN_TENSOR(name) void *name, i64 name##_b, i64 name##_inner
+#define GN_TABLE(name) const void *name, i64 name##_each, i64 name##_last
+#define GN_IN(name) Tensor<const T>{static_cast<const T *>(name), name##_b, name##_inner}
+#define GN_OUT(name) Tensor<T>{static_cast<T *>(name), name##_b, name##_inner}
+#define GN_ROWS(name) Rows<A>{static_cast<const A *>(name), name##_each, name##_last, n.C}
 
-namespace {
-Shape shape_of(const i64 *n) { return {n[0], n[1], n[2]}; }
-Strides strides_of(const i64 *s) { return {s[0], s[1]}; }
-} // namespace
-
-GN_EXPORT(moments)(i64 dtype, i64 last, i64 threads, const i64 *shape, const void *x, const i64 *xs, double *mean,
-                   double *var) {
-    const Shape n = shape_of(shape);
-    GN_DISPATCH((void)sizeof(A); if (last) moments_last<T>(n, static_cast<const T *>(x), strides_of(xs), mean, var, threads);
-                else moments_rows<T>(n, static_cast<const T *>(x), strides_of(xs), mean, var, int(threads)))
+GN_EXPORT(moments)(i64 dtype, i64 last, i64 threads, i64 B, i64 C, i64 S, GN_TENSOR(x), double *mean, double *var) {
+    const Shape n = {B, C, S};
+    GN_DISPATCH((void)sizeof(A); (last ? moments_last<T> : moments_rows<T>)(n, GN_IN(x), mean, var, int(threads)))
 }
 
-GN_EXPORT(transform)(i64 dtype, i64 last, i64 threads, const i64 *shape, const void *x, const i64 *xs,
-                     const void *center, i64 cs, const void *scale, i64 ks, const void *shift, i64 hs, void *y,
-                     const i64 *ys) {
-    const Shape n = shape_of(shape);
-    GN_DISPATCH((last ? transform_last<T, A> : transform_rows<T, A>)(
-        n, static_cast<const T *>(x), strides_of(xs), static_cast<const A *>(center), cs,
-        static_cast<const A *>(scale), ks, static_cast<const A *>(shift), hs, static_cast<T *>(y), strides_of(ys),
-        threads))
+GN_EXPORT(transform)(i64 dtype, i64 last, i64 threads, i64 B, i64 C, i64 S, GN_TENSOR(x), GN_TABLE(center),
+                     GN_TABLE(scale), GN_TABLE(shift), GN_TENSOR(y)) {
+    const Shape n = {B, C, S};
+    GN_DISPATCH((last ? transform_last<T, A> : transform_rows<T, A>)(n, GN_IN(x), GN_ROWS(center), GN_ROWS(scale),
+                                                                     GN_ROWS(shift), GN_OUT(y), int(threads)))
 }
 
-GN_EXPORT(gradient_sums)(i64 dtype, i64 last, i64 threads, const i64 *shape, const void *dy, const i64 *ds,
-                         const void *x, const i64 *xs, const void *center, i64 cs, void *total, void *moment) {
-    const Shape n = shape_of(shape);
-    GN_DISPATCH((last ? sums_last<T, A> : sums_rows<T, A>)(
-        n, static_cast<const T *>(dy), strides_of(ds), static_cast<const T *>(x), strides_of(xs),
-        static_cast<const A *>(center), cs, static_cast<A *>(total), static_cast<A *>(moment), int(threads)))
+GN_EXPORT(gradient_sums)(i64 dtype, i64 last, i64 threads, i64 B, i64 C, i64 S, GN_TENSOR(dy), GN_TENSOR(x),
+                         GN_TABLE(center), void *total, void *moment) {
+    const Shape n = {B, C, S};
+    GN_DISPATCH((last ? sums_last<T, A> : sums_rows<T, A>)(n, GN_IN(dy), GN_IN(x), GN_ROWS(center),
+                                                           static_cast<A *>(total), static_cast<A *>(moment),
+                                                           int(threads)))
 }
 
-GN_EXPORT(input_gradient)(i64 dtype, i64 last, i64 threads, const i64 *shape, const void *dy, const i64 *ds,
-                          const void *x, const i64 *xs, const void *scale, i64 ks, const void *center, i64 cs,
-                          const void *slope, i64 ps, const void *offset, i64 qs, void *dx, const i64 *os) {
-    const Shape n = shape_of(shape);
+GN_EXPORT(input_gradient)(i64 dtype, i64 last, i64 threads, i64 B, i64 C, i64 S, GN_TENSOR(dy), GN_TENSOR(x),
+                          GN_TABLE(scale), GN_TABLE(gain), GN_TABLE(center), GN_TABLE(slope), GN_TABLE(offset),
+                          GN_TENSOR(dx)) {
+    const Shape n = {B, C, S};
     GN_DISPATCH((last ? gradient_last<T, A> : gradient_rows<T, A>)(
-        n, static_cast<const T *>(dy), strides_of(ds), static_cast<const T *>(x), strides_of(xs),
-        static_cast<const A *>(scale), ks, static_cast<const A *>(center), cs, static_cast<const A *>(slope), ps,
-        static_cast<const A *>(offset), qs, static_cast<T *>(dx), strides_of(os), int(threads)))
+        n, GN_IN(dy), GN_IN(x), GN_ROWS(scale), GN_ROWS(gain), GN_ROWS(center), GN_ROWS(slope), GN_ROWS(offset), GN_OUT(dx),
+        int(threads)))
 }
 
-GN_EXPORT(scale_gradient)(i64 dtype, i64 last, i64 threads, const i64 *shape, const void *dy, const i64 *ds,
-                          const void *scale, i64 ks, void *dx, const i64 *os) {
-    const Shape n = shape_of(shape);
-    GN_DISPATCH((last ? rescale_last<T, A> : rescale_rows<T, A>)(n, static_cast<const T *>(dy), strides_of(ds),
-                                                                 static_cast<const A *>(scale), ks,
-                                                                 static_cast<T *>(dx), strides_of(os), int(threads)))
+GN_EXPORT(scale_gradient)(i64 dtype, i64 last, i64 threads, i64 B, i64 C, i64 S, GN_TENSOR(dy), GN_TABLE(scale),
+                          GN_TENSOR(dx)) {
+    const Shape n = {B, C, S};
+    GN_DISPATCH((last ? rescale_last<T, A> : rescale_rows<T, A>)(n, GN_IN(dy), GN_ROWS(scale), GN_OUT(dx),
+                                                                 int(threads)))
 }

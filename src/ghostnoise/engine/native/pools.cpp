@@ -107,14 +107,6 @@ template <class M> void others_tile(const Block<M> &x, i64 wide, double *mean, d
         }
 }
 
-// A few lanes in a register, whatever its width: the compiler cuts 64 bytes into what the instruction set has.
-template <class D> struct Pack {
-    static constexpr i64 LANES = 64 / sizeof(D), PER_CHUNK = CHUNK / LANES;
-    D lanes __attribute__((vector_size(64)));
-
-    void load(const D *from) { std::memcpy(&lanes, from, 64); }
-};
-
 // draws: for each of K rows of indices (K, N), the moments of the N drawn samples, the mean around `around`. Each drawn
 // row is read once for both moments, around the first drawn one: an outlier that was not drawn cannot cost digits, and
 // one that was drawn makes the variance large. D is the type that drawn rows are read in. For float, the rows are first
@@ -137,24 +129,25 @@ void draws_tile(const Block<M> &x, i64 wide, i64 K, i64 N, const i64 *indices, c
         for (i64 c = 0; x.var && c < CHUNK; ++c)
             to[CHUNK + c] = c < wide ? D(x.v(k, c)) : 0;
     }
+    constexpr i64 PACKS = CHUNK / Pack<D>::LANES;
     const auto pool = [&](auto with_var) {
         for (i64 k = 0; k < K; ++k) {
             const i64 *drawn = indices + k * N;
             const D *first = rows + drawn[0] * step;
-            Pack<D> base[Pack<D>::PER_CHUNK], sums[Pack<D>::PER_CHUNK] = {}, squares[Pack<D>::PER_CHUNK] = {};
-            for (i64 p = 0; p < Pack<D>::PER_CHUNK; ++p)
-                base[p].load(first + p * Pack<D>::LANES);
+            Pack<D> base[PACKS], sums[PACKS] = {}, squares[PACKS] = {};
+            for (i64 p = 0; p < PACKS; ++p)
+                base[p].load_from(first + p * Pack<D>::LANES);
             for (i64 j = 0; j < N; ++j) {
                 const D *row = rows + drawn[j] * step;
 #pragma GCC unroll 8
-                for (i64 p = 0; p < Pack<D>::PER_CHUNK; ++p) {
+                for (i64 p = 0; p < PACKS; ++p) {
                     Pack<D> d;
-                    d.load(row + p * Pack<D>::LANES);
+                    d.load_from(row + p * Pack<D>::LANES);
                     d.lanes -= base[p].lanes;
                     sums[p].lanes += d.lanes;
                     squares[p].lanes += d.lanes * d.lanes;
                     if constexpr (decltype(with_var)::value) {
-                        d.load(row + CHUNK + p * Pack<D>::LANES);
+                        d.load_from(row + CHUNK + p * Pack<D>::LANES);
                         squares[p].lanes += d.lanes;
                     }
                 }
@@ -175,61 +168,6 @@ void draws_tile(const Block<M> &x, i64 wide, i64 K, i64 N, const i64 *indices, c
     else
         pool(std::false_type());
     std::free(rows);
-}
-
-template <class Tile> void for_columns(i64 G, i64 C, i64 threads, Tile tile) {
-    const i64 tiles = (C + CHUNK - 1) / CHUNK;
-#pragma omp parallel for collapse(2) num_threads(int(threads)) schedule(static)
-    for (i64 t = 0; t < tiles; ++t)
-        for (i64 g = 0; g < G; ++g)
-            tile(g, t * CHUNK, C - t * CHUNK < CHUNK ? C - t * CHUNK : CHUNK);
-}
-
-// blend: noise m and k (B, C), and the statistics and parameters of a channel, to what is applied to x:
-// m·rstd, k·factor, and bias - weight·k·(m·rstd - rest). A table of one row serves all samples.
-template <class A> struct Table {
-    const A *at;
-    i64 stride;
-
-    const A *row(i64 b) const { return at + b * stride; }
-};
-
-template <class A>
-void blend(i64 B, i64 C, Table<A> m, Table<A> k, const A *rstd, const A *factor, const A *rest, const A *weight,
-           const A *bias, A *to_m, A *to_scale, A *to_shift, i64 threads) {
-#pragma omp parallel for num_threads(int(threads)) schedule(static)
-    for (i64 b = 0; b < B; ++b) {
-        const A *m_row = m.row(b), *k_row = k.row(b);
-        A *m_to = to_m + b * C, *scale = to_scale + b * C, *shift = to_shift + b * C;
-#pragma omp simd
-        for (i64 c = 0; c < C; ++c) {
-            m_to[c] = m_row[c] * rstd[c];
-            scale[c] = k_row[c] * factor[c];
-            shift[c] = bias[c] - weight[c] * k_row[c] * (m_to[c] - rest[c]);
-        }
-    }
-}
-
-// noise_sums: over the samples, Σ a, Σ k·a, Σ k·d and Σ k·m·a; four rows of C.
-template <class A>
-void noise_sums(i64 B, i64 C, const A *a, const A *d, Table<A> m, Table<A> k, double *to, i64 threads) {
-    for_columns(1, C, threads, [=](i64, i64 c0, i64 wide) {
-        double sums[4][CHUNK] = {};
-        for (i64 b = 0; b < B; ++b) {
-            const A *a_row = a + b * C + c0, *d_row = d + b * C + c0, *m_row = m.row(b) + c0, *k_row = k.row(b) + c0;
-#pragma omp simd
-            for (i64 c = 0; c < wide; ++c) {
-                const A ka = k_row[c] * a_row[c];
-                sums[0][c] += double(a_row[c]);
-                sums[1][c] += double(ka);
-                sums[2][c] += double(k_row[c] * d_row[c]);
-                sums[3][c] += double(ka * m_row[c]);
-            }
-        }
-        for (i64 row = 0; row < 4; ++row)
-            for (i64 c = 0; c < wide; ++c)
-                to[row * C + c0 + c] = sums[row][c];
-    });
 }
 
 template <class M>
@@ -282,29 +220,4 @@ GN_EXPORT(draws)(i64 dtype, i64 made, i64 threads, i64 B, i64 C, i64 K, i64 N, c
     else
         run(static_cast<const double *>(mean));
     return dtype > 1 || made > 1;
-}
-
-// `dtype` is that of all tables. The sums are in double.
-GN_EXPORT(blend)(i64 dtype, i64 threads, i64 B, i64 C, const void *m, i64 ms, const void *k, i64 ks, const void *rstd,
-                 const void *factor, const void *rest, const void *weight, const void *bias, void *to_m,
-                 void *to_scale, void *to_shift) {
-    const auto run = [&](auto zero) {
-        using A = decltype(zero);
-        const auto in = [](const void *table) { return static_cast<const A *>(table); };
-        blend<A>(B, C, {in(m), ms}, {in(k), ks}, in(rstd), in(factor), in(rest), in(weight), in(bias),
-                 static_cast<A *>(to_m), static_cast<A *>(to_scale), static_cast<A *>(to_shift), threads);
-    };
-    dtype == 0 ? run(float()) : run(double());
-    return dtype > 1;
-}
-
-GN_EXPORT(noise_sums)(i64 dtype, i64 threads, i64 B, i64 C, const void *a, const void *d, const void *m, i64 ms,
-                      const void *k, i64 ks, double *to) {
-    const auto run = [&](auto zero) {
-        using A = decltype(zero);
-        const auto in = [](const void *table) { return static_cast<const A *>(table); };
-        noise_sums<A>(B, C, in(a), in(d), {in(m), ms}, {in(k), ks}, to, threads);
-    };
-    dtype == 0 ? run(float()) : run(double());
-    return dtype > 1;
 }

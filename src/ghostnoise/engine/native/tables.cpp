@@ -1,0 +1,257 @@
+// The small tables between the passes (engine/aten.py): from statistics to what is applied to x, what noise adds to it,
+// and their gradients. Tables are in the arithmetic of x, statistics in double; sums are in double.
+
+#include "common.h"
+
+#include <cmath>
+#include <cstdlib>
+#include <type_traits>
+
+namespace {
+
+// What standardize makes of statistics (R, C), one table after another.
+template <class A> struct Standard {
+    A *center, *lost, *rstd, *factor, *shift;
+
+    Standard(A *at, i64 size)
+        : center(at), lost(at + size), rstd(at + 2 * size), factor(at + 3 * size), shift(at + 4 * size) {}
+};
+
+struct Floor {  // of the variance that is divided by
+    double eps, least;
+
+    double of(double var) const {
+        const double value = var + eps;
+        return value < least ? least : value;
+    }
+};
+
+template <class A>
+void standardize(i64 threads, i64 R, i64 C, const double *mean, const double *var, Floor floor, const A *weight,
+                 const A *bias, Standard<A> to) {
+#pragma omp parallel for num_threads(int(threads)) schedule(static) if (R * C > 16384)
+    for (i64 r = 0; r < R; ++r) {
+        const i64 at = r * C;
+#pragma omp simd
+        for (i64 c = 0; c < C; ++c) {
+            const A center = A(mean[at + c]), lost = A(double(center) - mean[at + c]);
+            const A rstd = A(1.0 / std::sqrt(floor.of(var[at + c]))), factor = weight ? rstd * weight[c] : rstd;
+            to.center[at + c] = center;
+            to.lost[at + c] = lost;
+            to.rstd[at + c] = rstd;
+            to.factor[at + c] = factor;
+            to.shift[at + c] = bias ? factor * lost + bias[c] : factor * lost;
+        }
+    }
+}
+
+// inject: the moments m and s² of ghost batches (B, C) to the noise k = sqrt((var + margin) / (s² + margin)); and with
+// the statistics of a normalizer, which all samples share, to m·rstd, k·factor and bias - weight·k·(m·rstd - rstd·lost).
+// Without m there is no shift, without s² no scale.
+template <class A> struct Ghosts {
+    const A *m, *s2;
+};
+
+// Calls run with true or false as a constant.
+template <class Run> void with_flag(bool flag, Run run) {
+    if (flag)
+        run(std::true_type());
+    else
+        run(std::false_type());
+}
+
+template <class A>
+void inject(i64 threads, i64 B, i64 C, Ghosts<A> ghost, const double *var, const double *margin, const A *standard,
+            const A *weight, const A *bias, A *to_m, A *to_k, A *to_scale, A *to_shift) {
+    enum { ABOVE, BELOW, GAIN, BIAS, ROWS };
+    A *rows = static_cast<A *>(std::malloc(sizeof(A) * ROWS * C));
+    for (i64 c = 0; c < C; ++c) {
+        rows[ABOVE * C + c] = A(std::sqrt(var[c] + margin[c]));
+        rows[BELOW * C + c] = A(margin[c]);
+        rows[GAIN * C + c] = weight ? weight[c] : A(1);
+        rows[BIAS * C + c] = bias ? bias[c] : A(0);
+    }
+    const Standard<A> stats(const_cast<A *>(standard), C);
+    const auto run = [=](auto shifts, auto scales, auto normalizes) {
+#pragma omp parallel for num_threads(int(threads)) schedule(static) if (B * C > 16384)
+        for (i64 b = 0; b < B; ++b) {
+            const i64 at = b * C;
+#pragma omp simd
+            for (i64 c = 0; c < C; ++c) {
+                A k = 1, m = 0;
+                if constexpr (decltype(scales)::value)
+                    to_k[at + c] = k = rows[ABOVE * C + c] / std::sqrt(ghost.s2[at + c] + rows[BELOW * C + c]);
+                if constexpr (decltype(normalizes)::value) {
+                    if constexpr (decltype(shifts)::value)
+                        to_m[at + c] = m = ghost.m[at + c] * stats.rstd[c];
+                    to_scale[at + c] = k * stats.factor[c];
+                    to_shift[at + c] = rows[BIAS * C + c] - rows[GAIN * C + c] * k * (m - stats.rstd[c] * stats.lost[c]);
+                }
+            }
+        }
+    };
+    with_flag(ghost.m, [&](auto shifts) {
+        with_flag(ghost.s2, [&](auto scales) { with_flag(standard, [&](auto normalizes) { run(shifts, scales, normalizes); }); });
+    });
+    std::free(rows);
+}
+
+// pull: from the sums a = Σ dy and d = Σ dy·(x - center) of samples (B, C) to the gradients of weight, bias, and of the
+// statistics (R, C), of which each row serves `each` samples, the last one those left over too. `m` and `k` are noise.
+template <class A>
+void pull(i64 threads, i64 B, i64 C, i64 R, i64 each, const A *a, const A *d, const A *m, const A *k,
+          const A *standard, const double *var, Floor floor, const A *weight, A *to_weight, A *to_bias, A *to_mean,
+          A *to_var) {
+    const Standard<A> stats(const_cast<A *>(standard), R * C);
+    for_columns(1, C, threads, [=](i64, i64 c0, i64 wide) {
+        double g_weight[CHUNK] = {}, g_bias[CHUNK] = {};
+        for (i64 r = 0; r < R; ++r) {
+            double sum[CHUNK] = {}, product[CHUNK] = {};
+            for (i64 b = r * each; b < (r == R - 1 ? B : (r + 1) * each); ++b) {
+                const i64 at = b * C + c0;
+                if (!m && !k) {
+#pragma omp simd
+                    for (i64 c = 0; c < wide; ++c) {
+                        sum[c] += double(a[at + c]);
+                        product[c] += double(d[at + c]);
+                    }
+                    continue;
+                }
+#pragma omp simd
+                for (i64 c = 0; c < wide; ++c) {
+                    const A scale = k ? k[at + c] : A(1), noisy = scale * a[at + c];
+                    g_bias[c] += double(a[at + c]);
+                    sum[c] += double(noisy);
+                    product[c] += double(scale * d[at + c]);
+                    g_weight[c] -= m ? double(noisy * m[at + c]) : 0.0;
+                }
+            }
+            const i64 at = r * C + c0;
+#pragma omp simd
+            for (i64 c = 0; c < wide; ++c) {
+                const double whole = product[c] + double(stats.lost[at + c]) * sum[c], rstd = double(stats.rstd[at + c]);
+                const bool free = var[at + c] + floor.eps >= floor.least;
+                g_weight[c] += rstd * whole;
+                g_bias[c] += m || k ? 0.0 : sum[c];
+                to_mean[at + c] = A(-double(stats.factor[at + c]) * sum[c]);
+                to_var[at + c] = free ? A(-0.5 * rstd * rstd * double(stats.factor[at + c]) * whole) : A(0);
+            }
+        }
+        for (i64 c = 0; c < wide; ++c) {
+            to_weight[c0 + c] = A(g_weight[c]);
+            to_bias[c0 + c] = A(g_bias[c]);
+        }
+    });
+}
+
+// others_ramp: the gradient of x through the statistics of the others in its ghost batch, as slope·(x - center) + offset.
+template <class M, class A>
+void others_ramp(i64 threads, i64 G, const i64 *starts, i64 C, i64 S, const M *mean, const double *pooled,
+                 const A *g_mean, const A *g_var, A *center, A *slope, A *offset) {
+    for_columns(G, C, threads, [=](i64 g, i64 c0, i64 wide) {
+        const i64 n = starts[g + 1] - starts[g], first = starts[g] * C + c0;
+        double middle[CHUNK] = {}, vars[CHUNK] = {}, means[CHUNK] = {};
+        for (i64 k = 0; k < n; ++k)
+#pragma omp simd
+            for (i64 c = 0; c < wide; ++c)
+                middle[c] += double(mean[first + k * C + c]);
+        for (i64 c = 0; c < wide; ++c)
+            middle[c] /= double(n);
+        const auto through_mean = [=, &middle](i64 at, i64 c) {
+            return double(g_mean[at]) - 2 * double(g_var[at]) * (pooled[at] - middle[c]);
+        };
+        for (i64 k = 0; k < n; ++k)
+#pragma omp simd
+            for (i64 c = 0; c < wide; ++c) {
+                const i64 at = first + k * C + c;
+                vars[c] += double(g_var[at]);
+                means[c] += through_mean(at, c);
+            }
+        const double share = 1.0 / double(n - 1);
+        for (i64 k = 0; k < n; ++k)
+#pragma omp simd
+            for (i64 c = 0; c < wide; ++c) {
+                const i64 at = first + k * C + c;
+                const double own = double(mean[at]), own_var = (vars[c] - double(g_var[at])) * share;
+                const double own_mean = (means[c] - through_mean(at, c)) * share + 2 * (own - middle[c]) * own_var;
+                const double steep = 2 * own_var / double(S);
+                center[at] = A(own);
+                slope[at] = A(steep);
+                offset[at] = A(own_mean / double(S) + steep * (double(A(own)) - own));
+            }
+    });
+}
+
+// follow: moves running buffers towards statistics, unless they are not finite. Any of the three may be absent.
+template <class A> A moved(A from, double to, double factor) {  // from and to themselves where the factor is 0 or 1
+    const A end = A(to), gap = end - from, weight = A(factor);
+    return factor < 0.5 ? from + weight * gap : end - gap * (A(1) - weight);
+}
+
+template <class A>
+void follow(i64 C, A *mean, A *var, i64 *count, const double *to_mean, const double *to_var, double factor) {
+    if (factor < 0)
+        factor = 1.0 / double(*count + 1);
+    double sum = 0;
+    for (i64 c = 0; c < C; ++c) {  // 0 times what is finite, else not a number
+        sum += mean ? 0 * double(moved(mean[c], to_mean[c], factor)) : var ? 0 : 0 * to_mean[c];
+        sum += var ? 0 * double(moved(var[c], to_var[c], factor)) : mean ? 0 : 0 * to_var[c];
+    }
+    if (sum != 0)
+        return;
+    for (i64 c = 0; mean && c < C; ++c)
+        mean[c] = moved(mean[c], to_mean[c], factor);
+    for (i64 c = 0; var && c < C; ++c)
+        var[c] = moved(var[c], to_var[c], factor);
+    if (count)
+        ++*count;
+}
+
+template <class A> const A *in(const void *table) { return static_cast<const A *>(table); }
+template <class A> A *out(void *table) { return static_cast<A *>(table); }
+
+} // namespace
+
+// The C ABI. `dtype` is that of the tables: 0 float, 1 double. Tables may be null where they are said to be absent.
+
+#define GN_TABLES(call)                                                                                                \
+    switch (dtype) {                                                                                                   \
+        case 0: { using A = float; call; return 0; }                                                                   \
+        case 1: { using A = double; call; return 0; }                                                                  \
+        default: return 1;                                                                                             \
+    }
+
+GN_EXPORT(standardize)(i64 dtype, i64 threads, i64 R, i64 C, const double *mean, const double *var, double eps,
+                       double least, const void *weight, const void *bias, void *to) {
+    GN_TABLES(standardize<A>(threads, R, C, mean, var, {eps, least}, in<A>(weight), in<A>(bias),
+                             Standard<A>(out<A>(to), R * C)))
+}
+
+GN_EXPORT(inject)(i64 dtype, i64 threads, i64 B, i64 C, const void *m, const void *s2, const double *var,
+                  const double *margin, const void *standard, const void *weight, const void *bias, void *to_m,
+                  void *to_k, void *to_scale, void *to_shift) {
+    GN_TABLES(inject<A>(threads, B, C, {in<A>(m), in<A>(s2)}, var, margin, in<A>(standard), in<A>(weight), in<A>(bias),
+                        out<A>(to_m), out<A>(to_k), out<A>(to_scale), out<A>(to_shift)))
+}
+
+GN_EXPORT(pull)(i64 dtype, i64 threads, i64 B, i64 C, i64 R, i64 each, const void *total, const void *moment,
+                const void *m, const void *k, const void *standard, const double *var, double eps, double least,
+                const void *weight, void *to_weight, void *to_bias, void *to_mean, void *to_var) {
+    GN_TABLES(pull<A>(threads, B, C, R, each, in<A>(total), in<A>(moment), in<A>(m), in<A>(k), in<A>(standard), var,
+                      {eps, least}, in<A>(weight), out<A>(to_weight), out<A>(to_bias), out<A>(to_mean), out<A>(to_var)))
+}
+
+// `means` is the dtype of the samples' means.
+GN_EXPORT(others_ramp)(i64 dtype, i64 means, i64 threads, i64 G, const i64 *starts, i64 C, i64 S, const void *mean,
+                       const double *pooled, const void *g_mean, const void *g_var, void *center, void *slope,
+                       void *offset) {
+    GN_TABLES(if (means == 0) others_ramp(threads, G, starts, C, S, in<float>(mean), pooled, in<A>(g_mean),
+                                          in<A>(g_var), out<A>(center), out<A>(slope), out<A>(offset));
+              else others_ramp(threads, G, starts, C, S, in<double>(mean), pooled, in<A>(g_mean), in<A>(g_var),
+                               out<A>(center), out<A>(slope), out<A>(offset)))
+}
+
+GN_EXPORT(follow)(i64 dtype, i64 C, void *mean, void *var, i64 *count, const double *to_mean, const double *to_var,
+                  double factor) {
+    GN_TABLES(follow<A>(C, out<A>(mean), out<A>(var), count, to_mean, to_var, factor))
+}
