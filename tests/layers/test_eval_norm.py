@@ -39,3 +39,9 @@ def test_options_are_checked_when_built():
         EvalNorm2d(3, ghost_size=4, alpha=2)
     with pytest.raises(ValueError, match="ghost_size=0"):
         EvalNorm2d(3, ghost_size=0)
+
+
+def test_without_ghosts_the_share_is_given():
+    assert EvalNorm2d(3, ghost_size=None, alpha=0.5).ghost_size is None
+    with pytest.raises(ValueError, match="alpha=None with ghost_size=None"):
+        EvalNorm2d(3, ghost_size=None)

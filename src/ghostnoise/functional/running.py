@@ -58,7 +58,7 @@ def whole_batch_unbiased(moments: Moments, stats: Moments, spatial: int) -> Mome
     return Moments(mean, var * (count / (count - 1)))
 
 
-def ghost_average(moments: Moments, stats: Moments, ghost_size: int) -> Moments:
+def ghost_average(moments: Moments, stats: Moments, ghost_size: int | None) -> Moments:
     """The average over samples of their ghost batches' means, which is the batch's, and of their biased variances."""
     who = GhostBatch(ghost_size)
     return Moments(*(who.average(table, moments.mean.shape[0]) for table in stats))

@@ -17,7 +17,7 @@ class EvalNorm(BatchNorm):
 
     Args:
         num_features, eps, momentum, affine, track_running_stats, device, dtype, bias: as in `nn.BatchNorm*d`.
-        ghost_size: samples in a ghost batch, N.
+        ghost_size: samples in a ghost batch, N; None: the whole batch is one, and alpha is needed.
         alpha: the sample's share; 1/N, its share in training, if None.
     """
 
@@ -34,14 +34,13 @@ class EvalNorm(BatchNorm):
         device: torch.device | str | None = None,
         dtype: torch.dtype | None = None,
         *,
-        ghost_size: int,
+        ghost_size: int | None,
         alpha: float | None = None,
         bias: bool = True,
     ) -> None:
         super().__init__(num_features, eps, momentum, affine, track_running_stats, device, dtype, bias=bias)
-        if alpha is not None:
-            checks.number("alpha", alpha, 0, 1)
-        self.ghost_size = checks.ghost_size(ghost_size)
+        self.ghost_size = checks.ghost_size_or_none(ghost_size)
+        checks.share(alpha, self.ghost_size)
         self.alpha = alpha
 
 
