@@ -11,13 +11,26 @@ from torch import Tensor
 
 def ghost_size(value: object, least: int = 1) -> int:
     """`value` as an integer of at least `least`."""
-    try:
-        number = -1 if isinstance(value, bool) else operator.index(value)  # type: ignore[arg-type]
-    except TypeError:
-        number = -1
+    number = _integer(value)
     if number < least:
         raise ValueError(f"ghost_size={value!r}: must be an integer of {least} or more, the samples in a ghost batch")
     return number
+
+
+def steps(value: object, least: int = 1) -> int:
+    """`value` as a number of steps."""
+    number = _integer(value)
+    if number < least:
+        raise ValueError(f"steps={value!r}: must be an integer of {least} or more, the steps of a schedule")
+    return number
+
+
+def _integer(value: object) -> int:
+    """`value` as an integer, or -1."""
+    try:
+        return -1 if isinstance(value, bool) else operator.index(value)  # type: ignore[arg-type]
+    except TypeError:
+        return -1
 
 
 def ghost_size_or_none(value: object, least: int = 1) -> int | None:
