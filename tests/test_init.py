@@ -68,12 +68,14 @@ def test_the_library_needs_torch_and_numpy_alone():
     """With everything that the extras bring made unimportable, every public name still loads and runs."""
     code = """
 import sys
-for name in ("scipy", "sklearn", "matplotlib", "rich", "pandas", "ray", "triton"):
+for name in ("scipy", "sklearn", "matplotlib", "rich", "pandas", "ray", "triton", "timm", "torchvision"):
     sys.modules[name] = None
 import torch, ghostnoise
 for name in ghostnoise.__all__:
     getattr(ghostnoise, name)
 ghostnoise.AnalyticalGhostNoiseBatchNorm1d(3, ghost_size=4)(torch.randn(8, 3)).sum().backward()
+model = torch.nn.Sequential(torch.nn.BatchNorm1d(3))
+ghostnoise.revert(ghostnoise.convert(model, "gni", 4))(torch.randn(8, 3))
 """
     subprocess.run([sys.executable, "-c", code], check=True)
 

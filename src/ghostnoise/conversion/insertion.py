@@ -120,7 +120,10 @@ def inject_after(module: Any, args: Any, output: Any) -> Any:
 
 def inject_before(module: Any, args: Any) -> Any:
     """Forward pre-hook: noise on what a module is given."""
-    return (_inject(module.ghost_noise, args[0]), *args[1:]) if args else _inject(module.ghost_noise, None)
+    noise = module.ghost_noise
+    if not args and noise.training:
+        raise ValueError(f"noise {noise.place} got no input by position: call the module as module(x)")
+    return (_inject(noise, args[0]), *args[1:]) if args else None
 
 
 def _inject(noise: Any, x: Any) -> Any:
