@@ -188,6 +188,13 @@ def test_calls_count_for_the_model_that_was_converted_last():
         model(tokens())
 
 
+def test_passes_before_a_later_conversion_do_not_count():
+    model = ghostnoise.convert(transformer(), "gni", 4, after=nn.LayerNorm)
+    model(tokens())
+    ghostnoise.convert(model, "gni", 4, after=nn.Linear)
+    model(tokens())
+
+
 def test_a_compiled_model_does_not_count():
     torch._dynamo.reset()
     model = ghostnoise.convert(Residual(), "gni", 4, before=nn.ReLU, channel_dim=-1)

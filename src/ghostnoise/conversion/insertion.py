@@ -21,8 +21,11 @@ class Place:
     def __init__(self, host: Found, before: bool, guessed: bool) -> None:
         self.host, self.before, self.guessed = str(host), before, guessed
         self.reported = len(host.names) > 1  # by the conversion itself
-        self.watch: Watch | None = None
-        self.last_pass = 0
+        self.count_for(None)
+
+    def count_for(self, watch: Watch | None) -> None:
+        """Count calls in the forward passes that `watch` sees, from now on."""
+        self.watch, self.last_pass = watch, 0
 
     def check(self, x: Any) -> None:
         """There is one tensor, and its channels are where they were taken to be."""

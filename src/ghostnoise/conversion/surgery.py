@@ -141,4 +141,4 @@ def _watch(model: nn.Module) -> None:
     for each in found:
         noise = insertion.inserted(each.module)
         if noise is not None:
-            noise.place.watch = hook
+            noise.place.count_for(hook)
