@@ -199,6 +199,10 @@ def test_a_compiled_model_does_not_count():
     torch._dynamo.reset()
     model = ghostnoise.convert(Residual(), "gni", 4, before=nn.ReLU, channel_dim=-1)
     torch.compile(model, fullgraph=True, backend="eager")(tokens())
+    model = nn.Sequential(Residual())
+    ghostnoise.convert(model, "gni", 4, before=nn.ReLU, channel_dim=-1)
+    model[0].compile(fullgraph=True, backend="eager")  # a part alone
+    model(tokens())
 
 
 def test_a_module_with_several_names_is_reported_when_it_is_converted():

@@ -92,6 +92,16 @@ def test_converting_again_takes_the_layers_from_the_schedule():
     assert (noise.ghost_size, model[0].ghost_noise.ghost_size) == (3, 2)
 
 
+def test_a_layer_has_one_schedule():
+    first, second = LinearSchedule(4, 8, steps=1), LinearSchedule(16, 32, steps=1)
+    layer = ghostnoise.GhostNoise(2)
+    first.attach(layer)
+    second.attach(layer)
+    second.step()
+    first.step()
+    assert layer.ghost_size == 32
+
+
 def test_copies_are_on_their_own():
     schedule = LinearSchedule(4, 8, steps=1)
     model = ghostnoise.convert(convolutional(), "gni", schedule)
