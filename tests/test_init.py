@@ -11,7 +11,10 @@ import ghostnoise
 
 SOURCE = Path(ghostnoise.__file__).parent
 # A batch walks down this list. A module imports from below it only, or from its own room.
-WALK = ["__main__", "cli", "bench", "doctor", "layers", "functional", "engine", "methods", "laws", "ghosts", "moments"]
+WALK = [
+    "__main__", "cli", "bench", "doctor", "conversion", "layers", "functional", "engine", "methods", "laws", "ghosts",
+    "moments",
+]  # fmt: skip
 ANYWHERE = {"checks", "element", "randomness", "weights"}  # outside the walk, and below it
 
 
@@ -65,12 +68,14 @@ def test_the_library_needs_torch_and_numpy_alone():
     """With everything that the extras bring made unimportable, every public name still loads and runs."""
     code = """
 import sys
-for name in ("scipy", "sklearn", "matplotlib", "rich", "pandas", "ray", "triton"):
+for name in ("scipy", "sklearn", "matplotlib", "rich", "pandas", "ray", "triton", "timm", "torchvision"):
     sys.modules[name] = None
 import torch, ghostnoise
 for name in ghostnoise.__all__:
     getattr(ghostnoise, name)
 ghostnoise.AnalyticalGhostNoiseBatchNorm1d(3, ghost_size=4)(torch.randn(8, 3)).sum().backward()
+model = torch.nn.Sequential(torch.nn.BatchNorm1d(3))
+ghostnoise.revert(ghostnoise.convert(model, "gni", 4))(torch.randn(8, 3))
 """
     subprocess.run([sys.executable, "-c", code], check=True)
 

@@ -8,6 +8,16 @@ from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
     from ghostnoise import functional, layers
+    from ghostnoise.conversion import (
+        ConstantSchedule,
+        CosineSchedule,
+        LinearSchedule,
+        OffAfter,
+        Schedule,
+        convert,
+        revert,
+        summary,
+    )
     from ghostnoise.element import AdditiveGaussianNoise, NoisyDropout
     from ghostnoise.engine.backends import backend
     from ghostnoise.functional import Decomposition, decompose
@@ -46,6 +56,8 @@ __all__ = [
     "BatchNorm1d",
     "BatchNorm2d",
     "BatchNorm3d",
+    "ConstantSchedule",
+    "CosineSchedule",
     "Decomposition",
     "EvalNorm1d",
     "EvalNorm2d",
@@ -60,23 +72,37 @@ __all__ = [
     "GhostNoiseBatchNorm1d",
     "GhostNoiseBatchNorm2d",
     "GhostNoiseBatchNorm3d",
+    "LinearSchedule",
     "NoisyDropout",
+    "OffAfter",
+    "Schedule",
     "WSConv2d",
     "WSLinear",
     "backend",
+    "convert",
     "decompose",
     "functional",
     "layers",
+    "revert",
+    "summary",
 ]
 
 _ELSEWHERE = {
     "AdditiveGaussianNoise": "element",
+    "ConstantSchedule": "conversion",
+    "CosineSchedule": "conversion",
     "Decomposition": "functional",
+    "LinearSchedule": "conversion",
     "NoisyDropout": "element",
+    "OffAfter": "conversion",
+    "Schedule": "conversion",
     "WSConv2d": "weights",
     "WSLinear": "weights",
     "backend": "engine.backends",
+    "convert": "conversion",
     "decompose": "functional",
+    "revert": "conversion",
+    "summary": "conversion",
 }
 
 

@@ -11,13 +11,47 @@ from torch import Tensor
 
 def ghost_size(value: object, least: int = 1) -> int:
     """`value` as an integer of at least `least`."""
-    try:
-        number = -1 if isinstance(value, bool) else operator.index(value)  # type: ignore[arg-type]
-    except TypeError:
-        number = -1
+    number = _integer(value)
     if number < least:
         raise ValueError(f"ghost_size={value!r}: must be an integer of {least} or more, the samples in a ghost batch")
     return number
+
+
+def steps(value: object, least: int = 1) -> int:
+    """`value` as a number of steps."""
+    number = _integer(value)
+    if number < least:
+        raise ValueError(f"steps={value!r}: must be an integer of {least} or more, the steps of a schedule")
+    return number
+
+
+def _integer(value: object) -> int:
+    """`value` as an integer, or -1."""
+    try:
+        return -1 if isinstance(value, bool) else operator.index(value)  # type: ignore[arg-type]
+    except TypeError:
+        return -1
+
+
+def ghost_size_or_none(value: object, least: int = 1) -> int | None:
+    """`value` as an integer of at least `least`, or None: no ghost batches."""
+    return None if value is None else ghost_size(value, least)
+
+
+def nothing_drawn(name: str, given: object) -> None:
+    """Without ghost batches there is nothing that could be given as drawn."""
+    if given is not None:
+        raise ValueError(f"{name} with ghost_size=None: there are no ghost batches to draw; give a ghost_size")
+
+
+def share(alpha: float | None, size: int | None) -> float:
+    """EvalNorm's share of oneself: `alpha`, in [0, 1], or if None 1/`size`."""
+    if alpha is not None:
+        number("alpha", alpha, 0, 1)
+        return alpha
+    if size is None:
+        raise ValueError("alpha=None with ghost_size=None: the share would be 1/ghost_size; give one of the two")
+    return 1 / size
 
 
 def choice(name: str, value: object, allowed: Sequence[str]) -> None:
@@ -94,9 +128,9 @@ def several_values(x: Tensor, spatial: int) -> None:
         raise ValueError(f"Expected more than 1 value per channel when training, got input size {x.shape}")
 
 
-def ghost_values(x: Tensor, name: str, spatial: int, size: int) -> None:
+def ghost_values(x: Tensor, name: str, spatial: int, size: int | None) -> None:
     """Ghost batches of more than one value: with one, the output would be all zeros."""
-    if min(size, x.shape[0]) * spatial == 1:
+    if size is not None and min(size, x.shape[0]) * spatial == 1:
         raise ValueError(
             f"ghost_size={size} with an input of shape {tuple(x.shape)}: ghost batches of one value per channel "
             f"would be normalized to zeros; {name} needs 2 values or more; raise ghost_size"

@@ -48,7 +48,7 @@ def batch(eps: float) -> Normalizer:
     return Normalizer(GhostBatch(), eps)
 
 
-def ghost(eps: float, ghost_size: int) -> Normalizer:
+def ghost(eps: float, ghost_size: int | None) -> Normalizer:
     """Ghost batch normalization (eq. 1): one's own ghost batch counts."""
     return Normalizer(GhostBatch(ghost_size), eps)
 

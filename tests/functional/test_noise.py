@@ -222,3 +222,15 @@ def test_options_outside_their_range():
         functional.analytical_ghost_noise(x, 4, draws=[torch.zeros(2, 3)] * 3)
     with pytest.raises(ValueError, match="got an empty input"):
         functional.ghost_noise(torch.randn(0, 3), 4)
+
+
+@pytest.mark.parametrize(
+    ("function", "drawn"), [(functional.ghost_noise, "indices"), (functional.analytical_ghost_noise, "draws")]
+)
+def test_without_ghosts_the_input_is_returned(function, drawn):
+    x = torch.randn(6, 3)
+    before = torch.get_rng_state()
+    assert function(x, None) is x
+    assert torch.equal(torch.get_rng_state(), before)
+    with pytest.raises(ValueError, match=f"{drawn} with ghost_size=None: .*give a ghost_size"):
+        function(x, None, **{drawn: torch.zeros(6, 4, dtype=torch.int64)})

@@ -138,3 +138,21 @@ def test_forward_mode_takes_the_noise_as_constant():
     leaf = x.clone().requires_grad_()
     (pulled,) = torch.autograd.grad(reference.ghost_noise_batch_norm(leaf, indices), leaf, dy)
     torch.testing.assert_close((out * dy).sum(), (pulled * tangent).sum())
+
+
+@pytest.mark.parametrize(
+    ("function", "drawn"),
+    [(functional.ghost_noise_batch_norm, "indices"), (functional.analytical_ghost_noise_batch_norm, "draws")],
+)
+def test_without_ghosts_it_is_batch_norm(function, drawn):
+    x, weight, bias = torch.randn(6, 3, 4), torch.randn(3), torch.randn(3)
+    runs = []
+    before = torch.get_rng_state()
+    for norm, options in ((function, {"ghost_size": None}), (functional.batch_norm, {})):
+        mean, var = torch.zeros(3), torch.ones(3)
+        runs.append((norm(x, mean, var, weight, bias, True, **options), mean, var))
+    assert torch.equal(torch.get_rng_state(), before)
+    for ours, plain in zip(*runs, strict=True):
+        assert torch.equal(ours, plain)
+    with pytest.raises(ValueError, match=f"{drawn} with ghost_size=None: .*give a ghost_size"):
+        function(x, None, None, training=True, ghost_size=None, **{drawn: torch.zeros(6, 4, dtype=torch.int64)})

@@ -285,3 +285,25 @@ def test_non_finite_samples_stay_in_their_ghost_batch():
     assert y[4:, 1].isnan().all()
     assert y[4:, [0, 2]].isfinite().all()
     assert functional.batch_norm(x, None, None, training=True)[:, 1].isnan().all()
+
+
+@pytest.mark.parametrize("running_var_from", ["ghost", "batch"])
+def test_without_ghosts_the_whole_batch_is_one_ghost_batch(running_var_from):
+    x = torch.randn(6, 3, 4)
+    runs = []
+    for size in (None, 6):
+        mean, var = torch.zeros(3), torch.ones(3)
+        options = {"ghost_size": size, "running_var_from": running_var_from}
+        runs.append((functional.ghost_batch_norm(x, mean, var, training=True, **options), mean, var))
+    for nothing, whole in zip(*runs, strict=True):
+        assert torch.equal(nothing, whole)
+
+
+def test_eval_norm_without_ghosts_needs_its_share():
+    x, mean, var = torch.randn(6, 3, 4), torch.zeros(3), torch.ones(3)
+    trained = functional.eval_norm(x, None, None, training=True, ghost_size=None, alpha=0.5)
+    assert torch.equal(trained, functional.eval_norm(x, None, None, training=True, ghost_size=6))
+    evaluated = functional.eval_norm(x, mean, var, ghost_size=None, alpha=0.5)
+    assert torch.equal(evaluated, functional.eval_norm(x, mean, var, ghost_size=2))
+    with pytest.raises(ValueError, match=r"alpha=None with ghost_size=None: .*give one of the two"):
+        functional.eval_norm(x, mean, var, ghost_size=None)

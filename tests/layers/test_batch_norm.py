@@ -8,6 +8,7 @@ import pytest
 import torch
 from torch import nn
 
+import ghostnoise
 from families import LAYERS, NOISY, OPTIONS, SHAPES, build, example, plain
 
 every_layer = pytest.mark.parametrize(("family", "dimensions"), LAYERS)
@@ -222,3 +223,33 @@ def test_compiles_as_one_graph_for_any_batch_size(family, training):
         torch.manual_seed(0)
         torch.testing.assert_close(layer(x), y)
     assert layer.num_batches_tracked.item() == (6 if training else 0)
+
+
+@every_family
+def test_ghost_size_none_is_given_on_purpose(family):
+    """None is no ghosts: the noise is gone, and the whole batch is one ghost batch."""
+    if family == "BatchNorm":
+        return
+    layer = getattr(ghostnoise, f"{family}2d")
+    if family != "ExclusiveBatchNorm":
+        with pytest.raises(TypeError, match="ghost_size"):
+            layer(3)
+    options = {"alpha": 0.25} if family == "EvalNorm" else {}
+    ours = layer(3, ghost_size=None, **options)
+    assert "ghost_size=None" in repr(ours)
+    same = layer(3, ghost_size=10, **options) if family == "ExclusiveBatchNorm" else plain(2)
+    torch.testing.assert_close(ours(example(2)), same(example(2)))
+
+
+@every_family
+def test_a_family_without_rank_takes_every_rank(family):
+    free = type(build(family, 2)).__bases__[0](3, **OPTIONS[family])
+    for dimensions in SHAPES:
+        torch.manual_seed(0)
+        y = free(example(dimensions))
+        torch.manual_seed(0)
+        assert torch.equal(y, build(family, dimensions)(example(dimensions)))
+    with pytest.raises(ValueError, match=r"shape \(3,\): must have 2 to 5 dimensions"):
+        free(torch.randn(3))
+    with pytest.raises(ValueError, match=r"got 4 channels .*: must be num_features=3"):
+        free(torch.randn(5, 4))

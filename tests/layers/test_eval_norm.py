@@ -1,6 +1,11 @@
+import copy
+
 import pytest
 import torch
+from torch import nn
+from torch.nn.utils.fusion import fuse_conv_bn_eval, fuse_linear_bn_eval
 
+import ghostnoise
 from families import example
 from ghostnoise import EvalNorm2d, GhostBatchNorm2d, functional
 
@@ -39,3 +44,28 @@ def test_options_are_checked_when_built():
         EvalNorm2d(3, ghost_size=4, alpha=2)
     with pytest.raises(ValueError, match="ghost_size=0"):
         EvalNorm2d(3, ghost_size=0)
+
+
+def test_without_ghosts_the_share_is_given():
+    assert EvalNorm2d(3, ghost_size=None, alpha=0.5).ghost_size is None
+    with pytest.raises(ValueError, match="alpha=None with ghost_size=None"):
+        EvalNorm2d(3, ghost_size=None)
+
+
+def test_folding_into_a_convolution_raises():
+    """It would drop the sample's own moments silently: torch reads the layer's attributes alone."""
+    for fold, first, layer in (
+        (fuse_conv_bn_eval, nn.Conv2d(3, 4, 1), ghostnoise.EvalNorm2d(4, ghost_size=8)),
+        (fuse_linear_bn_eval, nn.Linear(3, 4), ghostnoise.EvalNorm1d(4, ghost_size=8)),
+    ):
+        with pytest.raises(ValueError, match="depends on each sample"):
+            fold(first.eval(), layer.eval())
+    layer.eps = 1e-3
+    assert layer.eps == copy.deepcopy(layer).eps == 1e-3
+
+
+def test_the_layers_around_it_still_fold():
+    conv, norm = nn.Conv2d(3, 4, 1).eval(), ghostnoise.GhostNoiseBatchNorm2d(4, ghost_size=8)
+    norm(torch.randn(9, 4, 2, 2))
+    x = torch.randn(2, 3, 5, 5)
+    torch.testing.assert_close(fuse_conv_bn_eval(conv, norm.eval())(x), norm(conv(x)))

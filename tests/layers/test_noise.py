@@ -73,3 +73,9 @@ def test_analytical_options_are_checked_when_built():
         AnalyticalGhostNoise(4, kind="x")
     with pytest.raises(ValueError, match="dof='x'"):
         AnalyticalGhostNoise(4, dof="x")
+
+
+@both
+def test_without_ghosts_the_input_itself_is_returned(layer):
+    x = torch.randn(6, 3)
+    assert layer(None)(x) is x

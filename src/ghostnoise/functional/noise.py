@@ -14,7 +14,7 @@ from ghostnoise.laws import Dof, Kind, Law, LawDraws
 
 def ghost_noise(
     x: Tensor,
-    ghost_size: int,
+    ghost_size: int | None,
     eps: float = 1e-3,
     *,
     shift: bool = True,
@@ -29,13 +29,17 @@ def ghost_noise(
 
     with the batch's moments μ and σ², and those, m and s², of `ghost_size` samples that are drawn with replacement,
     afresh for each sample and shared by its channels. All four are constants for the gradient. `indices` (B, N) are
-    the drawn samples if given; else `generator`, or the device's default one, draws them.
+    the drawn samples if given; else `generator`, or the device's default one, draws them. With `ghost_size=None`
+    nothing is drawn, and x is returned.
 
     Shape: (B, C, *spatial) with 2 to 5 dimensions, or the channels in `channel_dim`.
     """
-    ghost_size = checks.ghost_size(ghost_size)
+    ghost_size = checks.ghost_size_or_none(ghost_size)
     checks.number("eps", eps, 0)
     _, spatial = check(x, "ghost_noise", channel_dim)
+    if ghost_size is None:
+        checks.nothing_drawn("indices", indices)
+        return x
     noise = methods.ghost_noise(eps, shift, scale, drawn_samples(x, ghost_size, indices, generator))
     warn_without_variance(scale and ghost_size * spatial == 1 < x.shape[0], x)
     return op.inject(x, noise, channel_dim)
@@ -43,7 +47,7 @@ def ghost_noise(
 
 def analytical_ghost_noise(
     x: Tensor,
-    ghost_size: int,
+    ghost_size: int | None,
     eps: float = 1e-3,
     *,
     kind: Kind = "fc",
@@ -59,12 +63,16 @@ def analytical_ghost_noise(
     m - μ and s² are drawn for each sample and channel: for `kind="fc"` from N(0, σ²/N) and σ²·χ²(N)/N, for
     `kind="conv"` from the law with the variances between and within samples that the batch has. `dof="exact"` counts
     the degrees of freedom that the drawn mean takes (χ²(N-1)/N where `kind="fc"`). `draws` are the standard draws of
-    `ghostnoise.laws` if given; else `generator`, or the device's default one, draws them.
+    `ghostnoise.laws` if given; else `generator`, or the device's default one, draws them. With `ghost_size=None`
+    nothing is drawn, and x is returned.
 
     Shape: (B, C, *spatial) with 2 to 5 dimensions, or the channels in `channel_dim`.
     """
     checks.number("eps", eps, 0)
     channels, spatial = check(x, "analytical_ghost_noise", channel_dim)
+    if ghost_size is None:
+        checks.nothing_drawn("draws", draws)
+        return x
     law, draws = drawn_law(x, ghost_size, channels, spatial, kind, dof, draws, generator)
     warn_without_variance(scale and not law.has_variance, x)
     return op.inject(x, methods.analytical_noise(eps, shift, scale, law, draws), channel_dim)

@@ -21,7 +21,7 @@ def ghost_noise_batch_norm(
     momentum: float | None = 0.1,
     eps: float = 1e-5,
     *,
-    ghost_size: int,
+    ghost_size: int | None,
     noise_eps: float = 1e-3,
     shift: bool = True,
     scale: bool = True,
@@ -33,18 +33,21 @@ def ghost_noise_batch_norm(
     """Normalize with the whole batch's statistics, inject ghost noise, then apply weight and bias (eq. 9).
 
     Batch norm's gradient flows as always; the drawn statistics are constants of the normalized input. `indices`
-    (B, N), `generator`, `shift` and `scale` are those of `ghost_noise`. Evaluation and running statistics are those
-    of `batch_norm`, as are shapes and the other arguments.
+    (B, N), `generator`, `shift` and `scale` are those of `ghost_noise`; `ghost_size=None` is plain `batch_norm`.
+    Evaluation and running statistics are those of `batch_norm`, as are shapes and the other arguments.
     """
-    ghost_size = checks.ghost_size(ghost_size)
+    ghost_size = checks.ghost_size_or_none(ghost_size)
     checks.number("noise_eps", noise_eps, 0)
     running = Running(running_mean, running_var, num_batches_tracked, momentum)
     spatial = check(x, "ghost_noise_batch_norm", running, weight, bias, training, channel_dim)
     if not training:
         return infer(x, running, weight, bias, eps, channel_dim)
+    population = partial(whole_batch_unbiased, spatial=spatial)
+    if ghost_size is None:
+        checks.nothing_drawn("indices", indices)
+        return train(x, running, weight, bias, methods.batch(eps), population, channel_dim)
     warn_without_variance(scale and ghost_size * spatial == 1, x)
     noise = methods.ghost_noise(noise_eps, shift, scale, drawn_samples(x, ghost_size, indices, generator))
-    population = partial(whole_batch_unbiased, spatial=spatial)
     return train(x, running, weight, bias, methods.batch(eps), population, channel_dim, noise)
 
 
@@ -58,7 +61,7 @@ def analytical_ghost_noise_batch_norm(
     momentum: float | None = 0.1,
     eps: float = 1e-5,
     *,
-    ghost_size: int,
+    ghost_size: int | None,
     noise_eps: float = 1e-3,
     kind: Kind = "fc",
     dof: Dof = "paper",
@@ -74,16 +77,19 @@ def analytical_ghost_noise_batch_norm(
         y = (x̂ - shift) / sqrt((scale² + noise_eps) / (1 + noise_eps))        shift ~ N(0, 1/N), scale² ~ χ²(N)/N
 
     for `kind="fc"` (eqs. 11-13), and the law of eqs. 15-16 with the variances measured on x̂ for `kind="conv"`;
-    `dof`, `draws` and `generator` are those of `analytical_ghost_noise`. Evaluation and running statistics are those
-    of `batch_norm`, as are shapes and the other arguments.
+    `dof`, `draws` and `generator` are those of `analytical_ghost_noise`; `ghost_size=None` is plain `batch_norm`.
+    Evaluation and running statistics are those of `batch_norm`, as are shapes and the other arguments.
     """
     checks.number("noise_eps", noise_eps, 0)
     running = Running(running_mean, running_var, num_batches_tracked, momentum)
     spatial = check(x, "analytical_ghost_noise_batch_norm", running, weight, bias, training, channel_dim)
     if not training:
         return infer(x, running, weight, bias, eps, channel_dim)
+    population = partial(whole_batch_unbiased, spatial=spatial)
+    if ghost_size is None:
+        checks.nothing_drawn("draws", draws)
+        return train(x, running, weight, bias, methods.batch(eps), population, channel_dim)
     law, draws = drawn_law(x, ghost_size, x.shape[channel_dim], spatial, kind, dof, draws, generator)
     warn_without_variance(scale and not law.has_variance, x)
     noise = methods.analytical_noise(noise_eps, shift, scale, law, draws, normalized=True)
-    population = partial(whole_batch_unbiased, spatial=spatial)
     return train(x, running, weight, bias, methods.batch(eps), population, channel_dim, noise)

@@ -53,18 +53,19 @@ def ghost_batch_norm(
     momentum: float | None = 0.1,
     eps: float = 1e-5,
     *,
-    ghost_size: int,
+    ghost_size: int | None,
     running_var_from: Literal["ghost", "batch"] = "ghost",
     num_batches_tracked: Tensor | None = None,
     channel_dim: int = 1,
 ) -> Tensor:
     """Normalize consecutive ghost batches of `ghost_size` samples, each with its own statistics (eq. 1).
 
-    Left-over samples join the last ghost batch; a batch smaller than `ghost_size` is one ghost batch. The running
-    variance follows the ghost batches' biased variances, or with `running_var_from="batch"` the whole batch's as in
-    `batch_norm`. Evaluation is that of `batch_norm`, as are shapes and the other arguments.
+    Left-over samples join the last ghost batch; a batch smaller than `ghost_size` is one ghost batch, and with
+    `ghost_size=None` every batch is. The running variance follows the ghost batches' biased variances, or with
+    `running_var_from="batch"` the whole batch's as in `batch_norm`. Evaluation is that of `batch_norm`, as are shapes
+    and the other arguments.
     """
-    ghost_size = checks.ghost_size(ghost_size)
+    ghost_size = checks.ghost_size_or_none(ghost_size)
     checks.choice("running_var_from", running_var_from, ("ghost", "batch"))
     running = Running(running_mean, running_var, num_batches_tracked, momentum)
     spatial = check(x, "ghost_batch_norm", running, weight, bias, training, channel_dim)
@@ -102,7 +103,7 @@ def exclusive_batch_norm(
     deviation that is divided by, `clamp_output` bounds the normalized value before weight and bias. The running
     statistics are the whole batch's, biased. Evaluation is that of `batch_norm`, as are shapes and other arguments.
     """
-    size = None if ghost_size is None else checks.ghost_size(ghost_size, least=2)
+    size = checks.ghost_size_or_none(ghost_size, least=2)
     checks.number("min_std", min_std, 0)
     if clamp_output is not None:
         checks.number("clamp_output", clamp_output, 0, open_low=True)
@@ -132,19 +133,19 @@ def eval_norm(
     momentum: float | None = 0.1,
     eps: float = 1e-5,
     *,
-    ghost_size: int,
+    ghost_size: int | None,
     alpha: float | None = None,
     num_batches_tracked: Tensor | None = None,
     channel_dim: int = 1,
 ) -> Tensor:
     """Train as `ghost_batch_norm`; in evaluation, mix each sample's own moments into the running statistics.
 
-    The share `alpha` is that of oneself in a ghost batch, 1/`ghost_size`, unless given. Evaluation without running
-    buffers is that of `batch_norm`: the batch's statistics have each sample in them already.
+    The share `alpha` is that of oneself in a ghost batch, 1/`ghost_size`, unless given; with `ghost_size=None` it must
+    be. Evaluation without running buffers is that of `batch_norm`: the batch's statistics have each sample in them
+    already.
     """
-    ghost_size = checks.ghost_size(ghost_size)
-    if alpha is not None:
-        checks.number("alpha", alpha, 0, 1)
+    ghost_size = checks.ghost_size_or_none(ghost_size)
+    share = checks.share(alpha, ghost_size)
     running = Running(running_mean, running_var, num_batches_tracked, momentum)
     spatial = check(x, "eval_norm", running, weight, bias, training, channel_dim)
     if training:
@@ -155,7 +156,7 @@ def eval_norm(
         return infer(x, running, weight, bias, eps, channel_dim)
     table = table_dtype(x.device)
     population = Moments(running.mean.to(table), running.var.to(table))
-    method = methods.mixed(eps, population, 1 / ghost_size if alpha is None else alpha)
+    method = methods.mixed(eps, population, share)
     return op.normalize(x, method, None, weight, bias, channel_dim)[0]
 
 

@@ -46,7 +46,7 @@ def whole_batch_unbiased(seen: Seen, spatial: int) -> Moments:
     return Moments(mean, var * (count / (count - 1)))
 
 
-def ghost_average(seen: Seen, ghost_size: int) -> Moments:
+def ghost_average(seen: Seen, ghost_size: int | None) -> Moments:
     """The average over samples of their ghost batches' means, which is the batch's, and of their biased variances."""
     who = GhostBatch(ghost_size)
     return Moments(*(who.average(table, seen.moments.mean.shape[0]) for table in seen.stats))

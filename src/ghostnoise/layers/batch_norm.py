@@ -16,7 +16,8 @@ class BatchNorm(nn.modules.batchnorm._BatchNorm):
     Two things differ in training: statistics are accurate where |mean| is large against std, and a batch whose
     statistics are not finite leaves the running buffers as they were.
 
-    A subclass names its function and the attributes that the function takes as keywords.
+    A subclass names its function and the attributes that the function takes as keywords. It is the layer of every
+    rank; those with 1d, 2d or 3d in their name take that rank alone.
     """
 
     function: ClassVar[Callable[..., Tensor]] = staticmethod(functional.batch_norm)
@@ -63,11 +64,13 @@ class BatchNorm(nn.modules.batchnorm._BatchNorm):
         name, shape = type(self).__name__, tuple(input.shape)
         try:
             super()._check_input_dim(input)
+        except NotImplementedError:  # any rank: the function says which
+            pass
         except ValueError as error:
             raise ValueError(
                 f"{name} got an input of shape {shape}: {error}; use the 1d, 2d or 3d layer that fits, or reshape"
             ) from None
-        if input.shape[1] != self.num_features:
+        if input.ndim > 1 and input.shape[1] != self.num_features:
             raise ValueError(
                 f"{name} got {input.shape[1]} channels in dimension 1 of an input of shape {shape}: must be "
                 f"num_features={self.num_features}; build the layer for {input.shape[1]}, or move the channels there"

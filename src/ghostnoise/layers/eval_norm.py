@@ -1,10 +1,15 @@
 """EvalNorm: let inference depend on the sample as training does."""
 
+import sys
+from typing import Any
+
 import torch
 from torch import nn
 
 from ghostnoise import checks, functional
 from ghostnoise.layers.batch_norm import BatchNorm
+
+FOLDING = ("fuse_conv_bn_eval", "fuse_linear_bn_eval")
 
 
 class EvalNorm(BatchNorm):
@@ -17,7 +22,7 @@ class EvalNorm(BatchNorm):
 
     Args:
         num_features, eps, momentum, affine, track_running_stats, device, dtype, bias: as in `nn.BatchNorm*d`.
-        ghost_size: samples in a ghost batch, N.
+        ghost_size: samples in a ghost batch, N; None: the whole batch is one, and alpha is needed.
         alpha: the sample's share; 1/N, its share in training, if None.
     """
 
@@ -34,15 +39,29 @@ class EvalNorm(BatchNorm):
         device: torch.device | str | None = None,
         dtype: torch.dtype | None = None,
         *,
-        ghost_size: int,
+        ghost_size: int | None,
         alpha: float | None = None,
         bias: bool = True,
     ) -> None:
         super().__init__(num_features, eps, momentum, affine, track_running_stats, device, dtype, bias=bias)
-        if alpha is not None:
-            checks.number("alpha", alpha, 0, 1)
-        self.ghost_size = checks.ghost_size(ghost_size)
+        self.ghost_size = checks.ghost_size_or_none(ghost_size)
+        checks.share(alpha, self.ghost_size)
         self.alpha = alpha
+
+    def _get_eps(self) -> float:
+        # torch folds a batch norm into a convolution from its attributes alone, and there is nothing else to notice it.
+        if not torch.compiler.is_compiling() and sys._getframe(1).f_code.co_name in FOLDING:
+            raise ValueError(
+                f"{type(self).__name__} in {sys._getframe(1).f_code.co_name}: its eval output depends on each sample, "
+                "so no weights stand for it; ghostnoise.revert(model) makes it plain batch norm, whose eval differs"
+            )
+        value: float = vars(self)["eps"]
+        return value
+
+    def _set_eps(self, value: float) -> None:
+        vars(self)["eps"] = value
+
+    eps: Any = property(_get_eps, _set_eps)
 
 
 class EvalNorm1d(EvalNorm, nn.BatchNorm1d):

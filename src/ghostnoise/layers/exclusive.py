@@ -48,7 +48,7 @@ class ExclusiveBatchNorm(BatchNorm):
         checks.number("min_std", min_std, 0)
         if clamp_output is not None:
             checks.number("clamp_output", clamp_output, 0, open_low=True)
-        self.ghost_size = None if ghost_size is None else checks.ghost_size(ghost_size, least=2)
+        self.ghost_size = checks.ghost_size_or_none(ghost_size, least=2)
         self.min_std, self.clamp_output = min_std, clamp_output
 
 

@@ -17,7 +17,7 @@ class GhostBatchNorm(BatchNorm):
 
     Args:
         num_features, eps, momentum, affine, track_running_stats, device, dtype, bias: as in `nn.BatchNorm*d`.
-        ghost_size: samples in a ghost batch, N.
+        ghost_size: samples in a ghost batch, N; None: the whole batch is one.
         running_var_from: "ghost" follows the ghost batches' biased variances, "batch" the whole batch's unbiased one.
 
     >>> layer = GhostBatchNorm2d(16, ghost_size=32)
@@ -39,13 +39,13 @@ class GhostBatchNorm(BatchNorm):
         device: torch.device | str | None = None,
         dtype: torch.dtype | None = None,
         *,
-        ghost_size: int,
+        ghost_size: int | None,
         running_var_from: Literal["ghost", "batch"] = "ghost",
         bias: bool = True,
     ) -> None:
         super().__init__(num_features, eps, momentum, affine, track_running_stats, device, dtype, bias=bias)
         checks.choice("running_var_from", running_var_from, ("ghost", "batch"))
-        self.ghost_size = checks.ghost_size(ghost_size)
+        self.ghost_size = checks.ghost_size_or_none(ghost_size)
         self.running_var_from = running_var_from
 
 

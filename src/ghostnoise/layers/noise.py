@@ -15,7 +15,7 @@ class GhostNoise(nn.Module):
     is returned as it is.
 
     Args:
-        ghost_size: samples in a ghost batch, N: any positive number; the smaller, the stronger the noise.
+        ghost_size: samples in a ghost batch, N: any positive number; smaller is stronger noise, None is no noise.
         eps: added to the variances whose ratio is the scale noise.
         shift, scale: which parts of the noise to inject.
         channel_dim: where the channels are: 1, or -1 for tokens (B, T, C).
@@ -31,7 +31,7 @@ class GhostNoise(nn.Module):
 
     def __init__(
         self,
-        ghost_size: int,
+        ghost_size: int | None,
         eps: float = 1e-3,
         *,
         shift: bool = True,
@@ -42,7 +42,7 @@ class GhostNoise(nn.Module):
         super().__init__()
         checks.number("eps", eps, 0)
         checks.dimension(channel_dim)
-        self.ghost_size = checks.ghost_size(ghost_size)
+        self.ghost_size = checks.ghost_size_or_none(ghost_size)
         self.eps, self.shift, self.scale, self.channel_dim, self.generator = eps, shift, scale, channel_dim, generator
 
     def forward(self, x: Tensor) -> Tensor:
@@ -70,7 +70,7 @@ class AnalyticalGhostNoise(nn.Module):
     (eqs. 15-16). In eval, x is returned as it is.
 
     Args:
-        ghost_size: samples in a ghost batch, N.
+        ghost_size: samples in a ghost batch, N; None: no noise.
         eps: added to the variances whose ratio is the scale noise.
         kind: "fc" or "conv".
         dof: "paper" draws around the true mean, χ²(N)/N; "exact" around the drawn one, for "fc" χ²(N-1)/N.
@@ -81,7 +81,7 @@ class AnalyticalGhostNoise(nn.Module):
 
     def __init__(
         self,
-        ghost_size: int,
+        ghost_size: int | None,
         eps: float = 1e-3,
         *,
         kind: Kind = "fc",
@@ -96,7 +96,7 @@ class AnalyticalGhostNoise(nn.Module):
         checks.dimension(channel_dim)
         checks.choice("kind", kind, ("fc", "conv"))
         checks.choice("dof", dof, ("paper", "exact"))
-        self.ghost_size = checks.ghost_size(ghost_size)
+        self.ghost_size = checks.ghost_size_or_none(ghost_size)
         self.eps, self.kind, self.dof, self.shift, self.scale = eps, kind, dof, shift, scale
         self.channel_dim, self.generator = channel_dim, generator
 

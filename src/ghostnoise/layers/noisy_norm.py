@@ -16,7 +16,7 @@ class GhostNoiseBatchNorm(BatchNorm):
 
     Args:
         num_features, eps, momentum, affine, track_running_stats, device, dtype, bias: as in `nn.BatchNorm*d`.
-        ghost_size: samples in a ghost batch, N: any positive number; the smaller, the stronger the noise.
+        ghost_size: samples in a ghost batch, N: any positive number; smaller is stronger noise, None is no noise.
         noise_eps: added to the variances whose ratio is the scale noise.
         shift, scale: which parts of the noise to inject.
         generator: draws the samples; the device's default one if None.
@@ -41,7 +41,7 @@ class GhostNoiseBatchNorm(BatchNorm):
         device: torch.device | str | None = None,
         dtype: torch.dtype | None = None,
         *,
-        ghost_size: int,
+        ghost_size: int | None,
         noise_eps: float = 1e-3,
         shift: bool = True,
         scale: bool = True,
@@ -50,7 +50,7 @@ class GhostNoiseBatchNorm(BatchNorm):
     ) -> None:
         super().__init__(num_features, eps, momentum, affine, track_running_stats, device, dtype, bias=bias)
         checks.number("noise_eps", noise_eps, 0)
-        self.ghost_size = checks.ghost_size(ghost_size)
+        self.ghost_size = checks.ghost_size_or_none(ghost_size)
         self.noise_eps, self.shift, self.scale, self.generator = noise_eps, shift, scale, generator
 
 
@@ -73,7 +73,7 @@ class AnalyticalGhostNoiseBatchNorm(BatchNorm):
 
     Args:
         num_features, eps, momentum, affine, track_running_stats, device, dtype, bias: as in `nn.BatchNorm*d`.
-        ghost_size: samples in a ghost batch, N.
+        ghost_size: samples in a ghost batch, N; None: no noise.
         noise_eps: added to the variances whose ratio is the scale noise.
         kind: "fc", the law of fully connected layers (eqs. 11-12), or "conv", that of convolutional ones (eqs. 15-16).
         dof: "paper" draws around the true mean, χ²(N)/N; "exact" around the drawn one, for "fc" χ²(N-1)/N.
@@ -94,7 +94,7 @@ class AnalyticalGhostNoiseBatchNorm(BatchNorm):
         device: torch.device | str | None = None,
         dtype: torch.dtype | None = None,
         *,
-        ghost_size: int,
+        ghost_size: int | None,
         noise_eps: float = 1e-3,
         kind: Kind = "fc",
         dof: Dof = "paper",
@@ -107,7 +107,7 @@ class AnalyticalGhostNoiseBatchNorm(BatchNorm):
         checks.number("noise_eps", noise_eps, 0)
         checks.choice("kind", kind, ("fc", "conv"))
         checks.choice("dof", dof, ("paper", "exact"))
-        self.ghost_size = checks.ghost_size(ghost_size)
+        self.ghost_size = checks.ghost_size_or_none(ghost_size)
         self.noise_eps, self.kind, self.dof = noise_eps, kind, dof
         self.shift, self.scale, self.generator = shift, scale, generator
 

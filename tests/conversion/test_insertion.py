@@ -1,0 +1,263 @@
+"""Standalone noise at modules that are no batch norms."""
+
+import copy
+import pickle
+
+import pytest
+import torch
+from torch import nn
+
+import ghostnoise
+from models import convolutional, images, state, tokens, transformer
+
+METHODS = ["gni", "gni-shift", "gni-scale", "agni", "agni-conv"]
+
+
+class Residual(nn.Module):
+    """One activation, called twice."""
+
+    def __init__(self):
+        super().__init__()
+        self.first, self.second, self.relu = nn.Linear(6, 6), nn.Linear(6, 6), nn.ReLU()
+
+    def forward(self, x):
+        return self.relu(x + self.second(self.relu(self.first(x))))
+
+
+def output_of(model, x):
+    torch.manual_seed(3)
+    return model(x)
+
+
+@pytest.mark.parametrize("method", METHODS)
+def test_after_layer_norm(method):
+    model = ghostnoise.convert(transformer(), method, 4, after=nn.LayerNorm)
+    options = ghostnoise.conversion.table.METHODS[method].fixed
+    noise = ghostnoise.conversion.table.METHODS[method].noise
+    by_hand = transformer()
+    by_hand.insert(1, noise(4, channel_dim=-1, **options))
+    by_hand.insert(5, noise(4, channel_dim=-1, **options))
+    assert torch.equal(output_of(model, tokens()), output_of(by_hand, tokens()))
+    assert type(model[0].ghost_noise) is noise
+
+
+def test_before_an_activation():
+    model = ghostnoise.convert(convolutional(), "gni", 4, before=nn.ReLU)
+    by_hand = convolutional()
+    by_hand.insert(2, ghostnoise.GhostNoise(4))
+    assert torch.equal(output_of(model, images()), output_of(by_hand, images()))
+
+
+def test_several_types_and_their_subclasses():
+    class Own(nn.GELU):
+        pass
+
+    model = transformer().append(Own())
+    ghostnoise.convert(model, "gni", 4, after=(nn.LayerNorm, nn.GELU), channel_dim=-1)
+    assert [row.name for row in ghostnoise.summary(model)] == ["0", "2", "3", "5"]
+
+
+def test_where_narrows():
+    model = ghostnoise.convert(transformer(), "gni", 4, after=nn.LayerNorm, where=lambda name, module: name == "3")
+    assert [row.name for row in ghostnoise.summary(model)] == ["3"]
+
+
+def test_where_alone_selects_anything():
+    def where(name, module):
+        return name in ("1", "4.0")
+
+    model = ghostnoise.convert(convolutional(), "gni", 4, where=where)
+    assert type(model[1]) is ghostnoise.GhostNoiseBatchNorm2d
+    assert not hasattr(model[1], "ghost_noise")
+    assert model[4][0].ghost_noise.channel_dim == -1
+    assert type(model[4][1]) is nn.BatchNorm1d
+    model(images())
+
+
+def test_options_of_the_noise():
+    generator = torch.Generator()
+    model = ghostnoise.convert(transformer(), "agni", 4, after=nn.LayerNorm, eps=1e-2, dof="exact", generator=generator)
+    noise = model[0].ghost_noise
+    assert (noise.eps, noise.dof, noise.generator) == (1e-2, "exact", generator)
+
+
+def test_no_key_is_renamed_and_eval_is_as_before():
+    model, plain = transformer(), transformer()
+    expected = model.eval()(tokens())
+    ghostnoise.convert(model, "gni", 4, after=nn.LayerNorm)
+    assert list(model.state_dict()) == list(plain.state_dict())
+    plain.load_state_dict(model.state_dict(), strict=True)
+    model.load_state_dict(plain.state_dict(), strict=True)
+    assert torch.equal(model(tokens()), expected)
+    assert not model[0].ghost_noise.training
+    assert not torch.equal(model.train()(tokens()), expected)
+
+
+def test_an_optimizer_built_before_stays_valid():
+    model = transformer()
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+    ghostnoise.convert(model, "gni", 4, after=nn.LayerNorm)
+    before = model[0].weight.detach().clone()
+    model(tokens()).square().sum().backward()
+    optimizer.step()
+    assert not torch.equal(model[0].weight, before)
+
+
+def test_converting_again_replaces_the_noise():
+    model = ghostnoise.convert(transformer(), "gni", 4, after=nn.LayerNorm)
+    ghostnoise.convert(model, "agni", 8, before=nn.LayerNorm)
+    assert type(model[0].ghost_noise) is ghostnoise.AnalyticalGhostNoise
+    assert len(model[0]._forward_hooks) == 0
+    assert len(model[0]._forward_pre_hooks) == 1
+    assert len(model._forward_pre_hooks) == 1
+    assert len(ghostnoise.summary(model)) == 2
+
+
+def test_revert_takes_it_away():
+    model = transformer()
+    calls = []
+    model[0].register_forward_hook(lambda *args: calls.append(1))
+    before = state(model)
+    for place in ({"after": nn.LayerNorm}, {"before": nn.LayerNorm}):
+        ghostnoise.convert(model, "gni", 4, **place)
+        ghostnoise.revert(model)
+        assert state(model) == before
+    model(tokens())
+    assert calls == [1]
+
+
+@pytest.mark.parametrize("place", ["after", "before"])
+def test_copies_have_noise_of_their_own(place):
+    model = ghostnoise.convert(transformer(), "gni", 4, **{place: nn.LayerNorm})
+    for twin in (copy.deepcopy(model), pickle.loads(pickle.dumps(model))):
+        assert twin[0].ghost_noise is not model[0].ghost_noise
+        assert torch.equal(output_of(twin, tokens()), output_of(model, tokens()))
+        ghostnoise.revert(twin)
+        assert not hasattr(twin[0], "ghost_noise")
+    assert hasattr(model[0], "ghost_noise")
+
+
+# Calls.
+
+
+def test_a_second_call_in_a_forward_pass_is_reported_once():
+    model = nn.Sequential(Residual(), nn.Linear(6, 6))
+    ghostnoise.convert(model, "gni", 4, before=nn.ReLU, channel_dim=-1)
+    with pytest.warns(UserWarning, match=r"noise before '0.relu' \(ReLU\) is called more than once in a forward pass"):
+        model(tokens())
+    model(tokens())  # and not again: warnings are errors here
+
+
+def test_each_call_draws_afresh():
+    model = ghostnoise.convert(nn.Sequential(nn.ReLU()), "gni", 4, before=nn.ReLU)
+    x = images()
+    assert not torch.equal(model[0](x), model[0](x))
+
+
+def test_calls_in_several_forward_passes_are_not_reported():
+    model = ghostnoise.convert(transformer(), "gni", 4, after=nn.LayerNorm)
+    for _ in range(3):
+        model(tokens())
+
+
+def test_calls_outside_a_forward_pass_are_not_reported():
+    model = ghostnoise.convert(transformer(), "gni", 4, after=nn.LayerNorm)
+    model(tokens())
+    for _ in range(3):
+        model[0](tokens())
+
+
+def test_calls_in_eval_are_not_reported():
+    model = ghostnoise.convert(Residual(), "gni", 4, before=nn.ReLU, channel_dim=-1)
+    model.eval()(tokens())
+
+
+def test_a_copy_counts_for_itself():
+    model = ghostnoise.convert(Residual(), "gni", 4, before=nn.ReLU, channel_dim=-1)
+    twin = copy.deepcopy(model)
+    for each in (model, twin):
+        with pytest.warns(UserWarning, match="called more than once"):
+            each(tokens())
+
+
+def test_calls_count_for_the_model_that_was_converted_last():
+    model = nn.Sequential(Residual())
+    ghostnoise.convert(model[0], "gni", 4, before=nn.ReLU, channel_dim=-1)
+    ghostnoise.convert(model, "gni", 4, after=nn.Linear)
+    with pytest.warns(UserWarning, match="noise before 'relu'"):
+        model(tokens())
+
+
+def test_passes_before_a_later_conversion_do_not_count():
+    model = ghostnoise.convert(transformer(), "gni", 4, after=nn.LayerNorm)
+    model(tokens())
+    ghostnoise.convert(model, "gni", 4, after=nn.Linear)
+    model(tokens())
+
+
+def test_a_compiled_model_does_not_count():
+    torch._dynamo.reset()
+    model = ghostnoise.convert(Residual(), "gni", 4, before=nn.ReLU, channel_dim=-1)
+    torch.compile(model, fullgraph=True, backend="eager")(tokens())
+    model = nn.Sequential(Residual())
+    ghostnoise.convert(model, "gni", 4, before=nn.ReLU, channel_dim=-1)
+    model[0].compile(fullgraph=True, backend="eager")  # a part alone
+    model(tokens())
+
+
+def test_a_module_with_several_names_is_reported_when_it_is_converted():
+    relu = nn.ReLU()
+    model = nn.Sequential(nn.Linear(6, 6), relu, nn.Linear(6, 6), relu)
+    with pytest.warns(UserWarning, match="before '1' .* is at a module with several names, '1', '3'") as caught:
+        ghostnoise.convert(model, "gni", 4, before=nn.ReLU, channel_dim=-1)
+    assert len(caught) == 1
+    model(tokens())
+
+
+# What cannot be.
+
+
+def test_an_activation_does_not_tell_where_the_channels_of_tokens_are():
+    model = ghostnoise.convert(nn.Sequential(nn.ReLU()), "gni", 4, before=nn.ReLU)
+    model(torch.randn(8, 6))
+    model(images())
+    with pytest.raises(ValueError, match=r"noise before '0' \(ReLU\) got an input of shape \(8, 5, 6\): tokens .*-1"):
+        model(tokens())
+    model.eval()(tokens())
+    for dim in (1, -1):
+        ghostnoise.convert(model, "gni", 4, before=nn.ReLU, channel_dim=dim).train()(tokens())
+
+
+def test_containers():
+    with pytest.raises(ValueError, match=r"'4' \(Sequential\) is a container, .*; select a layer in it \(where= sees"):
+        ghostnoise.convert(convolutional(), "gni", 4, where=lambda name, module: name == "4", channel_dim=1)
+
+
+def test_the_name_is_taken():
+    model = transformer()
+    model[3].ghost_noise = 3
+    before = state(model)
+    with pytest.raises(ValueError, match=r"'3' \(LayerNorm\) has an attribute 'ghost_noise' of its own"):
+        ghostnoise.convert(model, "gni", 4, after=nn.LayerNorm)
+    assert state(model) == before
+
+
+def test_modules_that_do_not_return_one_tensor():
+    model = ghostnoise.convert(nn.Sequential(nn.GRU(6, 4)), "gni", 4, after=nn.GRU, channel_dim=-1)
+    with pytest.raises(ValueError, match=r"noise after '0' \(GRU\) got a tuple: must be a single tensor"):
+        model(tokens())
+    model.eval()(tokens())
+
+
+def test_inputs_given_by_name():
+    model = ghostnoise.convert(nn.Sequential(nn.ReLU()), "gni", 4, before=nn.ReLU)
+    with pytest.raises(ValueError, match=r"noise before .* got no input by position"):
+        model[0](input=images())
+    model.eval()[0](input=images())
+
+
+def test_a_forward_set_on_the_instance():
+    model = transformer()
+    model[0].forward = lambda x: x
+    with pytest.raises(ValueError, match=r"'0' \(LayerNorm\) has a forward of its own"):
+        ghostnoise.convert(model, "gni", 4, after=nn.LayerNorm)

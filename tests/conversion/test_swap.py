@@ -1,0 +1,239 @@
+"""The kinds of batch norm that there are: subclasses, lazy, synchronized, parametrized, with drop and act."""
+
+import copy
+import pickle
+
+import pytest
+import torch
+from torch import nn
+from torch.nn.utils import parametrize
+
+import ghostnoise
+import networks
+from families import SHAPES, example
+from ghostnoise.layers.ghost import GhostBatchNorm
+from ghostnoise.layers.noisy_norm import GhostNoiseBatchNorm
+from models import SIZES
+
+every_rank = pytest.mark.parametrize("dimensions", list(SHAPES))
+every_method = pytest.mark.parametrize("method", list(SIZES))
+
+
+class Renamed(nn.BatchNorm2d):
+    """A subclass without a forward of its own."""
+
+    def greeting(self):
+        return "hello"
+
+
+class AnyRank(nn.BatchNorm2d):
+    def _check_input_dim(self, input):
+        pass
+
+
+class Doubled(nn.Module):
+    def forward(self, x):
+        return 2 * x
+
+
+def test_subclasses_without_a_forward_of_their_own():
+    model = nn.Sequential(Renamed(3))
+    ghostnoise.convert(model, "gni", 4)
+    assert type(model[0]) is ghostnoise.GhostNoiseBatchNorm2d
+    model(example(2))
+    assert ghostnoise.revert(model)[0].greeting() == "hello"
+
+
+def test_subclasses_that_take_other_ranks_still_do():
+    model = ghostnoise.convert(nn.Sequential(AnyRank(3)), "gni", 4)
+    assert type(model[0]) is GhostNoiseBatchNorm
+    for dimensions in SHAPES:
+        assert model(example(dimensions)).shape == SHAPES[dimensions]
+    assert type(ghostnoise.revert(model)[0]) is AnyRank
+
+
+def test_subclasses_of_ours():
+    class Own(ghostnoise.GhostBatchNorm2d):
+        def forward(self, x):
+            return x
+
+    with pytest.raises(ValueError, match=r"'0' \(Own\) is a .*Own, whose forward is its own"):
+        ghostnoise.convert(nn.Sequential(Own(3, ghost_size=4)), "gni", 4)
+    class_without = type("Without", (ghostnoise.GhostBatchNorm2d,), {})
+    model = ghostnoise.convert(nn.Sequential(class_without(3, ghost_size=4)), "gni", 4)
+    assert type(model[0]) is ghostnoise.GhostNoiseBatchNorm2d
+
+
+def test_an_attribute_in_the_way():
+    model = nn.Sequential(nn.BatchNorm2d(3), nn.BatchNorm2d(3))
+    model[1].scale = nn.Parameter(torch.ones(1))
+    with pytest.raises(ValueError, match=r"'1' \(BatchNorm2d\) has an attribute 'scale' of its own, which .* needs"):
+        ghostnoise.convert(model, "gni", 4)
+    assert type(model[0]) is nn.BatchNorm2d
+
+
+# Lazy.
+
+
+def lazy(dimensions, **options):
+    return nn.Sequential(getattr(nn, f"LazyBatchNorm{dimensions}d")(**options))
+
+
+@every_rank
+@every_method
+def test_lazy_layers_stay_lazy_until_the_first_batch(dimensions, method):
+    model = ghostnoise.convert(lazy(dimensions), method, **SIZES[method])
+    assert isinstance(model[0], getattr(nn, f"LazyBatchNorm{dimensions}d"))
+    assert model[0].has_uninitialized_params()
+    built = ghostnoise.conversion.table.METHODS[method].ranked[dimensions - 1](
+        3, **SIZES[method], **ghostnoise.conversion.table.METHODS[method].fixed
+    )
+    torch.manual_seed(0)
+    output = model(example(dimensions))
+    torch.manual_seed(0)
+    assert torch.equal(output, built(example(dimensions)))
+    assert type(model[0]) is type(built)
+    assert repr(model[0]) == repr(built)
+
+
+@pytest.mark.parametrize("seen", [False, True])
+def test_lazy_layers_revert(seen):
+    model = ghostnoise.convert(lazy(2), "gbn", 4)
+    if seen:
+        model(example(2))
+    ghostnoise.revert(model)
+    assert type(model[0]) is (nn.BatchNorm2d if seen else nn.LazyBatchNorm2d)
+    assert "cls_to_become" not in vars(model[0])
+    model(example(2))
+    assert type(model[0]) is nn.BatchNorm2d
+
+
+def test_lazy_layers_convert_again():
+    model = ghostnoise.convert(ghostnoise.convert(lazy(2), "gni", 4), "gbn", 2)
+    assert "noise_eps" not in vars(model[0])
+    model(example(2))
+    assert type(model[0]) is ghostnoise.GhostBatchNorm2d
+    ghostnoise.convert(model, "gni", 4)
+    assert type(model[0]) is ghostnoise.GhostNoiseBatchNorm2d
+    model(example(2))
+
+
+@pytest.mark.parametrize("options", [{}, {"affine": False}, {"affine": False, "track_running_stats": False}])
+def test_lazy_layers_load_a_state_dict(options):
+    plain = nn.Sequential(nn.BatchNorm2d(3, **options))
+    plain(example(2))
+    model = ghostnoise.convert(lazy(2, **options), "gbn", 4)
+    model.load_state_dict(plain.state_dict(), strict=True)
+    assert torch.equal(model.eval()(example(2)), plain.eval()(example(2)))
+    assert type(model[0]) is ghostnoise.GhostBatchNorm2d
+    assert model[0].num_features == 3
+    if options == {}:
+        with pytest.raises(ValueError, match="got 4 channels"):
+            model.train()(torch.randn(8, 4, 2, 2))
+
+
+def test_lazy_layers_pickle():
+    """As torch's do; copying them is what torch itself refuses."""
+    model = ghostnoise.convert(lazy(2), "gbn", 4)
+    twin = pickle.loads(pickle.dumps(model))
+    twin(example(2))
+    assert type(twin[0]) is ghostnoise.GhostBatchNorm2d
+    assert model[0].has_uninitialized_params()
+
+
+# Synchronized.
+
+
+@every_method
+def test_synchronized_layers_take_any_rank(method):
+    model = nn.Sequential(nn.SyncBatchNorm(3))
+    ghostnoise.convert(model, method, **SIZES[method], scope="local")
+    assert type(model[0]) is ghostnoise.conversion.table.METHODS[method].norm
+    assert model[0].process_group is None
+    for dimensions in SHAPES:
+        assert model(example(dimensions)).shape == SHAPES[dimensions]
+    assert model(torch.randn(8, 3)).shape == (8, 3)
+
+
+def test_synchronized_layers_revert():
+    group = object()
+    model = nn.Sequential(nn.SyncBatchNorm(3, process_group=group))
+    ghostnoise.revert(ghostnoise.convert(model, "gbn", 4, scope="local"))
+    assert type(model[0]) is nn.SyncBatchNorm
+    assert model[0].process_group is group
+    assert type(ghostnoise.revert(nn.Sequential(GhostBatchNorm(3, ghost_size=4)))[0]) is nn.SyncBatchNorm
+
+
+# Parametrized.
+
+
+def test_parametrized_layers_keep_their_parametrizations():
+    model = nn.Sequential(nn.BatchNorm2d(3))
+    parametrize.register_parametrization(model[0], "weight", Doubled())
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+    before = model.eval()(example(2))
+    ghostnoise.convert(model, "gbn", 4)
+    assert isinstance(model[0], ghostnoise.GhostBatchNorm2d)
+    assert torch.equal(model(example(2)), before)
+    assert torch.equal(model[0].weight, 2 * model[0].parametrizations.weight.original)
+    model.train()(example(2)).square().sum().backward()
+    optimizer.step()
+    assert not torch.equal(model[0].parametrizations.weight.original, torch.ones(3))
+    twin = copy.deepcopy(model)
+    assert torch.equal(twin.eval()(example(2)), model.eval()(example(2)))
+    assert ghostnoise.summary(model)[0][:3] == ("0", "GhostBatchNorm2d", "BatchNorm2d")
+    assert "parametrized: weight" in ghostnoise.summary(model)[0].notes
+    ghostnoise.convert(model, "gni", 4)
+    assert type(model[0]).__mro__[1] is ghostnoise.GhostNoiseBatchNorm2d
+    parametrize.remove_parametrizations(model[0], "weight")
+    assert type(model[0]) is ghostnoise.GhostNoiseBatchNorm2d
+
+
+def test_parametrized_layers_revert():
+    model = nn.Sequential(nn.BatchNorm2d(3))
+    parametrize.register_parametrization(model[0], "weight", Doubled())
+    ghostnoise.revert(ghostnoise.convert(model, "gni", 4))
+    assert type(model[0]).__mro__[1] is nn.BatchNorm2d
+    assert torch.equal(model[0].weight, torch.full((3,), 2.0))
+    parametrize.remove_parametrizations(model[0], "weight")
+    assert type(model[0]) is nn.BatchNorm2d
+
+
+# With drop and act.
+
+
+@every_method
+def test_drop_and_act_are_kept(method):
+    theirs = networks.layer("BatchNormAct2d")
+    model = nn.Sequential(theirs(3, act_layer=nn.SiLU, drop_layer=nn.Dropout2d))
+    act, drop = model[0].act, model[0].drop
+    model(example(2))
+    expected = model.eval()(example(2))
+    ghostnoise.convert(model, method, **SIZES[method])
+    assert (model[0].act, model[0].drop) == (act, drop)
+    assert torch.equal(model(example(2)), expected) == (method != "en")
+    drop.eval()
+    torch.manual_seed(0)
+    ours = model[0].train()
+    drop.eval()
+    output = ours(example(2))
+    torch.manual_seed(0)
+    norm = ghostnoise.conversion.table.METHODS[method]
+    assert torch.equal(output, act(norm.ranked[1](3, **SIZES[method], **norm.fixed)(example(2))))
+    assert type(pickle.loads(pickle.dumps(model))[0]) is norm.activated
+    if method != "en":
+        assert type(ghostnoise.revert(model)[0]) is theirs
+
+
+def test_synchronized_layers_with_drop_and_act():
+    convert = networks.norm_act().convert_sync_batchnorm
+    model = convert(nn.Sequential(networks.layer("BatchNormAct2d")(3)))
+    ghostnoise.convert(model, "gbn", 4, scope="local")
+    assert (model(example(2)) >= 0).all()
+    assert type(ghostnoise.revert(model)[0]).__name__ == "SyncBatchNormAct"
+
+
+def test_other_layers_of_timm_with_their_own_forward():
+    split = networks.layer("SplitBatchNorm2d")(4)
+    with pytest.raises(ValueError, match=r"SplitBatchNorm2d, whose forward is its own: .*where="):
+        ghostnoise.convert(nn.Sequential(split), "gni", 4)
