@@ -5,9 +5,10 @@ from hypothesis import strategies as st
 
 import reference
 from closeness import assert_close
+from ghostnoise import ghosts
 from ghostnoise.engine import aten
 from ghostnoise.ghosts import ghost_sizes
-from ghostnoise.methods import Batch, Noise, batch, exclusive
+from ghostnoise.methods import Batch, Noise, batch, exclusive, ghost_noise
 from ghostnoise.moments import Moments, Standard, arithmetic_dtype
 from inputs import LAYOUTS, lay_out
 
@@ -127,13 +128,13 @@ def check_tables(passes, dtype, batch_size, channels, each, shift, scale, affine
     whole = aten.everyone(own, None)
     ghost = Moments(random(batch_size, channels), random(batch_size, channels).square())
     one = passes.standardize(batch(1e-5), whole, weight, bias, dtype)
-    noise = Noise(lambda _: ghost, 1e-3, shift, scale)
-    seen = Batch(own, whole, one.rstd.double().square().reciprocal(), None)
-    agree(passes.inject(noise, seen, ghost, dtype), aten.inject(noise, seen, ghost, torch.float64))
-    double = Moments(*(table.double() for table in ghost))
-    to_double = (one[0].double(), *(table.double() for table in one[1:]))
-    (m, k), affine_tables = passes.blend(noise, seen, ghost, one, weight, bias)
-    wanted, wanted_affine = aten.blend(noise, seen, double, Standard(*to_double), weight, bias)
+    seen = Batch(own, whole, one.rstd.double().square().reciprocal(), ghosts.draws)
+    indices = torch.randint(batch_size, (batch_size, 4), generator=generator)
+    for noise in (Noise(lambda _: ghost, 1e-3, shift, scale), ghost_noise(1e-3, shift, scale, indices)):
+        agree(passes.inject(noise, seen, dtype), aten.inject(noise, seen, torch.float64))
+    exact = Standard(*(table.double() for table in one))
+    (m, k), affine_tables = passes.blend(noise, seen, one, weight, bias)
+    wanted, wanted_affine = aten.blend(noise, seen, exact, weight, bias)
     agree((m, k), wanted)
     agree((table.expand(batch_size, -1) for table in affine_tables[1:]), (
         table.expand(batch_size, -1) for table in wanted_affine[1:]))  # fmt: skip

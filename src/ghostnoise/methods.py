@@ -89,6 +89,7 @@ class Noise:
     shift: bool
     scale: bool
     normalized: bool = False
+    indices: Tensor | None = None  # of the drawn samples, where `ghost` draws: a backend may do both at once
 
     def var(self, batch: Batch) -> Tensor:
         """The batch's variance (1, C)."""
@@ -97,7 +98,11 @@ class Noise:
 
 def ghost_noise(eps: float, shift: bool, scale: bool, indices: Tensor) -> Noise:
     """Ghost noise injection (eqs. 9-10): what a random ghost batch would have done beyond the batch."""
-    return Noise(lambda batch: batch.draws(batch.moments, batch.whole.mean, indices), eps, shift, scale)
+
+    def ghost(batch: Batch) -> Moments:
+        return batch.draws(batch.moments, batch.whole.mean, indices)
+
+    return Noise(ghost, eps, shift, scale, indices=indices)
 
 
 def analytical_noise(

@@ -138,9 +138,9 @@ def standardize(
     return Standard(center, lost, rstd, factor, shift if bias is None else shift + bias.to(dtype))
 
 
-def inject(noise: Noise, batch: Batch, ghost: Moments, dtype: torch.dtype) -> NoiseTables:
+def inject(noise: Noise, batch: Batch, dtype: torch.dtype) -> NoiseTables:
     """The noise m and k of `(x - m)·k`, from the moments of ghost batches (B, C)."""
-    var, margin = noise.var(batch), noise.eps * batch.unit
+    ghost, var, margin = noise.ghost(batch), noise.var(batch), noise.eps * batch.unit
     m = ghost.mean.to(dtype) if noise.shift else None
     if not noise.scale:
         return m, None
@@ -150,7 +150,6 @@ def inject(noise: Noise, batch: Batch, ghost: Moments, dtype: torch.dtype) -> No
 def blend(
     noise: Noise,
     batch: Batch,
-    ghost: Moments,
     standard: Standard,
     weight: Tensor | None,
     bias: Tensor | None,
@@ -162,7 +161,7 @@ def blend(
     """
     rows, dtype = batch.moments.mean.shape[0], standard.rstd.dtype
     center, lost, rstd, factor = (table if table.shape[0] == 1 else spread(table, rows, each) for table in standard[:4])
-    m, k = inject(noise, batch, ghost, dtype)
+    m, k = inject(noise, batch, dtype)
     shift, scale = rstd * lost, factor
     if m is not None:
         m = m * rstd.detach()

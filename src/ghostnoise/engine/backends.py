@@ -4,6 +4,7 @@ A backend is a module with the passes and pools of `engine.aten`, and with `miss
 run here, or not on this tensor.
 """
 
+import functools
 import importlib
 from types import ModuleType, TracebackType
 from typing import Literal
@@ -67,5 +68,6 @@ def serving(x: Tensor) -> ModuleType:
     return module
 
 
+@functools.cache
 def _module(name: Name) -> ModuleType:
     return importlib.import_module(f"ghostnoise.engine.{name}")

@@ -25,16 +25,18 @@ LEVELS = ("baseline", "avx2", "avx512")
 DTYPES = {torch.float32: 0, torch.float64: 1, torch.bfloat16: 2, torch.float16: 3}
 
 
-class Library(NamedTuple):
+class Library:
     """The loaded library, and which copy of its passes is in use."""
 
-    handle: ctypes.CDLL
-    level: str
+    def __init__(self, handle: ctypes.CDLL, level: str) -> None:
+        self.handle, self.level = handle, level
+        self.functions: dict[str, Any] = {}
 
     def run(self, name: str, *arguments: int | float | ctypes.Array[ctypes.c_int64]) -> None:
         """Run a pass. Pointers are given as integers."""
-        function = getattr(self.handle, f"gn_{name}_{self.level}")
-        if function.argtypes is None:
+        function = self.functions.get(name)
+        if function is None:
+            function = self.functions[name] = getattr(self.handle, f"gn_{name}_{self.level}")
             function.argtypes = [_c_type(value) for value in arguments]
         if function(*arguments) != 0:
             raise RuntimeError(f"the native pass {name} was built without the dtype of code {arguments[0]}")
@@ -98,9 +100,11 @@ def gradient_sums(dy: Tensor, x: Tensor, center: Tensor, each: int = 1) -> tuple
     """`aten.gradient_sums`. Of a single position, dy itself may be its sum."""
     plan = _planned(x)
     dy, tables = _aligned(dy, x, plan), _tables(x, each, center)
-    total, moment = (torch.empty(x.shape[:2], dtype=center.dtype) for _ in range(2))
+    single = plan.last and math.prod(x.shape[2:]) == 1 and dy.dtype == center.dtype and dy.is_contiguous()
+    total = dy.flatten(1) if single else torch.empty(x.shape[:2], dtype=center.dtype)
+    moment = torch.empty(x.shape[:2], dtype=center.dtype)
     given = (*_at(dy, _planned(dy, plan)), *_at(x, plan), *tables.pointers)
-    _run("gradient_sums", x, plan, *given, total.data_ptr(), moment.data_ptr())
+    _run("gradient_sums", x, plan, *given, 0 if single else total.data_ptr(), moment.data_ptr())
     return total, moment
 
 
@@ -167,8 +171,8 @@ def standardize(
     normalizer: Normalizer, stats: Moments, weight: Tensor | None, bias: Tensor | None, dtype: torch.dtype
 ) -> Standard:
     """`aten.standardize`; the five tables lie one after the other, as `blend` and `pull` take them."""
-    made = torch.empty(5, *stats.mean.shape, dtype=dtype)
-    given = [_parameter(parameter, dtype) for parameter in (weight, bias)]
+    made = torch.empty((5, *stats.mean.shape), dtype=dtype)
+    given = (_parameter(weight, dtype), _parameter(bias, dtype))
     settings = (DTYPES[dtype], torch.get_num_threads(), *stats.mean.shape)
     tables = [table.contiguous() for table in stats]
     floor = (float(normalizer.eps), float(normalizer.min_std) ** 2)
@@ -176,34 +180,19 @@ def standardize(
     return Standard(*made.unbind())
 
 
-def inject(noise: Noise, batch: Batch, ghost: Moments, dtype: torch.dtype) -> aten.NoiseTables:
-    """`aten.inject`."""
-    ghost = Moments(*(table.to(dtype).contiguous() for table in ghost))
-    m, k = ghost.mean if noise.shift else None, torch.empty_like(ghost.var) if noise.scale else None
-    if k is not None:
-        _inject(noise, batch, ghost, None, None, None, None, k, None, None)
+def inject(noise: Noise, batch: Batch, dtype: torch.dtype) -> aten.NoiseTables:
+    """`aten.inject`; what is drawn is pooled and injected at once."""
+    m, k = _inject(noise, batch, dtype)
     return m, k
 
 
 def blend(
-    noise: Noise,
-    batch: Batch,
-    ghost: Moments,
-    standard: Standard,
-    weight: Tensor | None,
-    bias: Tensor | None,
-    each: int = 1,
+    noise: Noise, batch: Batch, standard: Standard, weight: Tensor | None, bias: Tensor | None, each: int = 1
 ) -> tuple[aten.NoiseTables, Affine]:
     """`aten.blend`."""
     if standard.rstd.shape[0] != 1:  # statistics of their own for each sample
-        return aten.blend(noise, batch, ghost, standard, weight, bias, each)
-    dtype = standard.rstd.dtype
-    ghost = Moments(*(table.to(dtype).contiguous() for table in ghost))
-    m = torch.empty_like(ghost.mean) if noise.shift else None
-    k = torch.empty_like(ghost.var) if noise.scale else None
-    scale, shift = torch.empty_like(ghost.mean), torch.empty_like(ghost.mean)
-    weight, bias = _parameter(weight, dtype), _parameter(bias, dtype)
-    _inject(noise, batch, ghost, standard.center, weight, bias, m, k, scale, shift)
+        return aten.blend(noise, batch, standard, weight, bias, each)
+    m, k, scale, shift = _inject(noise, batch, standard.rstd.dtype, standard.center, weight, bias)
     return (m, k), Affine(standard.center, scale, shift)
 
 
@@ -250,12 +239,27 @@ def _is_plain(tensor: Tensor) -> bool:
     return tensor.device.type == "cpu" and type(tensor) in (Tensor, torch.nn.Parameter) and tensor.is_contiguous()
 
 
-def _inject(noise: Noise, batch: Batch, ghost: Moments, *tables: Tensor | None) -> None:
-    """`tables`: the first of a normalizer's, weight and bias, then what is made: m, k, scale and shift."""
-    var, margin = (table.to(torch.float64).contiguous() for table in (noise.var(batch), noise.eps * batch.unit))
-    parts = (ghost.mean if noise.shift else None, ghost.var if noise.scale else None)
-    settings = (DTYPES[ghost.mean.dtype], torch.get_num_threads(), *ghost.mean.shape)
-    _library().run("inject", *settings, *map(_pointer, (*parts, var, margin, *tables)))
+def _inject(
+    noise: Noise, batch: Batch, dtype: torch.dtype, standard: Tensor | None = None, *parameters: Tensor | None
+) -> Any:
+    """m and k; with the first table of a normalizer's and its weight and bias also the scale and shift of x."""
+    samples, channels = batch.moments.mean.shape
+    if noise.indices is None:
+        ghost = [table.to(dtype).contiguous() for table in noise.ghost(batch)]
+        rows, drawn = ghost[0].shape[0], (0, 0, 0, 0, *(table.data_ptr() for table in ghost))
+        sizes = (samples, channels, rows, 0)
+    else:
+        indices, around = noise.indices.to(torch.int64).contiguous(), batch.whole.mean.contiguous()
+        rows, drawn = indices.shape[0], (*_moment_pointers(batch.moments), indices.data_ptr(), around.data_ptr(), 0, 0)
+        sizes = (samples, *(channels, *indices.shape))
+    wanted = (noise.shift, noise.scale, *([True, True] if standard is not None else []))
+    made = [torch.empty(rows, channels, dtype=dtype) if wants else None for wants in wanted]
+    tables = [table.to(torch.float64).contiguous() for table in (noise.var(batch), noise.eps * batch.unit)]
+    given = (*tables, standard, *(_parameter(parameter, dtype) for parameter in parameters))
+    ends = (*given, *[None] * (5 - len(given)), *made, *[None] * (4 - len(made)))
+    settings = (DTYPES[batch.moments.mean.dtype], DTYPES[dtype], torch.get_num_threads(), *sizes)
+    _library().run("inject", *settings, *drawn, int(noise.shift), int(noise.scale), *map(_pointer, ends))
+    return made
 
 
 def _pointer(tensor: Tensor | None) -> int:
@@ -263,7 +267,9 @@ def _pointer(tensor: Tensor | None) -> int:
 
 
 def _parameter(parameter: Tensor | None, dtype: torch.dtype) -> Tensor | None:
-    return None if parameter is None else parameter.to(dtype).contiguous()
+    if parameter is None or (parameter.dtype == dtype and parameter.is_contiguous()):
+        return parameter
+    return parameter.to(dtype).contiguous()
 
 
 @functools.lru_cache(maxsize=64)
@@ -339,10 +345,13 @@ class _Tables(NamedTuple):
 def _tables(x: Tensor, each: int, *tables: Tensor) -> _Tables:
     """Each as a pointer, the samples that a row serves, and the last row; a single row may be a single number."""
     batch_size, channels = x.shape[:2]
-    alive = [table.expand(table.shape[0], channels).contiguous() for table in tables]
-    rows = [table.shape[0] for table in alive]
-    triples = ((table.data_ptr(), 1 if n == batch_size else each, n - 1) for table, n in zip(alive, rows, strict=True))
-    return _Tables(alive, [value for triple in triples for value in triple])
+    alive, pointers = [], []
+    for given in tables:
+        rows, wide = given.shape
+        table = given if wide == channels and given.is_contiguous() else given.expand(rows, channels).contiguous()
+        alive.append(table)
+        pointers += [table.data_ptr(), 1 if rows == batch_size else each, rows - 1]
+    return _Tables(alive, pointers)
 
 
 def _at(x: Tensor, plan: _Plan) -> tuple[int, int, int]:

@@ -73,7 +73,7 @@ def inject(x: Tensor, noise: Noise, channel_dim: int = 1) -> Tensor:
     moments = aten.measure(constant) if composite else passes.moments(constant)
     whole, dtype = passes.everyone(moments, None), arithmetic_dtype(x)
     batch = Batch(moments, whole, torch.ones_like(whole.var), partial(passes.draws, dtype=dtype))
-    m, k = passes.inject(noise, batch, noise.ghost(batch), dtype)
+    m, k = passes.inject(noise, batch, dtype)
     zero = torch.zeros(whole.mean.shape, dtype=dtype, device=x.device)
     rows = (zero if m is None else m, torch.ones_like(zero) if k is None else k, zero)
     if composite:
@@ -110,7 +110,7 @@ def _decide(
     unit = standard.rstd.detach().square().reciprocal()
     unit = unit if unit.shape[0] == 1 else spread(unit, samples.mean.shape[0], each)
     batch = Batch(samples, whole, unit, partial(passes.draws, dtype=dtype))
-    tables, affine = passes.blend(noise, batch, noise.ghost(batch), standard, weight, bias, each)
+    tables, affine = passes.blend(noise, batch, standard, weight, bias, each)
     return _Decision(affine, stats, tables)
 
 

@@ -5,6 +5,7 @@
 
 #include <cstdint>
 #include <cstring>
+#include <type_traits>
 #include <utility>
 #if defined(__SSE2__)
 #include <immintrin.h>
@@ -131,17 +132,48 @@ template <class A> struct Rows {
     }
 };
 
+// The moments of n samples, of some channels.
+template <class M> struct Block {
+    const M *mean;
+    const double *var;  // null: all zero
+    i64 n, stride;
+
+    double m(i64 row, i64 c) const { return double(mean[row * stride + c]); }
+    double v(i64 row, i64 c) const { return var ? var[row * stride + c] : 0.0; }
+};
+
+template <class M> Block<M> block(const M *mean, const double *var, const i64 *starts, i64 g, i64 C, i64 c) {
+    const i64 at = starts[g] * C + c;
+    return {mean + at, var ? var + at : nullptr, starts[g + 1] - starts[g], C};
+}
+
 // Channels that one tile of a table keeps in registers.
 constexpr i64 CHUNK = 64;
 
 // Runs tile(g, first channel, channels) over G groups of rows and tiles of channels.
-template <class Tile> void for_columns(i64 G, i64 C, i64 threads, Tile tile) {
-    const i64 tiles = (C + CHUNK - 1) / CHUNK;
+template <i64 WIDE = CHUNK, class Tile> void for_columns(i64 G, i64 C, i64 threads, Tile tile) {
+    const i64 tiles = (C + WIDE - 1) / WIDE;
 #pragma omp parallel for collapse(2) num_threads(int(threads)) schedule(static)
     for (i64 t = 0; t < tiles; ++t)
         for (i64 g = 0; g < G; ++g)
-            tile(g, t * CHUNK, C - t * CHUNK < CHUNK ? C - t * CHUNK : CHUNK);
+            tile(g, t * WIDE, C - t * WIDE < WIDE ? C - t * WIDE : WIDE);
 }
+
+// Calls run with true or false as a constant.
+template <class Run> void with_flag(bool flag, Run run) {
+    if (flag)
+        run(std::true_type());
+    else
+        run(std::false_type());
+}
+
+// What standardize makes of statistics (R, C), one table after another.
+template <class A> struct Standard {
+    A *center, *lost, *rstd, *factor, *shift;
+
+    Standard(A *at, i64 size)
+        : center(at), lost(at + size), rstd(at + 2 * size), factor(at + 3 * size), shift(at + 4 * size) {}
+};
 
 } // namespace
 

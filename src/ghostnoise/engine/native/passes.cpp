@@ -60,9 +60,6 @@ template <class Run> void with_positions(i64 S, Run run) {
         run(S);
 }
 
-// The number of rows that channels-last reductions take at a time: their sums are then read and written once for all.
-constexpr i64 ROWS = 1;
-
 // Whether to write past the caches: a result that they could not hold anyway, in rows of whole, aligned lines.
 template <class T> bool streams(const Shape &n, i64 row, const Tensor<T> &to) {
     constexpr i64 LANES = 64 / sizeof(T), LARGE = i64(1) << 24;
@@ -176,41 +173,16 @@ template <class T> void moments_rows(Shape n, Tensor<const T> x, double *mean, d
     });
 }
 
-// Channels of a sample, all of its positions. ROWS of them are read at a time, which hardware does not foresee: what lies
-// AHEAD is asked for in the order of memory.
-constexpr i64 AHEAD = 4096;  // bytes
-
-template <class T> struct Tile {
-    const T *at;  // the first row and channel
-    i64 step, wide;
-    bool whole;  // its rows lie one after the other
-
-    void ask(i64 s, i64 line) const {
-        if (whole)
-            __builtin_prefetch(reinterpret_cast<const char *>(at + s * step) + AHEAD + 64 * line);
-    }
-};
-
-template <class T> Tile<T> tile_of(const Shape &n, const Tensor<const T> &x, i64 b, i64 c0, i64 c1) {
-    return {x.row(b, 0) + c0, x.inner, c1 - c0, c1 - c0 == n.C && x.inner == n.C};
-}
-
-// Runs part(s, rows, c, count) over positions, ROWS at a time, and over packs of channels; rows and count are constants
-// where they are full.
+// Runs part(s, c, count) over positions and packs of channels; the count is a constant where it is full.
 template <class A, class Part> void for_tile_packs(i64 from, i64 to, i64 wide, Part part) {
     constexpr i64 LANES = Pack<A>::LANES;
-    const auto over_channels = [&](i64 s, auto rows) {
+    for (i64 s = from; s < to; ++s) {
         i64 c = 0;
         for (; c + LANES <= wide; c += LANES)
-            part(s, rows, c, std::integral_constant<i64, LANES>());
+            part(s, c, std::integral_constant<i64, LANES>());
         if (c < wide)
-            part(s, rows, c, wide - c);
-    };
-    i64 s = from;
-    for (; s + ROWS <= to; s += ROWS)
-        over_channels(s, std::integral_constant<i64, ROWS>());
-    for (; s < to; ++s)
-        over_channels(s, std::integral_constant<i64, 1>());
+            part(s, c, wide - c);
+    }
 }
 
 // Adds a pack to what is at `to`, whose length is a multiple of a pack.
@@ -224,21 +196,15 @@ template <class A> void add(A *to, const Pack<A> &pack) {
 template <class T> void moments_last(Shape n, Tensor<const T> x, double *mean, double *var, int threads) {
     using A = typename Arithmetic<T>::type;
     for_parts(n.B, n.C, TILE, threads, [=](i64 b, i64 c0, i64 c1) {
-        const Tile<T> tile = tile_of(n, x, b, c0, c1);
-        const i64 wide = tile.wide;
+        const i64 wide = c1 - c0;
         alignas(64) A rough[TILE], part[TILE], part_square[TILE];
         double rest[TILE], square[TILE];
         clear(TILE, rough);
         clear(wide, rest, square);
         for_steps(n.S, RUN, [&](i64 from, i64 to) {
             clear(TILE, part);
-            for_tile_packs<A>(from, to, wide, [&](i64 s, auto rows, i64 c, auto count) {
-                Pack<A> sum = {};
-                for (i64 r = 0; r < rows; ++r) {
-                    tile.ask(s, (c / Pack<A>::LANES) * rows + r);
-                    sum.lanes += values<A>(tile.at + (s + r) * tile.step + c, count, A(0)).lanes;
-                }
-                add(part + c, sum);
+            for_tile_packs<A>(from, to, wide, [&](i64 s, i64 c, auto count) {
+                add(part + c, values<A>(x.row(b, s) + c0 + c, count, A(0)));
             });
             for (i64 c = 0; c < wide; ++c)
                 rough[c] += part[c];
@@ -247,17 +213,13 @@ template <class T> void moments_last(Shape n, Tensor<const T> x, double *mean, d
             rough[c] *= A(1) / A(n.S);
         for_steps(n.S, RUN, [&](i64 from, i64 to) {
             clear(TILE, part, part_square);
-            for_tile_packs<A>(from, to, wide, [&](i64 s, auto rows, i64 c, auto count) {
-                Pack<A> around, sum = {}, squares = {};
+            for_tile_packs<A>(from, to, wide, [&](i64 s, i64 c, auto count) {
+                Pack<A> around, d = values<A>(x.row(b, s) + c0 + c, count, A(0));
                 std::memcpy(&around, rough + c, 64);
-                for (i64 r = 0; r < rows; ++r) {
-                    Pack<A> d = values<A>(tile.at + (s + r) * tile.step + c, count, A(0));
-                    d.lanes -= around.lanes;
-                    sum.lanes += d.lanes;
-                    squares.lanes += d.lanes * d.lanes;
-                }
-                add(part + c, sum);
-                add(part_square + c, squares);
+                d.lanes -= around.lanes;
+                add(part + c, d);
+                d.lanes *= d.lanes;
+                add(part_square + c, d);
             });
             for (i64 c = 0; c < wide; ++c) {
                 rest[c] += double(part[c]);
@@ -336,11 +298,24 @@ void sums_rows(Shape n, Tensor<const T> dy, Tensor<const T> x, Rows<A> center, A
     });
 }
 
+// Of a single position: the products, and where it is asked for the gradient itself as its sum.
+template <class T, class A>
+void sums_single(Shape n, Tensor<const T> dy, Tensor<const T> x, Rows<A> center, A *total, A *moment, int threads) {
+    for_parts(n.B, n.C, n.C, threads, [=](i64 b, i64, i64) {
+        const T *gradient = dy.row(b, 0), *row = x.row(b, 0);
+        const A *m = center.of(b);
+        fill(moment + b * n.C, n.C, false, [=](i64 c) { return load(gradient[c]) * (load(row[c]) - m[c]); });
+        if (total)
+            fill(total + b * n.C, n.C, false, [=](i64 c) { return load(gradient[c]); });
+    });
+}
+
 template <class T, class A>
 void sums_last(Shape n, Tensor<const T> dy, Tensor<const T> x, Rows<A> center, A *total, A *moment, int threads) {
+    if (n.S == 1)
+        return sums_single(n, dy, x, center, total, moment, threads);
     for_parts(n.B, n.C, TILE, threads, [=](i64 b, i64 c0, i64 c1) {
-        const Tile<T> gradient = tile_of(n, dy, b, c0, c1), tile = tile_of(n, x, b, c0, c1);
-        const i64 wide = tile.wide;
+        const i64 wide = c1 - c0;
         alignas(64) A around[TILE], part[TILE], part_product[TILE];
         double sum[TILE], product[TILE];
         clear(TILE, around);
@@ -348,20 +323,13 @@ void sums_last(Shape n, Tensor<const T> dy, Tensor<const T> x, Rows<A> center, A
         std::memcpy(around, center.of(b) + c0, sizeof(A) * wide);
         for_steps(n.S, RUN, [&](i64 from, i64 to) {
             clear(TILE, part, part_product);
-            for_tile_packs<A>(from, to, wide, [&](i64 s, auto rows, i64 c, auto count) {
-                Pack<A> m, sums = {}, products = {};
+            for_tile_packs<A>(from, to, wide, [&](i64 s, i64 c, auto count) {
+                const Pack<A> g = values<A>(dy.row(b, s) + c0 + c, count, A(0));
+                Pack<A> m, d = values<A>(x.row(b, s) + c0 + c, count, A(0));
                 std::memcpy(&m, around + c, 64);
-                for (i64 r = 0; r < rows; ++r) {
-                    gradient.ask(s, (c / Pack<A>::LANES) * rows + r);
-                    tile.ask(s, (c / Pack<A>::LANES) * rows + r);
-                    const Pack<A> g = values<A>(gradient.at + (s + r) * gradient.step + c, count, A(0));
-                    Pack<A> d = values<A>(tile.at + (s + r) * tile.step + c, count, A(0));
-                    d.lanes -= m.lanes;
-                    sums.lanes += g.lanes;
-                    products.lanes += g.lanes * d.lanes;
-                }
-                add(part + c, sums);
-                add(part_product + c, products);
+                add(part + c, g);
+                d.lanes = g.lanes * (d.lanes - m.lanes);
+                add(part_product + c, d);
             });
             for (i64 c = 0; c < wide; ++c) {
                 sum[c] += double(part[c]);

@@ -5,25 +5,7 @@
 
 #include "common.h"
 
-#include <cstdlib>
-#include <type_traits>
-
 namespace {
-
-// A ghost batch of n samples from row `from`, for `wide` channels from `c`.
-template <class M> struct Block {
-    const M *mean;
-    const double *var;  // null: all zero
-    i64 n, stride;
-
-    double m(i64 row, i64 c) const { return double(mean[row * stride + c]); }
-    double v(i64 row, i64 c) const { return var ? var[row * stride + c] : 0.0; }
-};
-
-template <class M> Block<M> block(const M *mean, const double *var, const i64 *starts, i64 g, i64 C, i64 c) {
-    const i64 at = starts[g] * C + c;
-    return {mean + at, var ? var + at : nullptr, starts[g + 1] - starts[g], C};
-}
 
 // everyone: the moments of each ghost batch (G, C).
 template <class M> void everyone_tile(const Block<M> &x, i64 wide, double *mean, double *var) {
@@ -107,69 +89,6 @@ template <class M> void others_tile(const Block<M> &x, i64 wide, double *mean, d
         }
 }
 
-// draws: for each of K rows of indices (K, N), the moments of the N drawn samples, the mean around `around`. Each drawn
-// row is read once for both moments, around the first drawn one: an outlier that was not drawn cannot cost digits, and
-// one that was drawn makes the variance large. D is the type that drawn rows are read in. For float, the rows are first
-// copied around a reference that a few outliers cannot move, the median of three samples.
-template <class M, class D>
-void draws_tile(const Block<M> &x, i64 wide, i64 K, i64 N, const i64 *indices, const double *around, D *mean, D *var) {
-    // No std::vector: its code would be shared by the copies for different instruction sets.
-    const i64 step = x.var ? 2 * CHUNK : CHUNK;  // of a copied row: means, then variances
-    D *rows = static_cast<D *>(std::malloc(std::size_t(x.n * step) * sizeof(D)));
-    double reference[CHUNK];
-    for (i64 c = 0; c < wide; ++c) {
-        const double a = x.m(0, c), b = x.m(x.n / 2, c), e = x.m(x.n - 1, c);
-        const double low = a < b ? a : b, high = a < b ? b : a;
-        reference[c] = e < low ? low : e > high ? high : e;
-    }
-    for (i64 k = 0; k < x.n; ++k) {
-        D *to = rows + k * step;
-        for (i64 c = 0; c < CHUNK; ++c)
-            to[c] = c < wide ? D(x.m(k, c) - reference[c]) : 0;
-        for (i64 c = 0; x.var && c < CHUNK; ++c)
-            to[CHUNK + c] = c < wide ? D(x.v(k, c)) : 0;
-    }
-    constexpr i64 PACKS = CHUNK / Pack<D>::LANES;
-    const auto pool = [&](auto with_var) {
-        for (i64 k = 0; k < K; ++k) {
-            const i64 *drawn = indices + k * N;
-            const D *first = rows + drawn[0] * step;
-            Pack<D> base[PACKS], sums[PACKS] = {}, squares[PACKS] = {};
-            for (i64 p = 0; p < PACKS; ++p)
-                base[p].load_from(first + p * Pack<D>::LANES);
-            for (i64 j = 0; j < N; ++j) {
-                const D *row = rows + drawn[j] * step;
-#pragma GCC unroll 8
-                for (i64 p = 0; p < PACKS; ++p) {
-                    Pack<D> d;
-                    d.load_from(row + p * Pack<D>::LANES);
-                    d.lanes -= base[p].lanes;
-                    sums[p].lanes += d.lanes;
-                    squares[p].lanes += d.lanes * d.lanes;
-                    if constexpr (decltype(with_var)::value) {
-                        d.load_from(row + CHUNK + p * Pack<D>::LANES);
-                        squares[p].lanes += d.lanes;
-                    }
-                }
-            }
-            D sum[CHUNK], square[CHUNK];
-            std::memcpy(sum, sums, sizeof(sum));
-            std::memcpy(square, squares, sizeof(square));
-            const D share = D(1) / D(N);
-            for (i64 c = 0; c < wide; ++c) {
-                const D d = sum[c] * share, value = square[c] * share - d * d;
-                mean[k * x.stride + c] = D(reference[c] - around[c]) + (first[c] + d);
-                var[k * x.stride + c] = value < 0 ? 0 : value;
-            }
-        }
-    };
-    if (x.var)
-        pool(std::true_type());
-    else
-        pool(std::false_type());
-    std::free(rows);
-}
-
 template <class M>
 void pool(i64 others, i64 threads, i64 G, const i64 *starts, i64 C, const M *mean, const double *var, double *to_mean,
           double *to_var) {
@@ -183,15 +102,6 @@ void pool(i64 others, i64 threads, i64 G, const i64 *starts, i64 C, const M *mea
     });
 }
 
-template <class M, class D>
-void draw(i64 threads, i64 B, i64 C, i64 K, i64 N, const M *mean, const double *var, const i64 *indices,
-          const double *around, D *to_mean, D *to_var) {
-    const i64 starts[2] = {0, B};
-    for_columns(1, C, threads, [=, &starts](i64, i64 c, i64 wide) {
-        draws_tile<M, D>(block(mean, var, starts, 0, C, c), wide, K, N, indices, around + c, to_mean + c, to_var + c);
-    });
-}
-
 } // namespace
 
 // `dtype` is that of the means: 0 float, 1 double. `starts` are the first rows of G ghost batches, and the end.
@@ -202,22 +112,4 @@ GN_EXPORT(pool)(i64 dtype, i64 others, i64 threads, i64 G, const i64 *starts, i6
     else
         pool(others, threads, G, starts, C, static_cast<const double *>(mean), var, to_mean, to_var);
     return dtype > 1;
-}
-
-// `made` is the dtype of the results.
-GN_EXPORT(draws)(i64 dtype, i64 made, i64 threads, i64 B, i64 C, i64 K, i64 N, const void *mean, const double *var,
-                 const i64 *indices, const double *around, void *to_mean, void *to_var) {
-    const auto run = [&](auto *means) {
-        if (made == 0)
-            draw(threads, B, C, K, N, means, var, indices, around, static_cast<float *>(to_mean),
-                 static_cast<float *>(to_var));
-        else
-            draw(threads, B, C, K, N, means, var, indices, around, static_cast<double *>(to_mean),
-                 static_cast<double *>(to_var));
-    };
-    if (dtype == 0)
-        run(static_cast<const float *>(mean));
-    else
-        run(static_cast<const double *>(mean));
-    return dtype > 1 || made > 1;
 }

@@ -4,18 +4,8 @@
 #include "common.h"
 
 #include <cmath>
-#include <cstdlib>
-#include <type_traits>
 
 namespace {
-
-// What standardize makes of statistics (R, C), one table after another.
-template <class A> struct Standard {
-    A *center, *lost, *rstd, *factor, *shift;
-
-    Standard(A *at, i64 size)
-        : center(at), lost(at + size), rstd(at + 2 * size), factor(at + 3 * size), shift(at + 4 * size) {}
-};
 
 struct Floor {  // of the variance that is divided by
     double eps, least;
@@ -45,55 +35,24 @@ void standardize(i64 threads, i64 R, i64 C, const double *mean, const double *va
     }
 }
 
-// inject: the moments m and s² of ghost batches (B, C) to the noise k = sqrt((var + margin) / (s² + margin)); and with
-// the statistics of a normalizer, which all samples share, to m·rstd, k·factor and bias - weight·k·(m·rstd - rstd·lost).
-// Without m there is no shift, without s² no scale.
-template <class A> struct Ghosts {
-    const A *m, *s2;
-};
+constexpr i64 SHORT = 16;  // samples that are summed in the arithmetic of x before it goes on in double
 
-// Calls run with true or false as a constant.
-template <class Run> void with_flag(bool flag, Run run) {
-    if (flag)
-        run(std::true_type());
-    else
-        run(std::false_type());
-}
-
+// Adds to Σ k·a, Σ k·d, Σ a and Σ k·m·a.
 template <class A>
-void inject(i64 threads, i64 B, i64 C, Ghosts<A> ghost, const double *var, const double *margin, const A *standard,
-            const A *weight, const A *bias, A *to_m, A *to_k, A *to_scale, A *to_shift) {
-    enum { ABOVE, BELOW, GAIN, BIAS, ROWS };
-    A *rows = static_cast<A *>(std::malloc(sizeof(A) * ROWS * C));
-    for (i64 c = 0; c < C; ++c) {
-        rows[ABOVE * C + c] = A(std::sqrt(var[c] + margin[c]));
-        rows[BELOW * C + c] = A(margin[c]);
-        rows[GAIN * C + c] = weight ? weight[c] : A(1);
-        rows[BIAS * C + c] = bias ? bias[c] : A(0);
-    }
-    const Standard<A> stats(const_cast<A *>(standard), C);
-    const auto run = [=](auto shifts, auto scales, auto normalizes) {
-#pragma omp parallel for num_threads(int(threads)) schedule(static) if (B * C > 16384)
-        for (i64 b = 0; b < B; ++b) {
-            const i64 at = b * C;
+void noisy(i64 wide, const A *a, const A *d, const A *m, const A *k, A (&sums)[4][CHUNK]) {
+    with_flag(k, [&](auto scales) {
+        with_flag(m, [&](auto shifts) {
 #pragma omp simd
-            for (i64 c = 0; c < C; ++c) {
-                A k = 1, m = 0;
-                if constexpr (decltype(scales)::value)
-                    to_k[at + c] = k = rows[ABOVE * C + c] / std::sqrt(ghost.s2[at + c] + rows[BELOW * C + c]);
-                if constexpr (decltype(normalizes)::value) {
-                    if constexpr (decltype(shifts)::value)
-                        to_m[at + c] = m = ghost.m[at + c] * stats.rstd[c];
-                    to_scale[at + c] = k * stats.factor[c];
-                    to_shift[at + c] = rows[BIAS * C + c] - rows[GAIN * C + c] * k * (m - stats.rstd[c] * stats.lost[c]);
-                }
+            for (i64 c = 0; c < wide; ++c) {
+                const A scale = decltype(scales)::value ? k[c] : A(1), total = scale * a[c];
+                sums[0][c] += total;
+                sums[1][c] += scale * d[c];
+                sums[2][c] += a[c];
+                if constexpr (decltype(shifts)::value)
+                    sums[3][c] += total * m[c];
             }
-        }
-    };
-    with_flag(ghost.m, [&](auto shifts) {
-        with_flag(ghost.s2, [&](auto scales) { with_flag(standard, [&](auto normalizes) { run(shifts, scales, normalizes); }); });
+        });
     });
-    std::free(rows);
 }
 
 // pull: from the sums a = Σ dy and d = Σ dy·(x - center) of samples (B, C) to the gradients of weight, bias, and of the
@@ -107,23 +66,18 @@ void pull(i64 threads, i64 B, i64 C, i64 R, i64 each, const A *a, const A *d, co
         double g_weight[CHUNK] = {}, g_bias[CHUNK] = {};
         for (i64 r = 0; r < R; ++r) {
             double sum[CHUNK] = {}, product[CHUNK] = {};
-            for (i64 b = r * each; b < (r == R - 1 ? B : (r + 1) * each); ++b) {
-                const i64 at = b * C + c0;
-                if (!m && !k) {
-#pragma omp simd
-                    for (i64 c = 0; c < wide; ++c) {
-                        sum[c] += double(a[at + c]);
-                        product[c] += double(d[at + c]);
-                    }
-                    continue;
-                }
-#pragma omp simd
+            const i64 end = r == R - 1 ? B : (r + 1) * each;
+            for (i64 b = r * each; b < end;) {
+                A part[4][CHUNK] = {};
+                const i64 stop = end - b < SHORT ? end : b + SHORT;
+                for (; b < stop; ++b)
+                    noisy(wide, a + b * C + c0, d + b * C + c0, m ? m + b * C + c0 : nullptr, k ? k + b * C + c0 : nullptr,
+                          part);
                 for (i64 c = 0; c < wide; ++c) {
-                    const A scale = k ? k[at + c] : A(1), noisy = scale * a[at + c];
-                    g_bias[c] += double(a[at + c]);
-                    sum[c] += double(noisy);
-                    product[c] += double(scale * d[at + c]);
-                    g_weight[c] -= m ? double(noisy * m[at + c]) : 0.0;
+                    sum[c] += double(part[0][c]);
+                    product[c] += double(part[1][c]);
+                    g_bias[c] += double(part[2][c]);
+                    g_weight[c] -= double(part[3][c]);
                 }
             }
             const i64 at = r * C + c0;
@@ -132,7 +86,6 @@ void pull(i64 threads, i64 B, i64 C, i64 R, i64 each, const A *a, const A *d, co
                 const double whole = product[c] + double(stats.lost[at + c]) * sum[c], rstd = double(stats.rstd[at + c]);
                 const bool free = var[at + c] + floor.eps >= floor.least;
                 g_weight[c] += rstd * whole;
-                g_bias[c] += m || k ? 0.0 : sum[c];
                 to_mean[at + c] = A(-double(stats.factor[at + c]) * sum[c]);
                 to_var[at + c] = free ? A(-0.5 * rstd * rstd * double(stats.factor[at + c]) * whole) : A(0);
             }
@@ -225,13 +178,6 @@ GN_EXPORT(standardize)(i64 dtype, i64 threads, i64 R, i64 C, const double *mean,
                        double least, const void *weight, const void *bias, void *to) {
     GN_TABLES(standardize<A>(threads, R, C, mean, var, {eps, least}, in<A>(weight), in<A>(bias),
                              Standard<A>(out<A>(to), R * C)))
-}
-
-GN_EXPORT(inject)(i64 dtype, i64 threads, i64 B, i64 C, const void *m, const void *s2, const double *var,
-                  const double *margin, const void *standard, const void *weight, const void *bias, void *to_m,
-                  void *to_k, void *to_scale, void *to_shift) {
-    GN_TABLES(inject<A>(threads, B, C, {in<A>(m), in<A>(s2)}, var, margin, in<A>(standard), in<A>(weight), in<A>(bias),
-                        out<A>(to_m), out<A>(to_k), out<A>(to_scale), out<A>(to_shift)))
 }
 
 GN_EXPORT(pull)(i64 dtype, i64 threads, i64 B, i64 C, i64 R, i64 each, const void *total, const void *moment,
