@@ -50,6 +50,9 @@ def _parser() -> Parser:
         _shared(kind, formats)
     _timed(layers, seconds=15)
     _timed(net, seconds=60)
+    layers.add_argument(
+        "--compile", action="store_true", help="also time layers through torch.compile, which takes minutes"
+    )
     net.add_argument("--batch", type=_positive, help="samples in a batch (default 128 for ResNet-20, 32 for ResNet-18)")
     return parser
 

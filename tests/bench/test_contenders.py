@@ -2,7 +2,7 @@ import pytest
 import torch
 
 from ghostnoise.bench import limit
-from ghostnoise.bench.contenders import contenders, usable_backends
+from ghostnoise.bench.contenders import compiled, contenders, usable_backends
 from ghostnoise.bench.rows import Row, rows
 from ghostnoise.bench.settings import Settings
 from ghostnoise.engine import backends
@@ -50,6 +50,13 @@ def test_every_method_is_there_and_gives_gradients_of_x(row, methods):
     for contender in found:
         assert contender.step(x, dy)()[0].shape == x.shape
     assert x.grad is None
+
+
+def test_compiled_contenders_are_torchs_and_ours_once():
+    found = contenders(Row((64, 2, 4)), ["aten", "native"], CPU)
+    assert [contender.name for contender in compiled(found)] == [
+        "nn.LayerNorm compiled", "GNI-12 compiled", "AGNI-12 compiled",
+    ]  # fmt: skip
 
 
 def test_a_contender_runs_on_its_backend():

@@ -80,6 +80,7 @@ def _settings(options: argparse.Namespace) -> Settings:
         seconds=getattr(options, "seconds", 0.0),
         rounds=QUICK_ROUNDS if options.quick and rounds is None else rounds,
         batch=getattr(options, "batch", None),
+        compiled=getattr(options, "compile", False),
     )
 
 

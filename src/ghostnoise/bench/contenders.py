@@ -2,7 +2,8 @@
 
 from collections.abc import Callable
 from contextlib import AbstractContextManager, nullcontext
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
+from typing import Any
 
 import torch
 from torch import Tensor, nn
@@ -63,6 +64,17 @@ def contenders(row: Row, usable: list[backends.Name], device: torch.device) -> l
     for contender in found:
         contender.layer.to(device)
     return found
+
+
+def compiled(found: list[Contender]) -> list[Contender]:
+    """The layer of `torch.nn`, and ours, through `torch.compile`, which needs no backend of ours."""
+    first = next((contender.backend for contender in found if contender.kind == "ours"), None)
+    chosen = [each for each in found if each.kind == "torch" or (each.kind == "ours" and each.backend == first)]
+    layers: list[Any] = [torch.compile(each.layer, fullgraph=True) for each in chosen]
+    return [
+        replace(each, method=f"{each.method} compiled", layer=layer, backend=None)
+        for each, layer in zip(chosen, layers, strict=True)
+    ]
 
 
 def normalizers(row: Row) -> dict[str, nn.Module]:

@@ -6,7 +6,7 @@ from dataclasses import asdict
 import torch
 
 from ghostnoise.bench import limit, peers
-from ghostnoise.bench.contenders import contenders, usable_backends
+from ghostnoise.bench.contenders import compiled, contenders, usable_backends
 from ghostnoise.bench.rows import Row, rows
 from ghostnoise.bench.settings import Record, Settings, conditions
 from ghostnoise.bench.timing import Length, Timing, interleave
@@ -25,6 +25,7 @@ def measure(row: Row, settings: Settings, on_progress: Callable[[float], object]
     torch.manual_seed(0)
     usable: list[Name] = usable_backends(settings.device)[0]
     found = contenders(row, usable, settings.device)
+    found += compiled(found) if settings.compiled else []
     x, dy = row.draw(settings.device)
     steps = {contender.name: contender.step(x, dy) for contender in found}
     steps |= {name: limit.streams(x, noise) for noise, name in LIMITS.items()}

@@ -25,6 +25,7 @@ class Settings:
     seconds: float = 15.0
     rounds: int | None = None
     batch: int | None = None
+    compiled: bool = False
 
     def selects(self, name: str) -> bool:
         """Whether the row of this name is asked for."""
