@@ -22,6 +22,7 @@ from ghostnoise.methods import Batch, Noise, Normalizer
 from ghostnoise.moments import Affine, Moments, Standard, arithmetic_dtype
 
 LEVELS = ("baseline", "avx2", "avx512")
+GRAIN = 2**15  # elements, as for torch's own operators
 DTYPES = {torch.float32: 0, torch.float64: 1, torch.bfloat16: 2, torch.float16: 3}
 
 
@@ -151,7 +152,7 @@ def others_ramp(mean: Tensor, pooled: Tensor, gradient: Moments, ghost_size: int
     dtype = gradient.mean.dtype
     (count, starts), channels = _starts(mean.shape[0], ghost_size), mean.shape[1]
     made = torch.empty(3, *mean.shape, dtype=dtype).unbind()
-    settings = (DTYPES[dtype], DTYPES[mean.dtype], torch.get_num_threads(), count, starts, channels, spatial)
+    settings = (DTYPES[dtype], DTYPES[mean.dtype], _threads(mean.numel()), count, starts, channels, spatial)
     _library().run("others_ramp", *settings, *(table.data_ptr() for table in (mean, pooled, *gradient, *made)))
     return Ramp(*made)
 
@@ -161,7 +162,8 @@ def draws(moments: Moments, around: Tensor, indices: Tensor, dtype: torch.dtype)
     around, indices = around.contiguous(), indices.to(torch.int64).contiguous()
     batch_size, channels = moments.mean.shape
     made = [torch.empty(indices.shape[0], channels, dtype=dtype) for _ in range(2)]
-    sizes = (DTYPES[moments.mean.dtype], DTYPES[dtype], torch.get_num_threads(), batch_size, channels, *indices.shape)
+    threads = _threads(indices.numel() * channels)
+    sizes = (DTYPES[moments.mean.dtype], DTYPES[dtype], threads, batch_size, channels, *indices.shape)
     tables = (indices.data_ptr(), around.data_ptr(), *(table.data_ptr() for table in made))
     _library().run("draws", *sizes, *_moment_pointers(moments), *tables)
     return Moments(*made)
@@ -173,7 +175,7 @@ def standardize(
     """`aten.standardize`; the five tables lie one after the other, as `blend` and `pull` take them."""
     made = torch.empty((5, *stats.mean.shape), dtype=dtype)
     given = (_parameter(weight, dtype), _parameter(bias, dtype))
-    settings = (DTYPES[dtype], torch.get_num_threads(), *stats.mean.shape)
+    settings = (DTYPES[dtype], _threads(stats.mean.numel()), *stats.mean.shape)
     tables = [table.contiguous() for table in stats]
     floor = (float(normalizer.eps), float(normalizer.min_std) ** 2)
     _library().run("standardize", *settings, *map(_pointer, tables), *floor, *map(_pointer, given), made.data_ptr())
@@ -211,7 +213,7 @@ def pull(
     g_mean, g_var = torch.empty(2, rows, channels, dtype=dtype).unbind()
     g_weight, g_bias = torch.empty(2, channels, dtype=dtype).unbind()
     given = (total, moment, *noise, standard.center, var.contiguous())
-    settings = (DTYPES[dtype], torch.get_num_threads(), batch_size, channels, rows, each)
+    settings = (DTYPES[dtype], _threads(total.numel()), batch_size, channels, rows, each)
     floor = (float(normalizer.eps), float(normalizer.min_std) ** 2)
     made = (_parameter(weight, dtype), g_weight, g_bias, g_mean, g_var)
     _library().run("pull", *settings, *map(_pointer, given), *floor, *map(_pointer, made))
@@ -257,9 +259,15 @@ def _inject(
     tables = [table.to(torch.float64).contiguous() for table in (noise.var(batch), noise.eps * batch.unit)]
     given = (*tables, standard, *(_parameter(parameter, dtype) for parameter in parameters))
     ends = (*given, *[None] * (5 - len(given)), *made, *[None] * (4 - len(made)))
-    settings = (DTYPES[batch.moments.mean.dtype], DTYPES[dtype], torch.get_num_threads(), *sizes)
+    threads = _threads(rows * channels * max(sizes[-1], 1))
+    settings = (DTYPES[batch.moments.mean.dtype], DTYPES[dtype], threads, *sizes)
     _library().run("inject", *settings, *drawn, int(noise.shift), int(noise.scale), *map(_pointer, ends))
     return made
+
+
+def _threads(elements: int) -> int:
+    """Torch's number of threads; one for what is done before others have woken up."""
+    return torch.get_num_threads() if elements >= GRAIN else 1
 
 
 def _pointer(tensor: Tensor | None) -> int:
@@ -281,7 +289,8 @@ def _pool(moments: Moments, ghost_size: int | None, *, others: bool) -> Moments:
     batch_size, channels = moments.mean.shape
     count, starts = _starts(batch_size, ghost_size)
     made = [torch.empty(batch_size if others else count, channels, dtype=torch.float64) for _ in range(2)]
-    settings = (DTYPES[moments.mean.dtype], int(others), torch.get_num_threads(), count, starts, channels)
+    threads = _threads(batch_size * channels)
+    settings = (DTYPES[moments.mean.dtype], int(others), threads, count, starts, channels)
     _library().run("pool", *settings, *_moment_pointers(moments), *(table.data_ptr() for table in made))
     return Moments(*made)
 
@@ -360,7 +369,7 @@ def _at(x: Tensor, plan: _Plan) -> tuple[int, int, int]:
 
 def _run(name: str, x: Tensor, plan: _Plan, *given: int) -> None:
     shape = (*x.shape[:2], math.prod(x.shape[2:]))
-    _library().run(name, DTYPES[x.dtype], int(plan.last), torch.get_num_threads(), *shape, *given)
+    _library().run(name, DTYPES[x.dtype], int(plan.last), _threads(x.numel()), *shape, *given)
 
 
 def _library() -> Library:

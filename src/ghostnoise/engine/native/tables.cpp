@@ -19,7 +19,7 @@ struct Floor {  // of the variance that is divided by
 template <class A>
 void standardize(i64 threads, i64 R, i64 C, const double *mean, const double *var, Floor floor, const A *weight,
                  const A *bias, Standard<A> to) {
-#pragma omp parallel for num_threads(int(threads)) schedule(static) if (R * C > 16384)
+#pragma omp parallel for num_threads(int(threads)) schedule(static)
     for (i64 r = 0; r < R; ++r) {
         const i64 at = r * C;
 #pragma omp simd
@@ -64,15 +64,34 @@ void pull(i64 threads, i64 B, i64 C, i64 R, i64 each, const A *a, const A *d, co
     const Standard<A> stats(const_cast<A *>(standard), R * C);
     for_columns(1, C, threads, [=](i64, i64 c0, i64 wide) {
         double g_weight[CHUNK] = {}, g_bias[CHUNK] = {};
+        const auto settle = [&](i64 r, const auto *sum, const auto *product) {
+            const i64 at = r * C + c0;
+#pragma omp simd
+            for (i64 c = 0; c < wide; ++c) {
+                const double total = double(sum[c]), rstd = double(stats.rstd[at + c]);
+                const double whole = double(product[c]) + double(stats.lost[at + c]) * total;
+                const double factor = double(stats.factor[at + c]);
+                g_weight[c] += rstd * whole;
+                to_mean[at + c] = A(-factor * total);
+                to_var[at + c] = var[at + c] + floor.eps >= floor.least ? A(-0.5 * rstd * rstd * factor * whole) : A(0);
+            }
+        };
         for (i64 r = 0; r < R; ++r) {
+            if (R == B && !m && !k) {  // a row of its own for each sample
+                settle(r, a + r * C + c0, d + r * C + c0);
+                for (i64 c = 0; c < wide; ++c)
+                    g_bias[c] += double(a[r * C + c0 + c]);
+                continue;
+            }
             double sum[CHUNK] = {}, product[CHUNK] = {};
             const i64 end = r == R - 1 ? B : (r + 1) * each;
             for (i64 b = r * each; b < end;) {
                 A part[4][CHUNK] = {};
                 const i64 stop = end - b < SHORT ? end : b + SHORT;
-                for (; b < stop; ++b)
-                    noisy(wide, a + b * C + c0, d + b * C + c0, m ? m + b * C + c0 : nullptr, k ? k + b * C + c0 : nullptr,
-                          part);
+                for (; b < stop; ++b) {
+                    const i64 at = b * C + c0;
+                    noisy(wide, a + at, d + at, m ? m + at : nullptr, k ? k + at : nullptr, part);
+                }
                 for (i64 c = 0; c < wide; ++c) {
                     sum[c] += double(part[0][c]);
                     product[c] += double(part[1][c]);
@@ -80,15 +99,7 @@ void pull(i64 threads, i64 B, i64 C, i64 R, i64 each, const A *a, const A *d, co
                     g_weight[c] -= double(part[3][c]);
                 }
             }
-            const i64 at = r * C + c0;
-#pragma omp simd
-            for (i64 c = 0; c < wide; ++c) {
-                const double whole = product[c] + double(stats.lost[at + c]) * sum[c], rstd = double(stats.rstd[at + c]);
-                const bool free = var[at + c] + floor.eps >= floor.least;
-                g_weight[c] += rstd * whole;
-                to_mean[at + c] = A(-double(stats.factor[at + c]) * sum[c]);
-                to_var[at + c] = free ? A(-0.5 * rstd * rstd * double(stats.factor[at + c]) * whole) : A(0);
-            }
+            settle(r, sum, product);
         }
         for (i64 c = 0; c < wide; ++c) {
             to_weight[c0 + c] = A(g_weight[c]);
