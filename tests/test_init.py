@@ -15,7 +15,7 @@ WALK = [
     "__main__", "cli", "bench", "doctor", "conversion", "layers", "functional", "engine", "methods", "laws", "ghosts",
     "moments",
 ]  # fmt: skip
-ANYWHERE = {"checks", "element", "randomness", "weights"}  # outside the walk, and below it
+ANYWHERE = {"checks", "element", "randomness", "tracing", "weights"}  # outside the walk, and below it
 
 
 def room(path):
@@ -42,7 +42,7 @@ def test_imports_point_forward(path):
     for there in set(imported_rooms(path)) - {here}:
         assert there != "lab", "the library never imports the lab"
         if here in ANYWHERE:
-            assert there in ("checks", "randomness")
+            assert there in ("checks", "randomness", "tracing")
         elif there not in ANYWHERE:
             assert WALK.index(there) > WALK.index(here), f"{here} imports {there}, which comes before it"
 

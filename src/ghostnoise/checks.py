@@ -152,6 +152,28 @@ def other_values(x: Tensor, spatial: int, size: int | None) -> None:
         )
 
 
+def written_to(buffers: Sequence[Tensor | None], stats: Tensor) -> None:
+    """Buffers that `stats` can be written to: under `torch.func.vmap`, one for each of its runs."""
+    if torch.compiler.is_compiling() or not torch._C._are_functorch_transforms_active():
+        return
+    mapped = _vmaps(stats)
+    if any(not mapped <= _vmaps(buffer) for buffer in buffers if buffer is not None):
+        raise ValueError(
+            "running buffers that vmap does not map over, in training: every run would move them elsewhere; map over "
+            "them too (torch.func.stack_module_state), set track_running_stats=False on the layers, or call eval()"
+        )
+
+
+def _vmaps(tensor: Tensor) -> set[int]:
+    """The levels of the `torch.func.vmap`s that map over a tensor."""
+    levels, functorch = set(), torch._C._functorch
+    while functorch.is_functorch_wrapped_tensor(tensor):
+        if functorch.is_batchedtensor(tensor):
+            levels.add(functorch.maybe_get_level(tensor))
+        tensor = functorch.get_unwrapped(tensor)
+    return levels
+
+
 def index_table(indices: Tensor, batch_size: int, size: int) -> None:
     """A (B, N) table of sample numbers."""
     if indices.dtype not in (torch.int64, torch.int32):

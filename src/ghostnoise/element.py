@@ -6,10 +6,11 @@ They stand outside the engine, as what the paper compares ghost noise with.
 from typing import Literal
 
 import torch
-from torch import Generator, Tensor, nn
+from torch import Generator, Tensor
 
 from ghostnoise import checks
 from ghostnoise.randomness import drawn_by
+from ghostnoise.tracing import Leaf
 
 DropoutKind = Literal["bernoulli", "gaussian"]
 DropoutPer = Literal["element", "channel"]
@@ -53,7 +54,7 @@ def additive_gaussian_noise(x: Tensor, std: float, *, generator: Generator | Non
     return x + torch.randn(x.shape, dtype=x.dtype, device=x.device, **drawn_by(generator)).mul_(std)
 
 
-class NoisyDropout(nn.Module):
+class NoisyDropout(Leaf):
     """Multiply x by Bernoulli or Gaussian noise of mean 1 and variance p/(1-p) in training; eval leaves x alone.
 
     Args:
@@ -95,7 +96,7 @@ class NoisyDropout(nn.Module):
         return f"p={self.p}, kind={self.kind!r}, per={self.per!r}{channel_dim}"
 
 
-class AdditiveGaussianNoise(nn.Module):
+class AdditiveGaussianNoise(Leaf):
     """Add N(0, std²) to each element of x in training; eval leaves x alone.
 
     >>> AdditiveGaussianNoise(0.1)

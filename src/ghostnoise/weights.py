@@ -6,6 +6,8 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
+from ghostnoise.tracing import Leaf
+
 
 def standardize_weight(
     weight: Tensor, gain: Tensor | None = None, std: Tensor | float = 1.0, eps: float = 1e-5
@@ -24,7 +26,7 @@ def standardize_weight(
     return (weight - mean) * scale
 
 
-class WeightStandardized(nn.Module):
+class WeightStandardized(Leaf):
     """A layer that uses its weight standardized: zero mean and a learnable magnitude for each output channel.
 
     `gain` (out,) starts at 1. The buffer `init_std`, kept in the state_dict, is the standard deviation that the

@@ -4,7 +4,7 @@ import warnings
 from typing import Any, NamedTuple
 
 import torch
-from torch import Tensor, nn
+from torch import Tensor, fx, nn
 
 from ghostnoise.conversion.schedules import Schedule, release
 from ghostnoise.conversion.selection import Found
@@ -130,6 +130,8 @@ def inject_before(module: Any, args: Any) -> Any:
 
 
 def _inject(noise: Any, x: Any) -> Any:
+    if isinstance(x, fx.Proxy):  # its host is traced through
+        return noise(x)
     if not noise.training:
         return x
     noise.place.check(x)

@@ -211,7 +211,7 @@ def follow(
         sums = [table.sum(dtype=stats.mean.dtype) for table in (moved or stats)]
         finite = torch.isfinite(sums[0] + sums[-1])
         for (old, _), new in zip(pairs, moved, strict=True):
-            torch.where(finite, new, old, out=old)
+            old.copy_(torch.where(finite, new, old))
         if count is not None:
             count.add_(finite)
 

@@ -9,6 +9,7 @@ import importlib
 from types import ModuleType, TracebackType
 from typing import Literal
 
+import torch
 from torch import Tensor
 
 from ghostnoise import checks
@@ -61,11 +62,18 @@ def serving(x: Tensor) -> ModuleType:
     if name == "auto":
         name = "native" if x.device.type == "cpu" else "triton"
         module = _module(name)
-        return aten if module.missing() or module.refuses(x) else module
+        return aten if module.missing() or module.refuses(x) or _unseen() else module
     module = _module(name)
-    if reason := module.refuses(x):
+    if reason := module.refuses(x) or _unseen():
         raise RuntimeError(f"backend={name!r} cannot run this tensor: {reason}; use ghostnoise.backend('auto')")
     return module
+
+
+def _unseen() -> str | None:
+    """Why passes that torch does not dispatch would be missed, if so."""
+    if torch._C._len_torch_dispatch_stack() or torch._C._get_tracing_state() is not None:
+        return "a dispatch mode or a tracer watches the operators of torch, and would not see what it does"
+    return None
 
 
 @functools.cache

@@ -10,7 +10,7 @@ from torch import Tensor
 
 from ghostnoise import checks, methods
 from ghostnoise.engine import op
-from ghostnoise.functional.running import Running, ghost_average, whole_batch, whole_batch_unbiased
+from ghostnoise.functional.running import Running, ghost_average, recomputing, whole_batch, whole_batch_unbiased
 from ghostnoise.moments import Moments, table_dtype
 
 
@@ -182,9 +182,9 @@ def train(
     channel_dim: int,
     noise: methods.Noise | None = None,
 ) -> Tensor:
-    """Normalize as `method` says, and move the running buffers towards the `population` moments."""
+    """Normalize as `method` says, and move the running buffers, if any, towards the `population` moments."""
     y, seen = op.normalize(x, method, noise, weight, bias, channel_dim)
-    if not running.absent or running.num_batches_tracked is not None:
+    if (not running.absent or running.num_batches_tracked is not None) and not recomputing():
         running.update(population(seen), seen.passes)
     return y
 
@@ -193,6 +193,6 @@ def infer(
     x: Tensor, running: Running, weight: Tensor | None, bias: Tensor | None, eps: float, channel_dim: int
 ) -> Tensor:
     """Plain `torch.nn.functional.batch_norm`, with the running buffers or else the batch's own statistics."""
-    folded = x.movedim(channel_dim, 1)
+    folded = x if channel_dim == 1 else x.movedim(channel_dim, 1)  # exported, a move to where it is would be an op
     y = F.batch_norm(folded, running.mean, running.var, weight, bias, running.absent, 0.0, eps)
-    return y.movedim(1, channel_dim)
+    return y if channel_dim == 1 else y.movedim(1, channel_dim)

@@ -3,8 +3,10 @@
 from types import ModuleType
 from typing import NamedTuple
 
+import torch
 from torch import Tensor
 
+from ghostnoise import checks
 from ghostnoise.engine.op import Seen
 from ghostnoise.ghosts import GhostBatch
 from ghostnoise.moments import Moments
@@ -27,7 +29,16 @@ class Running(NamedTuple):
         """Move towards the batch's `stats` (1, C), unless they are not finite: an overflow must not poison them."""
         if self.momentum is None and self.num_batches_tracked is None:
             raise ValueError("momentum=None: needs num_batches_tracked, the count of the cumulative average")
+        checks.written_to([self.mean, self.var, self.num_batches_tracked], stats.mean)
         passes.follow(self.mean, self.var, self.num_batches_tracked, self.momentum, stats)
+
+
+def recomputing() -> bool:
+    """This forward pass runs inside a backward one: of activation checkpointing, a second time for the same batch.
+
+    `torch.compile` decides on recomputation after it has seen the update, and runs that once.
+    """
+    return not torch.compiler.is_compiling() and torch._C._current_graph_task_id() != -1
 
 
 # What the buffers follow, from what a normalizer saw of the batch.

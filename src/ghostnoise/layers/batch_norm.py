@@ -7,14 +7,16 @@ import torch
 from torch import Tensor, nn
 
 from ghostnoise import functional
+from ghostnoise.tracing import Leaf
 
 
-class BatchNorm(nn.modules.batchnorm._BatchNorm):
+class BatchNorm(Leaf, nn.modules.batchnorm._BatchNorm):
     """Normalize each channel with the mean and variance of the whole batch, then apply weight and bias.
 
     Arguments, parameters, buffers, state_dict and eval output are those of the `nn.BatchNorm*d` that it subclasses.
-    Two things differ in training: statistics are accurate where |mean| is large against std, and a batch whose
-    statistics are not finite leaves the running buffers as they were.
+    Three things differ in training: statistics are accurate where |mean| is large against std; a batch whose statistics
+    are not finite leaves the running buffers as they were; and so does a forward that runs inside a backward, which is
+    a recomputation of activation checkpointing: each batch counts once.
 
     A subclass names its function and the attributes that the function takes as keywords. It is the layer of every
     rank; those with 1d, 2d or 3d in their name take that rank alone.

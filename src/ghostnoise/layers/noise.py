@@ -1,12 +1,13 @@
 """Ghost noise on its own, for any place in any network."""
 
-from torch import Generator, Tensor, nn
+from torch import Generator, Tensor
 
 from ghostnoise import checks, functional
 from ghostnoise.laws import Dof, Kind
+from ghostnoise.tracing import Leaf
 
 
-class GhostNoise(nn.Module):
+class GhostNoise(Leaf):
     """Shift and scale each sample as the statistics of a random ghost batch would have, in training (GNI, eq. 10).
 
         y = (x - (m - μ)) / sqrt((s² + eps) / (σ² + eps))
@@ -24,6 +25,7 @@ class GhostNoise(nn.Module):
     Shape: 2 to 5 dimensions, the batch first; any memory format.
 
     >>> import torch
+    >>> from torch import nn
     >>> after_layer_norm = nn.Sequential(nn.LayerNorm(32), GhostNoise(ghost_size=12, channel_dim=-1))
     >>> after_layer_norm(torch.randn(64, 10, 32)).shape
     torch.Size([64, 10, 32])
@@ -62,7 +64,7 @@ class GhostNoise(nn.Module):
         )
 
 
-class AnalyticalGhostNoise(nn.Module):
+class AnalyticalGhostNoise(Leaf):
     """Shift and scale each sample and channel by noise from ghost noise's analytical law, in training (AGNI).
 
     As `GhostNoise`, with m and s² drawn around the batch's moments: from N(0, σ²/N) and σ²·χ²(N)/N for `kind="fc"`
