@@ -1,11 +1,6 @@
 """Networks of timm to convert, with random weights."""
 
 import importlib
-import sys
-
-import torch
-
-_LIBRARIES = []
 
 
 def build(name, **options):
@@ -23,15 +18,5 @@ def norm_act():
 
 
 def _timm():
-    try:
-        return importlib.import_module("timm")
-    except RuntimeError as error:  # a torchvision without its own operators, which no network here needs
-        if "torchvision::nms does not exist" not in str(error):
-            raise
-    for name in [name for name in sys.modules if name.split(".")[0] in ("timm", "torchvision")]:
-        del sys.modules[name]
-    library = torch.library.Library("torchvision", "DEF")
-    library.define("nms(Tensor dets, Tensor scores, float iou_threshold) -> Tensor")
-    library.define("qnms(Tensor dets, Tensor scores, float iou_threshold) -> Tensor")
-    _LIBRARIES.append(library)  # its operators live as long as it does
+    importlib.import_module("startup.sitecustomize")
     return importlib.import_module("timm")
