@@ -12,8 +12,8 @@ import ghostnoise
 SOURCE = Path(ghostnoise.__file__).parent
 # A batch walks down this list. A module imports from below it only, or from its own room.
 WALK = [
-    "__main__", "cli", "bench", "doctor", "conversion", "layers", "functional", "engine", "methods", "laws", "ghosts",
-    "moments",
+    "__main__", "cli", "bench", "doctor", "conversion", "layers", "functional", "engine", "distributed", "methods",
+    "laws", "ghosts", "moments",
 ]  # fmt: skip
 ANYWHERE = {"checks", "element", "randomness", "weights"}  # outside the walk, and below it
 

@@ -160,7 +160,7 @@ def blend(
 
     y = weight·k·((x - mean)·rstd - m) + bias
     """
-    rows, dtype = batch.moments.mean.shape[0], standard.rstd.dtype
+    rows, dtype = ghost.mean.shape[0], standard.rstd.dtype
     center, lost, rstd, factor = (table if table.shape[0] == 1 else spread(table, rows, each) for table in standard[:4])
     m, k = inject(noise, batch, ghost, dtype)
     shift, scale = rstd * lost, factor
