@@ -32,9 +32,9 @@ from torch.autograd import forward_ad
 
 from ghostnoise.distributed import Ranks
 from ghostnoise.engine import aten, backends
-from ghostnoise.ghosts import Ramp, Who
+from ghostnoise.engine.decide import constant, decide, own_ramp, own_statistics
 from ghostnoise.methods import Batch, Noise, Normalizer
-from ghostnoise.moments import Affine, Moments, arithmetic_dtype, spread, table_dtype
+from ghostnoise.moments import Moments, arithmetic_dtype, spread, table_dtype
 
 
 class Seen(NamedTuple):
@@ -88,9 +88,9 @@ def inject(x: Tensor, noise: Noise, channel_dim: int = 1, ranks: Ranks | None = 
     composite = _needs_composite(folded)
     if composite:
         _check_alone(ranks)
-    constant = folded.detach()
-    passes = aten if composite else backends.serving(constant)
-    moments = aten.measure(constant) if composite else passes.moments(constant)
+    given = folded.detach()
+    passes = aten if composite else backends.serving(given)
+    moments = aten.measure(given) if composite else passes.moments(given)
     moments = moments if ranks is None else ranks.gather(moments)
     whole, dtype = passes.everyone(moments, None), arithmetic_dtype(x)
     batch = Batch(moments, whole, torch.ones_like(whole.var), partial(passes.draws, dtype=dtype))
@@ -104,47 +104,14 @@ def inject(x: Tensor, noise: Noise, channel_dim: int = 1, ranks: Ranks | None = 
     return _unfold(y, x, channel_dim)
 
 
-class _Decision(NamedTuple):
-    affine: Affine  # of the own samples
-    stats: Moments
-    noise: aten.NoiseTables
-
-
-def _decide(
-    passes: ModuleType,
-    moments: Moments,
-    weight: Tensor | None,
-    bias: Tensor | None,
-    normalizer: Normalizer,
-    noise: Noise | None,
-    dtype: torch.dtype,
-    ranks: Ranks | None = None,
-) -> _Decision:
-    """From the moments to what is applied to x; differentiable, but for the noise."""
-    stats = normalizer.who.pool(moments, None if passes is aten else passes)
-    own, each = _own(stats, normalizer.who.each(moments.mean.shape[0]), ranks)
-    standard = passes.standardize(normalizer, own, weight, bias, dtype)
-    if noise is None:
-        return _Decision(Affine(standard.center, standard.factor, standard.shift), stats, (None, None))
-    # Detached, and not only without gradients: forward-mode tangents would pass. Where all samples share one pool, its
-    # row stands for all of them.
-    samples, pools = _constant(moments), _constant(stats)
-    whole = pools if pools.mean.shape[0] == 1 else passes.everyone(samples, None)
-    unit = standard.rstd.detach().square().reciprocal()
-    unit = unit if unit.shape[0] == 1 or ranks is not None else spread(unit, samples.mean.shape[0], each)
-    batch = Batch(samples, whole, unit, partial(passes.draws, dtype=dtype))
-    tables, affine = passes.blend(noise, batch, noise.ghost(batch), standard, weight, bias, each)
-    return _Decision(affine, stats, tables)
-
-
 def _composite(
     x: Tensor, weight: Tensor | None, bias: Tensor | None, normalizer: Normalizer, noise: Noise | None
 ) -> tuple[Tensor, Seen]:
     moments = aten.measure(x)
-    affine, stats, _ = _decide(aten, moments, weight, bias, normalizer, noise, arithmetic_dtype(x))
+    affine, stats, _ = decide(aten, moments, weight, bias, normalizer, noise, arithmetic_dtype(x))
     each = normalizer.who.each(x.shape[0])
     y = aten.apply(x, *(spread(table, x.shape[0], each) for table in affine)).to(x.dtype)
-    return y, Seen(_constant(moments), _constant(stats), aten)
+    return y, Seen(constant(moments), constant(stats), aten)
 
 
 class _Normalize(torch.autograd.Function):
@@ -164,7 +131,7 @@ class _Normalize(torch.autograd.Function):
         passes, who = backends.serving(x), normalizer.who
         moments = passes.moments(x)
         moments = moments if ranks is None else ranks.gather(moments)
-        affine, stats, made = _decide(passes, moments, weight, bias, normalizer, noise, arithmetic_dtype(x), ranks)
+        affine, stats, made = decide(passes, moments, weight, bias, normalizer, noise, arithmetic_dtype(x), ranks)
         ctx.passes, ctx.normalizer, ctx.noise, ctx.ranks = passes, normalizer, noise, ranks
         ctx.save_for_backward(x, weight, bias, *who.keep(moments, stats), *made)
         seen.append(Seen(moments, stats, passes))
@@ -180,14 +147,14 @@ class _Normalize(torch.autograd.Function):
         passes, normalizer, dtype = ctx.passes, ctx.normalizer, arithmetic_dtype(x)
         kept, batch_size = Moments(kept_mean, kept_var), x.shape[0] if ctx.ranks is None else ctx.ranks.batch_size
         stats = normalizer.who.recall(kept, passes)
-        own, each = _own(stats, normalizer.who.each(batch_size), ctx.ranks)
+        own, each = own_statistics(stats, normalizer.who.each(batch_size), ctx.ranks)
         standard = passes.standardize(normalizer, own, weight, None, dtype)
         total, moment = passes.gradient_sums(dy, x, standard.center, each)
         g_weight, g_bias, gradient = passes.pull(normalizer, standard, own.var, weight, total, moment, (m, k), each)
         dx = None
         if ctx.needs_input_grad[0]:
             known = (kept, stats, gradient, batch_size, math.prod(x.shape[2:]), passes)
-            center, slope, offset = _ramp(normalizer.who, ctx.ranks, *known)
+            center, slope, offset = own_ramp(normalizer.who, ctx.ranks, *known)
             if center is stats.mean:
                 center, offset = standard.center, torch.addcmul(offset, slope, standard.lost)
             elif center.dtype != dtype:
@@ -196,30 +163,6 @@ class _Normalize(torch.autograd.Function):
             ramp = (center, slope.to(dtype), offset.to(dtype))
             dx = passes.input_gradient(dy, x, standard.factor, *ramp, each, k)
         return dx, _like(g_weight, weight), _like(g_bias, bias), None, None, None, None
-
-
-def _own(stats: Moments, each: int, ranks: Ranks | None) -> tuple[Moments, int]:
-    """The statistics of the own samples, and how many consecutive ones share a row; given those of all."""
-    return (stats, each) if ranks is None else (Moments(*(ranks.own(table, each) for table in stats)), 1)
-
-
-def _ramp(
-    who: Who,
-    ranks: Ranks | None,
-    kept: Moments,
-    stats: Moments,
-    gradient: Moments,
-    batch_size: int,
-    spatial: int,
-    passes: ModuleType,
-) -> Ramp:
-    """The gradient of x through the statistics, from what the own samples add to that of the statistics."""
-    if ranks is None:
-        return who.ramp(kept, stats, gradient, batch_size, spatial, passes)
-    each = who.each(batch_size)
-    gradient = ranks.add(gradient, stats.mean.shape[0], each)
-    ramp = who.ramp(kept, stats, gradient, batch_size, spatial, passes)
-    return Ramp(*(ranks.own(table, each) for table in ramp))
 
 
 def _pull_composite(
@@ -254,10 +197,6 @@ class _Inject(torch.autograd.Function):
         if torch.is_grad_enabled() or _needs_composite(dy):
             return aten.rescale(dy, scale).to(dy.dtype), None, None, None
         return ctx.passes.scale_gradient(dy, scale), None, None, None
-
-
-def _constant(moments: Moments) -> Moments:
-    return Moments(moments.mean.detach(), moments.var.detach())
 
 
 def _needs_composite(*tensors: Tensor | None) -> bool:
