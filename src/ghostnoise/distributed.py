@@ -3,6 +3,7 @@
 A batch is small tables to all that decide, a row for each sample, so ranks exchange these tables and nothing else.
 """
 
+from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any, NamedTuple, TypeAlias
 
@@ -71,11 +72,17 @@ class Ranks:
 
 def meet(x: Tensor, spatial: int, process_group: Group, uneven: bool) -> Extent:
     """The batch that x is a part of, with the other ranks of `process_group`; all of them must come here."""
-    ranks = None if process_group is None else _meet(x, spatial, process_group, uneven)
+    ranks = None if process_group is None else uncompiled(_meet, x, spatial, process_group, uneven)
     return Extent(x.shape if ranks is None else torch.Size((ranks.batch_size, *x.shape[1:])), spatial, ranks)
 
 
-@torch.compiler.disable(reason="ghostnoise exchanges tables between ranks")  # type: ignore[untyped-decorator]
+def uncompiled(run: Callable[..., Any], *arguments: Any) -> Any:
+    """Call `run`; under `torch.compile`, outside of its graphs."""
+    if not torch.compiler.is_compiling():
+        return run(*arguments)
+    return torch.compiler.disable(run, reason="ranks exchange tables")(*arguments)
+
+
 def _meet(x: Tensor, spatial: int, process_group: Group, uneven: bool) -> Ranks | None:
     group = resolve(process_group)
     count, rank = dist.get_world_size(group), dist.get_rank(group)

@@ -21,7 +21,6 @@ losses of all ranks, and db and dw of all ranks sum up to those of the whole bat
 """
 
 import math
-from collections.abc import Callable
 from functools import partial
 from types import ModuleType
 from typing import Any, NamedTuple
@@ -30,7 +29,7 @@ import torch
 from torch import Tensor
 from torch.autograd import forward_ad
 
-from ghostnoise.distributed import Ranks
+from ghostnoise.distributed import Ranks, uncompiled
 from ghostnoise.engine import aten, backends
 from ghostnoise.engine.decide import constant, decide, own_ramp, own_statistics
 from ghostnoise.methods import Batch, Noise, Normalizer
@@ -66,7 +65,7 @@ def normalize(
 ) -> tuple[Tensor, Seen]:
     """Normalize x, inject `noise` of the normalized x as constants, then apply weight and bias."""
     if ranks is not None and torch.compiler.is_compiling():
-        outside: tuple[Tensor, Seen] = _uncompiled(normalize, x, normalizer, noise, weight, bias, channel_dim, ranks)
+        outside: tuple[Tensor, Seen] = uncompiled(normalize, x, normalizer, noise, weight, bias, channel_dim, ranks)
         return outside
     folded = _fold(x, channel_dim)
     if _needs_composite(folded, weight, bias):
@@ -82,7 +81,7 @@ def normalize(
 def inject(x: Tensor, noise: Noise, channel_dim: int = 1, ranks: Ranks | None = None) -> Tensor:
     """Inject `noise` of x as constants: the gradient of x is that of the transformation alone."""
     if ranks is not None and torch.compiler.is_compiling():
-        outside: Tensor = _uncompiled(inject, x, noise, channel_dim, ranks)
+        outside: Tensor = uncompiled(inject, x, noise, channel_dim, ranks)
         return outside
     folded = _fold(x, channel_dim)
     composite = _needs_composite(folded)
@@ -217,11 +216,6 @@ def _check_alone(ranks: Ranks | None) -> None:
             "process_group with torch.func, forward-mode AD or a second derivative: tables are exchanged between ranks "
             "in eager forward and backward passes alone; leave process_group out for statistics of this process"
         )
-
-
-@torch.compiler.disable(reason="ghostnoise exchanges tables between ranks")  # type: ignore[untyped-decorator]
-def _uncompiled(run: Callable[..., Any], *arguments: Any) -> Any:
-    return run(*arguments)
 
 
 def _like(gradient: Tensor, parameter: Tensor | None) -> Tensor | None:

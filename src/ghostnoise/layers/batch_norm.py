@@ -23,7 +23,8 @@ class BatchNorm(nn.modules.batchnorm._BatchNorm):
     Args:
         num_features, eps, momentum, affine, track_running_stats, device, dtype, bias: as in `nn.BatchNorm*d`.
         process_group: the ranks that share a batch: None is this process alone, "world" all, or a process group.
-        uneven: let ranks hold different numbers of samples, or none, at the price of exchanging these numbers.
+        uneven: let ranks hold different numbers of samples, or none, and exchange these numbers first; without, they
+            must be equal, and nothing notices if they are not.
 
     A subclass names its function and the attributes that the function takes as keywords. It is the layer of every
     rank; those with 1d, 2d or 3d in their name take that rank alone.

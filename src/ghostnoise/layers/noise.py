@@ -22,7 +22,8 @@ class GhostNoise(nn.Module):
         channel_dim: where the channels are: 1, or -1 for tokens (B, T, C).
         generator: draws the samples; the device's default one if None.
         process_group: the ranks that share a batch: None is this process alone, "world" all, or a process group.
-        uneven: let ranks hold different numbers of samples, or none, at the price of exchanging these numbers.
+        uneven: let ranks hold different numbers of samples, or none, and exchange these numbers first; without, they
+            must be equal, and nothing notices if they are not.
 
     Shape: 2 to 5 dimensions, the batch first; any memory format.
 
@@ -85,7 +86,8 @@ class AnalyticalGhostNoise(nn.Module):
         channel_dim: where the channels are: 1, or -1 for tokens (B, T, C).
         generator: draws the noise; the device's default one if None.
         process_group: the ranks that share a batch: None is this process alone, "world" all, or a process group.
-        uneven: let ranks hold different numbers of samples, or none, at the price of exchanging these numbers.
+        uneven: let ranks hold different numbers of samples, or none, and exchange these numbers first; without, they
+            must be equal, and nothing notices if they are not.
     """
 
     def __init__(
