@@ -110,44 +110,44 @@ def layout(x: Tensor, name: str, channel_dim: int, channels: dict[str, Tensor | 
                 f"{name} got {count} channels in dimension {channel_dim} of an input of shape {tuple(x.shape)}, and "
                 f"{key} of shape {tuple(tensor.shape)}: must be ({count},); check num_features or channel_dim"
             )
-    return count, math.prod(x.shape) // (x.shape[0] * count) if x.numel() else 0
+    return count, math.prod(x.shape[1:]) // count if count else 0
 
 
-def trainable(x: Tensor, name: str) -> None:
+def trainable(shape: torch.Size, name: str) -> None:
     """A batch that statistics can be taken of: at least one sample, and no empty dimension."""
-    if x.numel() == 0:
+    if 0 in shape:
         raise ValueError(
-            f"{name} got an empty input of shape {tuple(x.shape)}: training needs at least one sample and no empty "
+            f"{name} got an empty input of shape {tuple(shape)}: training needs at least one sample and no empty "
             "dimension; skip empty batches, or call eval()"
         )
 
 
-def several_values(x: Tensor, spatial: int) -> None:
+def several_values(shape: torch.Size, spatial: int) -> None:
     """More than one value per channel, in the words of `torch.nn.functional.batch_norm`."""
-    if x.shape[0] * spatial == 1:
-        raise ValueError(f"Expected more than 1 value per channel when training, got input size {x.shape}")
+    if shape[0] * spatial == 1:
+        raise ValueError(f"Expected more than 1 value per channel when training, got input size {shape}")
 
 
-def ghost_values(x: Tensor, name: str, spatial: int, size: int | None) -> None:
+def ghost_values(shape: torch.Size, name: str, spatial: int, size: int | None) -> None:
     """Ghost batches of more than one value: with one, the output would be all zeros."""
-    if size is not None and min(size, x.shape[0]) * spatial == 1:
+    if size is not None and min(size, shape[0]) * spatial == 1:
         raise ValueError(
-            f"ghost_size={size} with an input of shape {tuple(x.shape)}: ghost batches of one value per channel "
+            f"ghost_size={size} with an input of shape {tuple(shape)}: ghost batches of one value per channel "
             f"would be normalized to zeros; {name} needs 2 values or more; raise ghost_size"
         )
 
 
-def other_values(x: Tensor, spatial: int, size: int | None) -> None:
+def other_values(shape: torch.Size, spatial: int, size: int | None) -> None:
     """At least two values beside oneself: with fewer, the denominator would be sqrt(eps)."""
-    count = x.shape[0] if size is None or x.shape[0] < 2 * size else size  # of the smallest ghost batch
+    count = shape[0] if size is None or shape[0] < 2 * size else size  # of the smallest ghost batch
     if count == 1:
         raise ValueError(
-            f"batch of 1 sample, of shape {tuple(x.shape)}: exclusive_batch_norm needs 2 samples or more; "
+            f"batch of 1 sample, of shape {tuple(shape)}: exclusive_batch_norm needs 2 samples or more; "
             "raise the batch size or use ghost_noise_batch_norm"
         )
     if (count - 1) * spatial < 2:
         raise ValueError(
-            f"ghost batches of {count} samples in an input of shape {tuple(x.shape)}: exclusive_batch_norm would "
+            f"ghost batches of {count} samples in an input of shape {tuple(shape)}: exclusive_batch_norm would "
             "divide by the deviation of a single value; raise ghost_size to 3 or more"
         )
 
@@ -174,17 +174,17 @@ def _vmaps(tensor: Tensor) -> set[int]:
     return levels
 
 
-def index_table(indices: Tensor, batch_size: int, size: int) -> None:
-    """A (B, N) table of sample numbers."""
+def index_table(indices: Tensor, rows: int, size: int, batch_size: int) -> None:
+    """A table of `size` sample numbers for each of `rows` samples, out of a batch of `batch_size`."""
     if indices.dtype not in (torch.int64, torch.int32):
         raise ValueError(f"indices of dtype {indices.dtype}: must be int64 or int32")
-    if indices.shape != (batch_size, size):
+    if indices.shape != (rows, size):
         raise ValueError(
-            f"indices of shape {tuple(indices.shape)}: must be (B, N) = ({batch_size}, {size}), "
+            f"indices of shape {tuple(indices.shape)}: must be (B, N) = ({rows}, {size}), "
             "the samples drawn for each sample"
         )
     # On an accelerator this would wait for the device, and its own bounds check reports the same.
-    if indices.device.type == "cpu" and not torch.compiler.is_compiling():
+    if indices.device.type == "cpu" and rows > 0 and not torch.compiler.is_compiling():
         low, high = (int(end) for end in indices.aminmax())
         if low < 0 or high >= batch_size:
             raise ValueError(f"indices from {low} to {high}: must lie in [0, B) = [0, {batch_size})")

@@ -216,9 +216,12 @@ def draws(moments: Moments, around: Tensor, indices: Tensor) -> Moments:
     return Moments(center - around + mean, (square - mean.square()).clamp_min(0))
 
 
-def draw_indices(batch_size: int, ghost_size: int, device: torch.device, generator: torch.Generator | None) -> Tensor:
-    """Draw a fresh ghost batch for each sample, uniformly and with replacement: (B, N)."""
-    return torch.randint(batch_size, (batch_size, ghost_size), device=device, **drawn_by(generator))
+def draw_indices(
+    batch_size: int, ghost_size: int, device: torch.device, generator: torch.Generator | None, rows: int | None = None
+) -> Tensor:
+    """Draw a fresh ghost batch for each sample, or for `rows` of them, uniformly and with replacement: (B, N)."""
+    shape = (batch_size if rows is None else rows, ghost_size)
+    return torch.randint(batch_size, shape, device=device, **drawn_by(generator))
 
 
 def ghost_sizes(batch_size: int, ghost_size: int) -> list[int]:

@@ -52,6 +52,12 @@ def test_by_name_and_unable():
         ghostnoise.backend("cuda")
 
 
+def test_an_empty_part_of_a_shared_batch_runs_anywhere():
+    with ghostnoise.backend("native"):
+        assert backends.serving(torch.randn(0, 3, 8)) is native
+        assert backends.serving(torch.randn(0, 3, 8)[..., ::2]) is aten
+
+
 def test_backward_uses_the_backend_of_forward(monkeypatch):
     x = torch.randn(4, 3, 8, requires_grad=True)
     with ghostnoise.backend("aten"):

@@ -80,7 +80,7 @@ class Insertion(NamedTuple):
 
 
 def plan(
-    host: Found, method: Method, size: Size, options: dict[str, Any], place: Place, dim: int, group: object
+    host: Found, method: Method, size: Size, options: dict[str, Any], place: Place, dim: int, group: str | None
 ) -> Insertion:
     """Insert noise of `method` at a module; raises if it cannot be."""
     if isinstance(host.module, (nn.Sequential, nn.ModuleList, nn.ModuleDict)):
@@ -92,8 +92,7 @@ def plan(
         raise ValueError(f"{host} has an attribute {CHILD!r} of its own: rename it, or leave it out with where=")
     layer: Any = method.noise
     noise: Any
-    noise, *_ = [method.build(layer, each, options, channel_dim=dim) for each in range_of(size)]
-    noise.process_group = group  # process_group
+    noise, *_ = [method.build(layer, each, options, channel_dim=dim, process_group=group) for each in range_of(size)]
     noise.place = place
     return Insertion(host, noise, size if isinstance(size, Schedule) else None)
 

@@ -52,7 +52,8 @@ def convert(
         scope: "local", or "global" for statistics and draws over all ranks of `process_group`; if None, local, and
             global for `nn.SyncBatchNorm`.
         process_group: the ranks, if not all.
-        options: of the method's layer, such as `noise_eps`, `dof`, `running_var_from`, `alpha` or `generator`.
+        options: of the method's layer, such as `noise_eps`, `dof`, `running_var_from`, `alpha` or `generator`; and
+            `uneven=True` where ranks may hold different numbers of samples.
 
     >>> model = nn.Sequential(nn.Conv2d(3, 8, 3), nn.BatchNorm2d(8), nn.ReLU())
     >>> convert(model, "gni", ghost_size=32)[1]
@@ -123,7 +124,7 @@ def _insertions(
     options: dict[str, Any],
     channel_dim: int | None,
     before: bool,
-    group: object,
+    group: str | None,
 ) -> list[insertion.Insertion]:
     dims = channels.channel_dims(hosts, channel_dim)
     plans = []

@@ -21,7 +21,7 @@ ORIGIN = "_ghostnoise_origin"
 
 
 class Origin(NamedTuple):
-    """What a layer was, to be that again: its class, and the process group of an `nn.SyncBatchNorm`."""
+    """What a layer was, to be that again: its class, and the process group of an `nn.SyncBatchNorm`, by its name."""
 
     layer: Any
     process_group: Any
@@ -61,7 +61,8 @@ def origin(module: nn.Module) -> Origin:
     if issubclass(layer, BatchNorm):
         layer = next((plain for plain in PLAIN if issubclass(layer, plain)), nn.SyncBatchNorm)
         return Origin(layer, None)
-    return Origin(layer, getattr(module, "process_group", None))
+    group = getattr(module, "process_group", None)
+    return Origin(layer, getattr(group, "group_name", group))
 
 
 def current(module: nn.Module) -> type[nn.Module]:
@@ -82,9 +83,9 @@ def plan(
     """Make a batch norm one of `method`'s layers; raises if it cannot be."""
     was = origin(found.module)
     layer = _fitting(found, method, was.layer)
-    built, *_ = [method.build(layer, each, options, num_features=1, device="meta") for each in range_of(size)]
+    fixed = {"num_features": 1, "device": "meta", "process_group": scopes.group(scope, process_group, *was)}
+    built, *_ = [method.build(layer, each, options, **fixed) for each in range_of(size)]
     attributes = {name: getattr(built, name) for name in layer.options}
-    attributes["process_group"] = scopes.group(scope, process_group, *was)  # process_group
     taken = [name for name in attributes.keys() - own_names(found.module) if hasattr(found.module, name)]
     if taken:
         raise ValueError(
@@ -106,7 +107,7 @@ def plan_back(module: nn.Module) -> Swap:
     layer = was.layer
     if issubclass(layer, _LazyNormBase) and not isinstance(module, _LazyNormBase):
         layer = layer.cls_to_become  # it has seen its first batch
-    attributes = {"process_group": was.process_group} if issubclass(layer, nn.SyncBatchNorm) else {}
+    attributes = {"process_group": scopes.found_again(was.process_group)} if issubclass(layer, nn.SyncBatchNorm) else {}
     return Swap(module, parametrized(module, layer), attributes, None)
 
 

@@ -159,9 +159,10 @@ def blend(
 
     y = weight·k·((x - mean)·rstd - m) + bias
     """
-    rows, dtype = batch.moments.mean.shape[0], standard.rstd.dtype
-    center, lost, rstd, factor = (table if table.shape[0] == 1 else spread(table, rows, each) for table in standard[:4])
+    dtype = standard.rstd.dtype
     m, k = inject(noise, batch, dtype)
+    rows = next((table.shape[0] for table in (m, k) if table is not None), batch.moments.mean.shape[0])
+    center, lost, rstd, factor = (table if table.shape[0] == 1 else spread(table, rows, each) for table in standard[:4])
     shift, scale = rstd * lost, factor
     if m is not None:
         m = m * rstd.detach()

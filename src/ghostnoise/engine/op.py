@@ -13,6 +13,11 @@ Let a = Σ dy and d = Σ dy·(x - mean) over positions, per sample, and Σ_r sum
     db = Σ a          dw = Σ k·(rstd·d - m·a)        drstd = Σ_r w·k·d        dmean = -Σ_r scale·a
 
 From the last two, `who` gives the gradient of x through the statistics, a ramp: slope·(x - center) + offset.
+
+Where ranks share a batch, moments are gathered, so all of them decide from the whole batch; m, k and what is applied to
+x are those of a rank's own samples. In backward, a, d, db and dw are sums over these; what they add to drstd and dmean
+is gathered, summed for each pool over all ranks, and the ramp is applied to them. So the gradient of x is that of the
+losses of all ranks, and db and dw of all ranks sum up to those of the whole batch.
 """
 
 import math
@@ -24,14 +29,18 @@ import torch
 from torch import Tensor
 from torch.autograd import forward_ad
 
+from ghostnoise.distributed import Ranks, uncompiled
 from ghostnoise.engine import aten, backends
-from ghostnoise.ghosts import Who
+from ghostnoise.engine.decide import constant, decide, own_ramp, own_statistics
 from ghostnoise.methods import Batch, Noise, Normalizer
-from ghostnoise.moments import Affine, Moments, arithmetic_dtype, spread, table_dtype
+from ghostnoise.moments import Moments, arithmetic_dtype, spread, table_dtype
 
 
 class Seen(NamedTuple):
-    """What a normalizer saw, as constants: moments (B, C) and the statistics of pools (R, C); and by which passes."""
+    """What a normalizer saw, as constants: moments (B, C) and the statistics of pools (R, C); and by which passes.
+
+    They are those of the whole batch, on every rank that has a part of it.
+    """
 
     moments: Moments
     stats: Moments
@@ -52,25 +61,36 @@ def normalize(
     weight: Tensor | None = None,
     bias: Tensor | None = None,
     channel_dim: int = 1,
+    ranks: Ranks | None = None,
 ) -> tuple[Tensor, Seen]:
     """Normalize x, inject `noise` of the normalized x as constants, then apply weight and bias."""
+    if ranks is not None and torch.compiler.is_compiling():
+        outside: tuple[Tensor, Seen] = uncompiled(normalize, x, normalizer, noise, weight, bias, channel_dim, ranks)
+        return outside
     folded = _fold(x, channel_dim)
     if _needs_composite(folded, weight, bias):
+        _check_alone(ranks)
         y, seen = _composite(folded, weight, bias, normalizer, noise)
     else:
         made: list[Seen] = []
-        y = _Normalize.apply(folded, weight, bias, normalizer, noise, made)
+        y = _Normalize.apply(folded, weight, bias, normalizer, noise, ranks, made)
         (seen,) = made
     return _unfold(y, x, channel_dim), seen
 
 
-def inject(x: Tensor, noise: Noise, channel_dim: int = 1) -> Tensor:
+def inject(x: Tensor, noise: Noise, channel_dim: int = 1, ranks: Ranks | None = None) -> Tensor:
     """Inject `noise` of x as constants: the gradient of x is that of the transformation alone."""
+    if ranks is not None and torch.compiler.is_compiling():
+        outside: Tensor = uncompiled(inject, x, noise, channel_dim, ranks)
+        return outside
     folded = _fold(x, channel_dim)
     composite = _needs_composite(folded)
-    constant = folded.detach()
-    passes = aten if composite else backends.serving(constant)
-    moments = aten.measure(constant) if composite else passes.moments(constant)
+    if composite:
+        _check_alone(ranks)
+    given = folded.detach()
+    passes = aten if composite else backends.serving(given)
+    moments = aten.measure(given) if composite else passes.moments(given)
+    moments = moments if ranks is None else ranks.gather(moments)
     whole, dtype = passes.everyone(moments, None), arithmetic_dtype(x)
     batch = Batch(moments, whole, torch.ones_like(whole.var), partial(passes.draws, dtype=dtype))
     m, k = passes.inject(noise, batch, dtype)
@@ -83,45 +103,14 @@ def inject(x: Tensor, noise: Noise, channel_dim: int = 1) -> Tensor:
     return _unfold(y, x, channel_dim)
 
 
-class _Decision(NamedTuple):
-    affine: Affine
-    stats: Moments
-    noise: aten.NoiseTables
-
-
-def _decide(
-    passes: ModuleType,
-    moments: Moments,
-    weight: Tensor | None,
-    bias: Tensor | None,
-    normalizer: Normalizer,
-    noise: Noise | None,
-    dtype: torch.dtype,
-) -> _Decision:
-    """From the moments to what is applied to x; differentiable, but for the noise."""
-    stats = normalizer.who.pool(moments, None if passes is aten else passes)
-    standard = passes.standardize(normalizer, stats, weight, bias, dtype)
-    if noise is None:
-        return _Decision(Affine(standard.center, standard.factor, standard.shift), stats, (None, None))
-    # Detached, and not only without gradients: forward-mode tangents would pass. Where all samples share one pool, its
-    # row stands for all of them.
-    samples, pools, each = _constant(moments), _constant(stats), normalizer.who.each(moments.mean.shape[0])
-    whole = pools if pools.mean.shape[0] == 1 else passes.everyone(samples, None)
-    unit = standard.rstd.detach().square().reciprocal()
-    unit = unit if unit.shape[0] == 1 else spread(unit, samples.mean.shape[0], each)
-    batch = Batch(samples, whole, unit, partial(passes.draws, dtype=dtype))
-    tables, affine = passes.blend(noise, batch, standard, weight, bias, each)
-    return _Decision(affine, stats, tables)
-
-
 def _composite(
     x: Tensor, weight: Tensor | None, bias: Tensor | None, normalizer: Normalizer, noise: Noise | None
 ) -> tuple[Tensor, Seen]:
     moments = aten.measure(x)
-    affine, stats, _ = _decide(aten, moments, weight, bias, normalizer, noise, arithmetic_dtype(x))
+    affine, stats, _ = decide(aten, moments, weight, bias, normalizer, noise, arithmetic_dtype(x))
     each = normalizer.who.each(x.shape[0])
     y = aten.apply(x, *(spread(table, x.shape[0], each) for table in affine)).to(x.dtype)
-    return y, Seen(_constant(moments), _constant(stats), aten)
+    return y, Seen(constant(moments), constant(stats), aten)
 
 
 class _Normalize(torch.autograd.Function):
@@ -135,32 +124,36 @@ class _Normalize(torch.autograd.Function):
         bias: Tensor | None,
         normalizer: Normalizer,
         noise: Noise | None,
+        ranks: Ranks | None,
         seen: list[Seen],
     ) -> Tensor:
         passes, who = backends.serving(x), normalizer.who
         moments = passes.moments(x)
-        affine, stats, made = _decide(passes, moments, weight, bias, normalizer, noise, arithmetic_dtype(x))
-        ctx.passes, ctx.normalizer, ctx.noise = passes, normalizer, noise
+        moments = moments if ranks is None else ranks.gather(moments)
+        affine, stats, made = decide(passes, moments, weight, bias, normalizer, noise, arithmetic_dtype(x), ranks)
+        ctx.passes, ctx.normalizer, ctx.noise, ctx.ranks = passes, normalizer, noise, ranks
         ctx.save_for_backward(x, weight, bias, *who.keep(moments, stats), *made)
         seen.append(Seen(moments, stats, passes))
-        y: Tensor = passes.transform(x, *affine, who.each(x.shape[0]))
+        y: Tensor = passes.transform(x, *affine, who.each(x.shape[0]) if ranks is None else 1)
         return y
 
     @staticmethod
     def backward(ctx: Any, dy: Tensor) -> tuple[Tensor | None, ...]:
         x, weight, bias, kept_mean, kept_var, m, k = ctx.saved_tensors
         if torch.is_grad_enabled() or _needs_composite(dy):
-            return *_pull_composite(ctx.normalizer, ctx.noise, x, weight, bias, dy), None, None, None
+            _check_alone(ctx.ranks)
+            return *_pull_composite(ctx.normalizer, ctx.noise, x, weight, bias, dy), None, None, None, None
         passes, normalizer, dtype = ctx.passes, ctx.normalizer, arithmetic_dtype(x)
-        who: Who = normalizer.who
-        kept, each = Moments(kept_mean, kept_var), who.each(x.shape[0])
-        stats = who.recall(kept, passes)
-        standard = passes.standardize(normalizer, stats, weight, None, dtype)
+        kept, batch_size = Moments(kept_mean, kept_var), x.shape[0] if ctx.ranks is None else ctx.ranks.batch_size
+        stats = normalizer.who.recall(kept, passes)
+        own, each = own_statistics(stats, normalizer.who.each(batch_size), ctx.ranks)
+        standard = passes.standardize(normalizer, own, weight, None, dtype)
         total, moment = passes.gradient_sums(dy, x, standard.center, each)
-        g_weight, g_bias, gradient = passes.pull(normalizer, standard, stats.var, weight, total, moment, (m, k), each)
+        g_weight, g_bias, gradient = passes.pull(normalizer, standard, own.var, weight, total, moment, (m, k), each)
         dx = None
         if ctx.needs_input_grad[0]:
-            center, slope, offset = who.ramp(kept, stats, gradient, x.shape[0], math.prod(x.shape[2:]), passes)
+            known = (kept, stats, gradient, batch_size, math.prod(x.shape[2:]), passes)
+            center, slope, offset = own_ramp(normalizer.who, ctx.ranks, *known)
             if center is stats.mean:
                 center, offset = standard.center, torch.addcmul(offset, slope, standard.lost)
             elif center.dtype != dtype:
@@ -168,7 +161,7 @@ class _Normalize(torch.autograd.Function):
                 center, offset = rounded, offset + slope * (rounded - center)
             ramp = (center, slope.to(dtype), offset.to(dtype))
             dx = passes.input_gradient(dy, x, standard.factor, *ramp, each, k)
-        return dx, _like(g_weight, weight), _like(g_bias, bias), None, None, None
+        return dx, _like(g_weight, weight), _like(g_bias, bias), None, None, None, None
 
 
 def _pull_composite(
@@ -205,10 +198,6 @@ class _Inject(torch.autograd.Function):
         return ctx.passes.scale_gradient(dy, scale), None, None, None
 
 
-def _constant(moments: Moments) -> Moments:
-    return Moments(moments.mean.detach(), moments.var.detach())
-
-
 def _needs_composite(*tensors: Tensor | None) -> bool:
     return (
         torch.compiler.is_compiling()
@@ -219,6 +208,14 @@ def _needs_composite(*tensors: Tensor | None) -> bool:
             if tensor is not None and forward_ad._current_level >= 0
         )
     )
+
+
+def _check_alone(ranks: Ranks | None) -> None:
+    if ranks is not None:
+        raise RuntimeError(
+            "process_group with torch.func, forward-mode AD or a second derivative: tables are exchanged between ranks "
+            "in eager forward and backward passes alone; leave process_group out for statistics of this process"
+        )
 
 
 def _like(gradient: Tensor, parameter: Tensor | None) -> Tensor | None:

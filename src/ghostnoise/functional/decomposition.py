@@ -40,7 +40,7 @@ def decompose(x: Tensor, ghost_size: int, *, channel_dim: int = 1) -> Decomposit
     """
     ghost_size = checks.ghost_size(ghost_size)
     checks.layout(x, "decompose", channel_dim)
-    checks.trainable(x, "decompose")
+    checks.trainable(x.shape, "decompose")
     moments = op.measure(x, channel_dim)
     whole, ghosts = everyone(*moments), GhostBatch(ghost_size).pool(moments)
     std, constant = whole.var.sqrt(), whole.var == 0

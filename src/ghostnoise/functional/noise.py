@@ -7,6 +7,7 @@ import torch
 from torch import Generator, Tensor
 
 from ghostnoise import checks, methods
+from ghostnoise.distributed import Extent, Group, meet
 from ghostnoise.engine import op
 from ghostnoise.ghosts import draw_indices
 from ghostnoise.laws import Dof, Kind, Law, LawDraws
@@ -22,6 +23,8 @@ def ghost_noise(
     channel_dim: int = 1,
     indices: Tensor | None = None,
     generator: Generator | None = None,
+    process_group: Group = None,
+    uneven: bool = False,
 ) -> Tensor:
     """Shift and scale each sample's channels as the statistics of a random ghost batch would have (eq. 10).
 
@@ -30,19 +33,20 @@ def ghost_noise(
     with the batch's moments μ and σ², and those, m and s², of `ghost_size` samples that are drawn with replacement,
     afresh for each sample and shared by its channels. All four are constants for the gradient. `indices` (B, N) are
     the drawn samples if given; else `generator`, or the device's default one, draws them. With `ghost_size=None`
-    nothing is drawn, and x is returned.
+    nothing is drawn, and x is returned. With a `process_group`, the batch is that of all its ranks, which hold equal
+    parts of it unless they say `uneven`; `indices` are a row for each sample of this rank, out of all.
 
     Shape: (B, C, *spatial) with 2 to 5 dimensions, or the channels in `channel_dim`.
     """
     ghost_size = checks.ghost_size_or_none(ghost_size)
     checks.number("eps", eps, 0)
-    _, spatial = check(x, "ghost_noise", channel_dim)
+    _, extent = check(x, "ghost_noise", channel_dim, process_group, uneven)
     if ghost_size is None:
         checks.nothing_drawn("indices", indices)
         return x
-    noise = methods.ghost_noise(eps, shift, scale, drawn_samples(x, ghost_size, indices, generator))
-    warn_without_variance(scale and ghost_size * spatial == 1 < x.shape[0], x)
-    return op.inject(x, noise, channel_dim)
+    drawn = drawn_samples(x, extent.shape[0], ghost_size, indices, generator)
+    warn_without_variance(scale and ghost_size * extent.spatial == 1 < extent.shape[0], x)
+    return op.inject(x, methods.ghost_noise(eps, shift, scale, drawn), channel_dim, extent.ranks)
 
 
 def analytical_ghost_noise(
@@ -57,6 +61,8 @@ def analytical_ghost_noise(
     channel_dim: int = 1,
     draws: LawDraws | None = None,
     generator: Generator | None = None,
+    process_group: Group = None,
+    uneven: bool = False,
 ) -> Tensor:
     """Shift and scale as `ghost_noise` does, with moments from the analytical law of ghost batches (eqs. 11-16).
 
@@ -69,27 +75,30 @@ def analytical_ghost_noise(
     Shape: (B, C, *spatial) with 2 to 5 dimensions, or the channels in `channel_dim`.
     """
     checks.number("eps", eps, 0)
-    channels, spatial = check(x, "analytical_ghost_noise", channel_dim)
+    channels, extent = check(x, "analytical_ghost_noise", channel_dim, process_group, uneven)
     if ghost_size is None:
         checks.nothing_drawn("draws", draws)
         return x
-    law, draws = drawn_law(x, ghost_size, channels, spatial, kind, dof, draws, generator)
+    law, draws = drawn_law(x, ghost_size, channels, extent.spatial, kind, dof, draws, generator)
     warn_without_variance(scale and not law.has_variance, x)
-    return op.inject(x, methods.analytical_noise(eps, shift, scale, law, draws), channel_dim)
+    return op.inject(x, methods.analytical_noise(eps, shift, scale, law, draws), channel_dim, extent.ranks)
 
 
-def check(x: Tensor, name: str, channel_dim: int) -> tuple[int, int]:
-    """The checks that noise on its own shares; returns (C, S)."""
-    sizes = checks.layout(x, name, channel_dim)
-    checks.trainable(x, name)
-    return sizes
+def check(x: Tensor, name: str, channel_dim: int, process_group: Group, uneven: bool) -> tuple[int, Extent]:
+    """The checks that noise on its own shares; returns C, and what the batch is with that of the other ranks."""
+    channels, spatial = checks.layout(x, name, channel_dim)
+    extent = meet(x, spatial, process_group, uneven)
+    checks.trainable(extent.shape, name)
+    return channels, extent
 
 
-def drawn_samples(x: Tensor, ghost_size: int, indices: Tensor | None, generator: Generator | None) -> Tensor:
-    """The (B, N) table of drawn samples: the given one, checked, or a new one."""
+def drawn_samples(
+    x: Tensor, batch_size: int, ghost_size: int, indices: Tensor | None, generator: Generator | None
+) -> Tensor:
+    """A table (B, N) of samples, drawn for each one of x out of `batch_size`: the given one, checked, or a new one."""
     if indices is None:
-        return draw_indices(x.shape[0], ghost_size, x.device, generator)
-    checks.index_table(indices, x.shape[0], ghost_size)
+        return draw_indices(batch_size, ghost_size, x.device, generator, rows=x.shape[0])
+    checks.index_table(indices, x.shape[0], ghost_size, batch_size)
     return indices.to(x.device, copy=True)  # backward needs them as they are now
 
 

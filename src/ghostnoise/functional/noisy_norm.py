@@ -5,6 +5,7 @@ from functools import partial
 from torch import Generator, Tensor
 
 from ghostnoise import checks, methods
+from ghostnoise.distributed import Group
 from ghostnoise.functional.noise import drawn_law, drawn_samples, warn_without_variance
 from ghostnoise.functional.norm import check, infer, train
 from ghostnoise.functional.running import Running, whole_batch_unbiased
@@ -29,6 +30,8 @@ def ghost_noise_batch_norm(
     generator: Generator | None = None,
     num_batches_tracked: Tensor | None = None,
     channel_dim: int = 1,
+    process_group: Group = None,
+    uneven: bool = False,
 ) -> Tensor:
     """Normalize with the whole batch's statistics, inject ghost noise, then apply weight and bias (eq. 9).
 
@@ -39,16 +42,17 @@ def ghost_noise_batch_norm(
     ghost_size = checks.ghost_size_or_none(ghost_size)
     checks.number("noise_eps", noise_eps, 0)
     running = Running(running_mean, running_var, num_batches_tracked, momentum)
-    spatial = check(x, "ghost_noise_batch_norm", running, weight, bias, training, channel_dim)
+    extent = check(x, "ghost_noise_batch_norm", running, weight, bias, training, channel_dim, process_group, uneven)
     if not training:
         return infer(x, running, weight, bias, eps, channel_dim)
-    population = partial(whole_batch_unbiased, spatial=spatial)
+    population = partial(whole_batch_unbiased, spatial=extent.spatial)
     if ghost_size is None:
         checks.nothing_drawn("indices", indices)
-        return train(x, running, weight, bias, methods.batch(eps), population, channel_dim)
-    warn_without_variance(scale and ghost_size * spatial == 1, x)
-    noise = methods.ghost_noise(noise_eps, shift, scale, drawn_samples(x, ghost_size, indices, generator))
-    return train(x, running, weight, bias, methods.batch(eps), population, channel_dim, noise)
+        return train(x, running, weight, bias, methods.batch(eps), population, channel_dim, extent.ranks)
+    warn_without_variance(scale and ghost_size * extent.spatial == 1, x)
+    drawn = drawn_samples(x, extent.shape[0], ghost_size, indices, generator)
+    noise = methods.ghost_noise(noise_eps, shift, scale, drawn)
+    return train(x, running, weight, bias, methods.batch(eps), population, channel_dim, extent.ranks, noise)
 
 
 def analytical_ghost_noise_batch_norm(
@@ -71,6 +75,8 @@ def analytical_ghost_noise_batch_norm(
     generator: Generator | None = None,
     num_batches_tracked: Tensor | None = None,
     channel_dim: int = 1,
+    process_group: Group = None,
+    uneven: bool = False,
 ) -> Tensor:
     """Normalize with the whole batch's statistics, inject analytical ghost noise, then apply weight and bias.
 
@@ -82,14 +88,16 @@ def analytical_ghost_noise_batch_norm(
     """
     checks.number("noise_eps", noise_eps, 0)
     running = Running(running_mean, running_var, num_batches_tracked, momentum)
-    spatial = check(x, "analytical_ghost_noise_batch_norm", running, weight, bias, training, channel_dim)
+    extent = check(
+        x, "analytical_ghost_noise_batch_norm", running, weight, bias, training, channel_dim, process_group, uneven
+    )
     if not training:
         return infer(x, running, weight, bias, eps, channel_dim)
-    population = partial(whole_batch_unbiased, spatial=spatial)
+    population = partial(whole_batch_unbiased, spatial=extent.spatial)
     if ghost_size is None:
         checks.nothing_drawn("draws", draws)
-        return train(x, running, weight, bias, methods.batch(eps), population, channel_dim)
-    law, draws = drawn_law(x, ghost_size, x.shape[channel_dim], spatial, kind, dof, draws, generator)
+        return train(x, running, weight, bias, methods.batch(eps), population, channel_dim, extent.ranks)
+    law, draws = drawn_law(x, ghost_size, x.shape[channel_dim], extent.spatial, kind, dof, draws, generator)
     warn_without_variance(scale and not law.has_variance, x)
     noise = methods.analytical_noise(noise_eps, shift, scale, law, draws, normalized=True)
-    return train(x, running, weight, bias, methods.batch(eps), population, channel_dim, noise)
+    return train(x, running, weight, bias, methods.batch(eps), population, channel_dim, extent.ranks, noise)

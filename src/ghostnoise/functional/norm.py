@@ -9,6 +9,7 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from ghostnoise import checks, methods
+from ghostnoise.distributed import Extent, Group, Ranks, meet
 from ghostnoise.engine import op
 from ghostnoise.functional.running import Running, ghost_average, recomputing, whole_batch, whole_batch_unbiased
 from ghostnoise.moments import Moments, table_dtype
@@ -26,21 +27,24 @@ def batch_norm(
     *,
     num_batches_tracked: Tensor | None = None,
     channel_dim: int = 1,
+    process_group: Group = None,
+    uneven: bool = False,
 ) -> Tensor:
     """Normalize each channel with the mean and variance of the whole batch.
 
     The arguments of `torch.nn.functional.batch_norm`, and two of a layer's: `num_batches_tracked` is counted up, and
     with `momentum=None` gives the cumulative average. Without running buffers, the batch's statistics are used in
-    evaluation too.
+    evaluation too. With a `process_group`, in training the batch is that of all its ranks, which hold equal parts of it
+    unless they say `uneven`.
 
     Shape: (B, C, *spatial) with 2 to 5 dimensions, or the channels in `channel_dim`.
     """
     running = Running(running_mean, running_var, num_batches_tracked, momentum)
-    spatial = check(x, "batch_norm", running, weight, bias, training, channel_dim)
+    extent = check(x, "batch_norm", running, weight, bias, training, channel_dim, process_group, uneven)
     if not training:
         return infer(x, running, weight, bias, eps, channel_dim)
-    population = partial(whole_batch_unbiased, spatial=spatial)
-    return train(x, running, weight, bias, methods.batch(eps), population, channel_dim)
+    population = partial(whole_batch_unbiased, spatial=extent.spatial)
+    return train(x, running, weight, bias, methods.batch(eps), population, channel_dim, extent.ranks)
 
 
 def ghost_batch_norm(
@@ -57,6 +61,8 @@ def ghost_batch_norm(
     running_var_from: Literal["ghost", "batch"] = "ghost",
     num_batches_tracked: Tensor | None = None,
     channel_dim: int = 1,
+    process_group: Group = None,
+    uneven: bool = False,
 ) -> Tensor:
     """Normalize consecutive ghost batches of `ghost_size` samples, each with its own statistics (eq. 1).
 
@@ -68,17 +74,17 @@ def ghost_batch_norm(
     ghost_size = checks.ghost_size_or_none(ghost_size)
     checks.choice("running_var_from", running_var_from, ("ghost", "batch"))
     running = Running(running_mean, running_var, num_batches_tracked, momentum)
-    spatial = check(x, "ghost_batch_norm", running, weight, bias, training, channel_dim)
+    extent = check(x, "ghost_batch_norm", running, weight, bias, training, channel_dim, process_group, uneven)
     if not training:
         return infer(x, running, weight, bias, eps, channel_dim)
-    checks.ghost_values(x, "ghost_batch_norm", spatial, ghost_size)
+    checks.ghost_values(extent.shape, "ghost_batch_norm", extent.spatial, ghost_size)
     method = methods.ghost(eps, ghost_size)
     population = (
         partial(ghost_average, ghost_size=ghost_size)
         if running_var_from == "ghost"
-        else partial(whole_batch_unbiased, spatial=spatial)
+        else partial(whole_batch_unbiased, spatial=extent.spatial)
     )
-    return train(x, running, weight, bias, method, population, channel_dim)
+    return train(x, running, weight, bias, method, population, channel_dim, extent.ranks)
 
 
 def exclusive_batch_norm(
@@ -96,6 +102,8 @@ def exclusive_batch_norm(
     clamp_output: float | None = None,
     num_batches_tracked: Tensor | None = None,
     channel_dim: int = 1,
+    process_group: Group = None,
+    uneven: bool = False,
 ) -> Tensor:
     """Normalize each sample with the statistics of the others in its ghost batch (eqs. 7-8).
 
@@ -108,16 +116,18 @@ def exclusive_batch_norm(
     if clamp_output is not None:
         checks.number("clamp_output", clamp_output, 0, open_low=True)
     running = Running(running_mean, running_var, num_batches_tracked, momentum)
-    spatial = check(x, "exclusive_batch_norm", running, weight, bias, training, channel_dim)
+    extent = check(x, "exclusive_batch_norm", running, weight, bias, training, channel_dim, process_group, uneven)
     if not training:
         return infer(x, running, weight, bias, eps, channel_dim)
-    checks.other_values(x, spatial, size)
+    checks.other_values(extent.shape, extent.spatial, size)
     method = methods.exclusive(eps, size, min_std)
     if clamp_output is None:
-        return train(x, running, weight, bias, method, whole_batch, channel_dim)
+        return train(x, running, weight, bias, method, whole_batch, channel_dim, extent.ranks)
     # No affine transformation clamps: the one option that takes a pass over x of its own, in no less than float32.
     wide = x.to(torch.promote_types(x.dtype, torch.float32))
-    y = train(wide, running, None, None, method, whole_batch, channel_dim).clamp(-clamp_output, clamp_output)
+    y = train(wide, running, None, None, method, whole_batch, channel_dim, extent.ranks).clamp(
+        -clamp_output, clamp_output
+    )
     shape = [-1 if dim == channel_dim % x.ndim else 1 for dim in range(x.ndim)]
     y = y if weight is None else y * weight.view(shape)
     return (y if bias is None else y + bias.view(shape)).to(x.dtype)
@@ -137,6 +147,8 @@ def eval_norm(
     alpha: float | None = None,
     num_batches_tracked: Tensor | None = None,
     channel_dim: int = 1,
+    process_group: Group = None,
+    uneven: bool = False,
 ) -> Tensor:
     """Train as `ghost_batch_norm`; in evaluation, mix each sample's own moments into the running statistics.
 
@@ -147,11 +159,11 @@ def eval_norm(
     ghost_size = checks.ghost_size_or_none(ghost_size)
     share = checks.share(alpha, ghost_size)
     running = Running(running_mean, running_var, num_batches_tracked, momentum)
-    spatial = check(x, "eval_norm", running, weight, bias, training, channel_dim)
+    extent = check(x, "eval_norm", running, weight, bias, training, channel_dim, process_group, uneven)
     if training:
-        checks.ghost_values(x, "eval_norm", spatial, ghost_size)
-        method = methods.ghost(eps, ghost_size)
-        return train(x, running, weight, bias, method, partial(ghost_average, ghost_size=ghost_size), channel_dim)
+        checks.ghost_values(extent.shape, "eval_norm", extent.spatial, ghost_size)
+        method, average = methods.ghost(eps, ghost_size), partial(ghost_average, ghost_size=ghost_size)
+        return train(x, running, weight, bias, method, average, channel_dim, extent.ranks)
     if running.mean is None or running.var is None or x.numel() == 0:
         return infer(x, running, weight, bias, eps, channel_dim)
     table = table_dtype(x.device)
@@ -161,15 +173,24 @@ def eval_norm(
 
 
 def check(
-    x: Tensor, name: str, running: Running, weight: Tensor | None, bias: Tensor | None, training: bool, channel_dim: int
-) -> int:
-    """The checks that all normalizers share; returns the number of spatial positions."""
+    x: Tensor,
+    name: str,
+    running: Running,
+    weight: Tensor | None,
+    bias: Tensor | None,
+    training: bool,
+    channel_dim: int,
+    process_group: Group,
+    uneven: bool,
+) -> Extent:
+    """The checks that all normalizers share; returns what the batch is, in training with that of the other ranks."""
     channels = {"running_mean": running.mean, "running_var": running.var, "weight": weight, "bias": bias}
     _, spatial = checks.layout(x, name, channel_dim, channels)
+    extent = meet(x, spatial, process_group if training else None, uneven)
     if training:
-        checks.trainable(x, name)
-        checks.several_values(x, spatial)
-    return spatial
+        checks.trainable(extent.shape, name)
+        checks.several_values(extent.shape, spatial)
+    return extent
 
 
 def train(
@@ -180,10 +201,11 @@ def train(
     method: methods.Normalizer,
     population: Callable[[op.Seen], Moments],
     channel_dim: int,
+    ranks: Ranks | None = None,
     noise: methods.Noise | None = None,
 ) -> Tensor:
     """Normalize as `method` says, and move the running buffers, if any, towards the `population` moments."""
-    y, seen = op.normalize(x, method, noise, weight, bias, channel_dim)
+    y, seen = op.normalize(x, method, noise, weight, bias, channel_dim, ranks)
     if (not running.absent or running.num_batches_tracked is not None) and not recomputing():
         running.update(population(seen), seen.passes)
     return y

@@ -6,7 +6,8 @@ from typing import Any, ClassVar
 import torch
 from torch import Tensor, nn
 
-from ghostnoise import functional
+from ghostnoise import distributed, functional
+from ghostnoise.distributed import Group
 from ghostnoise.tracing import Leaf
 
 
@@ -18,12 +19,21 @@ class BatchNorm(Leaf, nn.modules.batchnorm._BatchNorm):
     are not finite leaves the running buffers as they were; and so does a forward that runs inside a backward, which is
     a recomputation of activation checkpointing: each batch counts once.
 
+    With a `process_group`, training takes the batch of all its ranks for one batch, as `nn.SyncBatchNorm` does, and on
+    CPUs too: all of them must run the layer, forward and backward.
+
+    Args:
+        num_features, eps, momentum, affine, track_running_stats, device, dtype, bias: as in `nn.BatchNorm*d`.
+        process_group: the ranks that share a batch: None is this process alone, "world" all, or a process group.
+        uneven: let ranks hold different numbers of samples, or none, and exchange these numbers first; without, they
+            must be equal, and nothing notices if they are not.
+
     A subclass names its function and the attributes that the function takes as keywords. It is the layer of every
     rank; those with 1d, 2d or 3d in their name take that rank alone.
     """
 
     function: ClassVar[Callable[..., Tensor]] = staticmethod(functional.batch_norm)
-    options: ClassVar[tuple[str, ...]] = ()
+    options: ClassVar[tuple[str, ...]] = ("process_group", "uneven")
 
     def __init__(
         self,
@@ -35,10 +45,13 @@ class BatchNorm(Leaf, nn.modules.batchnorm._BatchNorm):
         device: torch.device | str | None = None,
         dtype: torch.dtype | None = None,
         *,
+        process_group: Group = None,
+        uneven: bool = False,
         bias: bool = True,
     ) -> None:
         newer: dict[str, Any] = {} if bias else {"bias": False}  # a keyword that older torch lacks
         super().__init__(num_features, eps, momentum, affine, track_running_stats, device, dtype, **newer)
+        self.process_group, self.uneven = distributed.named(process_group), uneven
 
     def forward(self, x: Tensor) -> Tensor:
         """Normalize with the batch's statistics in training, with the running ones in eval."""
@@ -59,8 +72,9 @@ class BatchNorm(Leaf, nn.modules.batchnorm._BatchNorm):
 
     def extra_repr(self) -> str:
         """The settings of `nn.BatchNorm*d`, and this layer's own."""
-        own = [f"{name}={getattr(self, name)!r}" for name in self.options if name != "generator"]
-        return ", ".join([super().extra_repr(), *own])
+        apart = ("generator", *BatchNorm.options)
+        own = [f"{name}={getattr(self, name)!r}" for name in self.options if name not in apart]
+        return ", ".join([super().extra_repr(), *own, *distributed.described(self.process_group, self.uneven)])
 
     def _check_input_dim(self, input: Tensor) -> None:
         name, shape = type(self).__name__, tuple(input.shape)

@@ -7,6 +7,7 @@ import torch
 from torch import nn
 
 from ghostnoise import checks, functional
+from ghostnoise.distributed import Group
 from ghostnoise.layers.batch_norm import BatchNorm
 
 FOLDING = ("fuse_conv_bn_eval", "fuse_linear_bn_eval")
@@ -22,12 +23,13 @@ class EvalNorm(BatchNorm):
 
     Args:
         num_features, eps, momentum, affine, track_running_stats, device, dtype, bias: as in `nn.BatchNorm*d`.
+        process_group, uneven: as in `BatchNorm*d`.
         ghost_size: samples in a ghost batch, N; None: the whole batch is one, and alpha is needed.
         alpha: the sample's share; 1/N, its share in training, if None.
     """
 
     function = staticmethod(functional.eval_norm)
-    options = ("ghost_size", "alpha")
+    options = ("ghost_size", "alpha", *BatchNorm.options)
 
     def __init__(
         self,
@@ -41,9 +43,14 @@ class EvalNorm(BatchNorm):
         *,
         ghost_size: int | None,
         alpha: float | None = None,
+        process_group: Group = None,
+        uneven: bool = False,
         bias: bool = True,
     ) -> None:
-        super().__init__(num_features, eps, momentum, affine, track_running_stats, device, dtype, bias=bias)
+        super().__init__(
+            num_features, eps, momentum, affine, track_running_stats, device, dtype, bias=bias,
+            process_group=process_group, uneven=uneven,
+        )  # fmt: skip
         self.ghost_size = checks.ghost_size_or_none(ghost_size)
         checks.share(alpha, self.ghost_size)
         self.alpha = alpha

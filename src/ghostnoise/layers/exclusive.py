@@ -4,6 +4,7 @@ import torch
 from torch import nn
 
 from ghostnoise import checks, functional
+from ghostnoise.distributed import Group
 from ghostnoise.layers.batch_norm import BatchNorm
 
 
@@ -15,6 +16,7 @@ class ExclusiveBatchNorm(BatchNorm):
 
     Args:
         num_features, eps, momentum, affine, track_running_stats, device, dtype, bias: as in `nn.BatchNorm*d`.
+        process_group, uneven: as in `BatchNorm*d`.
         ghost_size: samples in a ghost batch, 2 or more; None takes the whole batch.
         min_std: the least standard deviation to divide by.
         clamp_output: the largest absolute value of the normalized output, before weight and bias.
@@ -27,7 +29,7 @@ class ExclusiveBatchNorm(BatchNorm):
     """
 
     function = staticmethod(functional.exclusive_batch_norm)
-    options = ("ghost_size", "min_std", "clamp_output")
+    options = ("ghost_size", "min_std", "clamp_output", *BatchNorm.options)
 
     def __init__(
         self,
@@ -42,9 +44,14 @@ class ExclusiveBatchNorm(BatchNorm):
         ghost_size: int | None = None,
         min_std: float = 0.0,
         clamp_output: float | None = None,
+        process_group: Group = None,
+        uneven: bool = False,
         bias: bool = True,
     ) -> None:
-        super().__init__(num_features, eps, momentum, affine, track_running_stats, device, dtype, bias=bias)
+        super().__init__(
+            num_features, eps, momentum, affine, track_running_stats, device, dtype, bias=bias,
+            process_group=process_group, uneven=uneven,
+        )  # fmt: skip
         checks.number("min_std", min_std, 0)
         if clamp_output is not None:
             checks.number("clamp_output", clamp_output, 0, open_low=True)

@@ -6,6 +6,7 @@ import torch
 from torch import nn
 
 from ghostnoise import checks, functional
+from ghostnoise.distributed import Group
 from ghostnoise.layers.batch_norm import BatchNorm
 
 
@@ -17,6 +18,7 @@ class GhostBatchNorm(BatchNorm):
 
     Args:
         num_features, eps, momentum, affine, track_running_stats, device, dtype, bias: as in `nn.BatchNorm*d`.
+        process_group, uneven: as in `BatchNorm*d`.
         ghost_size: samples in a ghost batch, N; None: the whole batch is one.
         running_var_from: "ghost" follows the ghost batches' biased variances, "batch" the whole batch's unbiased one.
 
@@ -27,7 +29,7 @@ class GhostBatchNorm(BatchNorm):
     """
 
     function = staticmethod(functional.ghost_batch_norm)
-    options = ("ghost_size", "running_var_from")
+    options = ("ghost_size", "running_var_from", *BatchNorm.options)
 
     def __init__(
         self,
@@ -41,9 +43,14 @@ class GhostBatchNorm(BatchNorm):
         *,
         ghost_size: int | None,
         running_var_from: Literal["ghost", "batch"] = "ghost",
+        process_group: Group = None,
+        uneven: bool = False,
         bias: bool = True,
     ) -> None:
-        super().__init__(num_features, eps, momentum, affine, track_running_stats, device, dtype, bias=bias)
+        super().__init__(
+            num_features, eps, momentum, affine, track_running_stats, device, dtype, bias=bias,
+            process_group=process_group, uneven=uneven,
+        )  # fmt: skip
         checks.choice("running_var_from", running_var_from, ("ghost", "batch"))
         self.ghost_size = checks.ghost_size_or_none(ghost_size)
         self.running_var_from = running_var_from

@@ -2,7 +2,8 @@
 
 from torch import Generator, Tensor
 
-from ghostnoise import checks, functional
+from ghostnoise import checks, distributed, functional
+from ghostnoise.distributed import Group
 from ghostnoise.laws import Dof, Kind
 from ghostnoise.tracing import Leaf
 
@@ -21,6 +22,9 @@ class GhostNoise(Leaf):
         shift, scale: which parts of the noise to inject.
         channel_dim: where the channels are: 1, or -1 for tokens (B, T, C).
         generator: draws the samples; the device's default one if None.
+        process_group: the ranks that share a batch: None is this process alone, "world" all, or a process group.
+        uneven: let ranks hold different numbers of samples, or none, and exchange these numbers first; without, they
+            must be equal, and nothing notices if they are not.
 
     Shape: 2 to 5 dimensions, the batch first; any memory format.
 
@@ -40,12 +44,15 @@ class GhostNoise(Leaf):
         scale: bool = True,
         channel_dim: int = 1,
         generator: Generator | None = None,
+        process_group: Group = None,
+        uneven: bool = False,
     ) -> None:
         super().__init__()
         checks.number("eps", eps, 0)
         checks.dimension(channel_dim)
         self.ghost_size = checks.ghost_size_or_none(ghost_size)
         self.eps, self.shift, self.scale, self.channel_dim, self.generator = eps, shift, scale, channel_dim, generator
+        self.process_group, self.uneven = distributed.named(process_group), uneven
 
     def forward(self, x: Tensor) -> Tensor:
         """Inject noise in training."""
@@ -53,15 +60,16 @@ class GhostNoise(Leaf):
             return x
         return functional.ghost_noise(
             x, self.ghost_size, self.eps, shift=self.shift, scale=self.scale, channel_dim=self.channel_dim,
-            generator=self.generator,
+            generator=self.generator, process_group=self.process_group, uneven=self.uneven,
         )  # fmt: skip
 
     def extra_repr(self) -> str:
         """The settings."""
-        return (
+        own = (
             f"ghost_size={self.ghost_size}, eps={self.eps}, shift={self.shift}, scale={self.scale}, "
             f"channel_dim={self.channel_dim}"
         )
+        return ", ".join([own, *distributed.described(self.process_group, self.uneven)])
 
 
 class AnalyticalGhostNoise(Leaf):
@@ -79,6 +87,9 @@ class AnalyticalGhostNoise(Leaf):
         shift, scale: which parts of the noise to inject.
         channel_dim: where the channels are: 1, or -1 for tokens (B, T, C).
         generator: draws the noise; the device's default one if None.
+        process_group: the ranks that share a batch: None is this process alone, "world" all, or a process group.
+        uneven: let ranks hold different numbers of samples, or none, and exchange these numbers first; without, they
+            must be equal, and nothing notices if they are not.
     """
 
     def __init__(
@@ -92,6 +103,8 @@ class AnalyticalGhostNoise(Leaf):
         scale: bool = True,
         channel_dim: int = 1,
         generator: Generator | None = None,
+        process_group: Group = None,
+        uneven: bool = False,
     ) -> None:
         super().__init__()
         checks.number("eps", eps, 0)
@@ -101,6 +114,7 @@ class AnalyticalGhostNoise(Leaf):
         self.ghost_size = checks.ghost_size_or_none(ghost_size)
         self.eps, self.kind, self.dof, self.shift, self.scale = eps, kind, dof, shift, scale
         self.channel_dim, self.generator = channel_dim, generator
+        self.process_group, self.uneven = distributed.named(process_group), uneven
 
     def forward(self, x: Tensor) -> Tensor:
         """Inject noise in training."""
@@ -108,12 +122,14 @@ class AnalyticalGhostNoise(Leaf):
             return x
         return functional.analytical_ghost_noise(
             x, self.ghost_size, self.eps, kind=self.kind, dof=self.dof, shift=self.shift, scale=self.scale,
-            channel_dim=self.channel_dim, generator=self.generator,
+            channel_dim=self.channel_dim, generator=self.generator, process_group=self.process_group,
+            uneven=self.uneven,
         )  # fmt: skip
 
     def extra_repr(self) -> str:
         """The settings."""
-        return (
+        own = (
             f"ghost_size={self.ghost_size}, eps={self.eps}, kind={self.kind!r}, dof={self.dof!r}, "
             f"shift={self.shift}, scale={self.scale}, channel_dim={self.channel_dim}"
         )
+        return ", ".join([own, *distributed.described(self.process_group, self.uneven)])

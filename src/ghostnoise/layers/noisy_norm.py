@@ -4,6 +4,7 @@ import torch
 from torch import Generator, nn
 
 from ghostnoise import checks, functional
+from ghostnoise.distributed import Group
 from ghostnoise.laws import Dof, Kind
 from ghostnoise.layers.batch_norm import BatchNorm
 
@@ -16,6 +17,7 @@ class GhostNoiseBatchNorm(BatchNorm):
 
     Args:
         num_features, eps, momentum, affine, track_running_stats, device, dtype, bias: as in `nn.BatchNorm*d`.
+        process_group, uneven: as in `BatchNorm*d`.
         ghost_size: samples in a ghost batch, N: any positive number; smaller is stronger noise, None is no noise.
         noise_eps: added to the variances whose ratio is the scale noise.
         shift, scale: which parts of the noise to inject.
@@ -29,7 +31,7 @@ class GhostNoiseBatchNorm(BatchNorm):
     """
 
     function = staticmethod(functional.ghost_noise_batch_norm)
-    options = ("ghost_size", "noise_eps", "shift", "scale", "generator")
+    options = ("ghost_size", "noise_eps", "shift", "scale", "generator", *BatchNorm.options)
 
     def __init__(
         self,
@@ -46,9 +48,14 @@ class GhostNoiseBatchNorm(BatchNorm):
         shift: bool = True,
         scale: bool = True,
         generator: Generator | None = None,
+        process_group: Group = None,
+        uneven: bool = False,
         bias: bool = True,
     ) -> None:
-        super().__init__(num_features, eps, momentum, affine, track_running_stats, device, dtype, bias=bias)
+        super().__init__(
+            num_features, eps, momentum, affine, track_running_stats, device, dtype, bias=bias,
+            process_group=process_group, uneven=uneven,
+        )  # fmt: skip
         checks.number("noise_eps", noise_eps, 0)
         self.ghost_size = checks.ghost_size_or_none(ghost_size)
         self.noise_eps, self.shift, self.scale, self.generator = noise_eps, shift, scale, generator
@@ -73,6 +80,7 @@ class AnalyticalGhostNoiseBatchNorm(BatchNorm):
 
     Args:
         num_features, eps, momentum, affine, track_running_stats, device, dtype, bias: as in `nn.BatchNorm*d`.
+        process_group, uneven: as in `BatchNorm*d`.
         ghost_size: samples in a ghost batch, N; None: no noise.
         noise_eps: added to the variances whose ratio is the scale noise.
         kind: "fc", the law of fully connected layers (eqs. 11-12), or "conv", that of convolutional ones (eqs. 15-16).
@@ -82,7 +90,7 @@ class AnalyticalGhostNoiseBatchNorm(BatchNorm):
     """
 
     function = staticmethod(functional.analytical_ghost_noise_batch_norm)
-    options = ("ghost_size", "noise_eps", "kind", "dof", "shift", "scale", "generator")
+    options = ("ghost_size", "noise_eps", "kind", "dof", "shift", "scale", "generator", *BatchNorm.options)
 
     def __init__(
         self,
@@ -101,9 +109,14 @@ class AnalyticalGhostNoiseBatchNorm(BatchNorm):
         shift: bool = True,
         scale: bool = True,
         generator: Generator | None = None,
+        process_group: Group = None,
+        uneven: bool = False,
         bias: bool = True,
     ) -> None:
-        super().__init__(num_features, eps, momentum, affine, track_running_stats, device, dtype, bias=bias)
+        super().__init__(
+            num_features, eps, momentum, affine, track_running_stats, device, dtype, bias=bias,
+            process_group=process_group, uneven=uneven,
+        )  # fmt: skip
         checks.number("noise_eps", noise_eps, 0)
         checks.choice("kind", kind, ("fc", "conv"))
         checks.choice("dof", dof, ("paper", "exact"))
