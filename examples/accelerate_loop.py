@@ -43,5 +43,11 @@ for images, labels in islice(chain.from_iterable(repeat(loader)), steps):
     schedule.step()
     losses.append(loss.item())
 
-accelerator.print(f"loss {losses[0]:.3f} -> {losses[-1]:.3f}, ghost size {schedule.ghost_size}")
+plain = ghostnoise.revert(accelerator.unwrap_model(model)).eval()
+images, labels = (tensor.to(accelerator.device) for tensor in data.tensors)
+with torch.no_grad():
+    right = (plain(images).argmax(1) == labels).float().mean().item()
+accelerator.print(
+    f"loss {losses[0]:.3f} -> {losses[-1]:.3f}, training accuracy {right:.1%}, ghost size {schedule.ghost_size}"
+)
 accelerator.end_training()
