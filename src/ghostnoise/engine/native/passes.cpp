@@ -62,7 +62,7 @@ template <class Run> void with_positions(i64 S, Run run) {
 
 // Whether to write past the caches: a result that they could not hold anyway, in rows of whole, aligned lines.
 template <class T> bool streams(const Shape &n, i64 row, const Tensor<T> &to) {
-    constexpr i64 LANES = 64 / sizeof(T), LARGE = i64(1) << 24;
+    constexpr i64 LANES = 64 / sizeof(T), LARGE = i64(1) << 23;
     const bool aligned = reinterpret_cast<std::uintptr_t>(to.at) % 64 == 0 && to.b % LANES == 0 && to.inner % LANES == 0;
     return n.B * n.C * n.S * i64(sizeof(T)) >= LARGE && row % LANES == 0 && aligned;
 }
