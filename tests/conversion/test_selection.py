@@ -30,6 +30,14 @@ def test_nothing_to_convert():
         ghostnoise.convert(nn.Linear(3, 3), "gbn", 4)
 
 
+def test_a_network_that_is_named_after_norms_is_no_norm_layer():
+    class NormFree(nn.Sequential):
+        pass
+
+    with pytest.raises(ValueError, match="in this NormFree, whose norm layers are: none"):
+        ghostnoise.convert(NormFree(nn.Linear(6, 6)), "gni", 4)
+
+
 def test_nothing_selected():
     with pytest.raises(ValueError, match=r"no batch norm for which where= is true in this .* are: BatchNorm2d x 1"):
         ghostnoise.convert(convolutional(), "gbn", 4, where=lambda name, module: False)
