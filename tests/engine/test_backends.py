@@ -2,7 +2,7 @@ import pytest
 import torch
 
 import ghostnoise
-from ghostnoise.engine import aten, backends, native
+from ghostnoise.engine import aten, backends, library, native
 
 
 @pytest.fixture(autouse=True)
@@ -36,7 +36,7 @@ def test_auto_takes_the_fastest_that_can():
 
 
 def test_auto_without_the_library(monkeypatch):
-    monkeypatch.setattr(native, "library", lambda: "the C++ library was not built")
+    monkeypatch.setattr(library, "library", lambda: "the C++ library was not built")
     assert backends.serving(torch.randn(2, 3, 8)) is aten
     with pytest.raises(RuntimeError, match="backend='native' cannot run here: the C\\+\\+ library was not built"):
         ghostnoise.backend("native")

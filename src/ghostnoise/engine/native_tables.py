@@ -1,0 +1,175 @@
+"""What `native` does between its passes: the pools and tables of `engine.aten` through the C++ library."""
+
+import ctypes
+import functools
+from itertools import accumulate
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from ghostnoise.engine import aten
+from ghostnoise.engine.library import DTYPES, run, threads
+from ghostnoise.ghosts import Ramp, ghost_sizes
+from ghostnoise.methods import Batch, Noise, Normalizer
+from ghostnoise.moments import Affine, Moments, Standard
+
+
+def everyone(moments: Moments, ghost_size: int | None) -> Moments:
+    """`aten.everyone`."""
+    return _pool(moments, ghost_size, others=False)
+
+
+def others(moments: Moments, ghost_size: int | None) -> Moments:
+    """`aten.others`."""
+    return _pool(moments, ghost_size, others=True)
+
+
+def others_ramp(mean: Tensor, pooled: Tensor, gradient: Moments, ghost_size: int | None, spatial: int) -> Ramp:
+    """`aten.others_ramp`, in the dtype of the gradient."""
+    dtype = gradient.mean.dtype
+    (count, starts), channels = _starts(mean.shape[0], ghost_size), mean.shape[1]
+    made = torch.empty(3, *mean.shape, dtype=dtype).unbind()
+    settings = (DTYPES[dtype], DTYPES[mean.dtype], threads(mean.numel()), count, starts, channels, spatial)
+    run("others_ramp", *settings, *(table.data_ptr() for table in (mean, pooled, *gradient, *made)))
+    return Ramp(*made)
+
+
+def draws(moments: Moments, around: Tensor, indices: Tensor, dtype: torch.dtype) -> Moments:
+    """`aten.draws`."""
+    around, indices = around.contiguous(), indices.to(torch.int64).contiguous()
+    batch_size, channels = moments.mean.shape
+    made = [torch.empty(indices.shape[0], channels, dtype=dtype) for _ in range(2)]
+    many = threads(indices.numel() * channels)
+    sizes = (DTYPES[moments.mean.dtype], DTYPES[dtype], many, batch_size, channels, *indices.shape)
+    tables = (indices.data_ptr(), around.data_ptr(), *(table.data_ptr() for table in made))
+    run("draws", *sizes, *_moment_pointers(moments), *tables)
+    return Moments(*made)
+
+
+def standardize(
+    normalizer: Normalizer, stats: Moments, weight: Tensor | None, bias: Tensor | None, dtype: torch.dtype
+) -> Standard:
+    """`aten.standardize`; the five tables lie one after the other, as `blend` and `pull` take them."""
+    made = torch.empty((5, *stats.mean.shape), dtype=dtype)
+    given = (_parameter(weight, dtype), _parameter(bias, dtype))
+    settings = (DTYPES[dtype], threads(stats.mean.numel()), *stats.mean.shape)
+    tables = [table.contiguous() for table in stats]
+    floor = (float(normalizer.eps), float(normalizer.min_std) ** 2)
+    run("standardize", *settings, *map(_pointer, tables), *floor, *map(_pointer, given), made.data_ptr())
+    return Standard(*made.unbind())
+
+
+def inject(noise: Noise, batch: Batch, dtype: torch.dtype) -> aten.NoiseTables:
+    """`aten.inject`; what is drawn is pooled and injected at once."""
+    m, k = _inject(noise, batch, dtype)
+    return m, k
+
+
+def blend(
+    noise: Noise, batch: Batch, standard: Standard, weight: Tensor | None, bias: Tensor | None, each: int = 1
+) -> tuple[aten.NoiseTables, Affine]:
+    """`aten.blend`."""
+    if standard.rstd.shape[0] != 1:  # statistics of their own for each sample
+        return aten.blend(noise, batch, standard, weight, bias, each)
+    m, k, scale, shift = _inject(noise, batch, standard.rstd.dtype, standard.center, weight, bias)
+    return (m, k), Affine(standard.center, scale, shift)
+
+
+def pull(
+    normalizer: Normalizer,
+    standard: Standard,
+    var: Tensor,
+    weight: Tensor | None,
+    total: Tensor,
+    moment: Tensor,
+    noise: aten.NoiseTables,
+    each: int = 1,
+) -> tuple[Tensor, Tensor, Moments]:
+    """`aten.pull`."""
+    (batch_size, channels), rows, dtype = total.shape, var.shape[0], total.dtype
+    g_mean, g_var = torch.empty(2, rows, channels, dtype=dtype).unbind()
+    g_weight, g_bias = torch.empty(2, channels, dtype=dtype).unbind()
+    given = (total, moment, *noise, standard.center, var.contiguous())
+    settings = (DTYPES[dtype], threads(total.numel()), batch_size, channels, rows, each)
+    floor = (float(normalizer.eps), float(normalizer.min_std) ** 2)
+    made = (_parameter(weight, dtype), g_weight, g_bias, g_mean, g_var)
+    run("pull", *settings, *map(_pointer, given), *floor, *map(_pointer, made))
+    return g_weight, g_bias, Moments(g_mean, g_var)
+
+
+def follow(
+    mean: Tensor | None, var: Tensor | None, count: Tensor | None, momentum: float | None, stats: Moments
+) -> None:
+    """`aten.follow`."""
+    buffers = [buffer for buffer in (mean, var) if buffer is not None]
+    plain = all(_is_plain(buffer) and buffer.dtype in (torch.float32, torch.float64) for buffer in buffers)
+    plain = plain and (count is None or (_is_plain(count) and count.dtype == torch.int64))
+    if not plain or len({buffer.dtype for buffer in buffers}) > 1:
+        aten.follow(mean, var, count, momentum, stats)
+        return
+    tables = [table.to(torch.float64).contiguous() for table in stats]
+    settings = (DTYPES[buffers[0].dtype] if buffers else 0, stats.mean.shape[1])
+    factor = -1.0 if momentum is None else float(momentum)
+    run("follow", *settings, *map(_pointer, (mean, var, count, *tables)), factor)
+    torch.autograd.graph.increment_version([*buffers, *([] if count is None else [count])])
+
+
+def _is_plain(tensor: Tensor) -> bool:
+    return tensor.device.type == "cpu" and type(tensor) in (Tensor, torch.nn.Parameter) and tensor.is_contiguous()
+
+
+def _inject(
+    noise: Noise, batch: Batch, dtype: torch.dtype, standard: Tensor | None = None, *parameters: Tensor | None
+) -> Any:
+    """m and k; with the first table of a normalizer's and its weight and bias also the scale and shift of x."""
+    samples, channels = batch.moments.mean.shape
+    if noise.indices is None:
+        ghost = [table.to(dtype).contiguous() for table in noise.ghost(batch)]
+        rows, drawn = ghost[0].shape[0], (0, 0, 0, 0, *(table.data_ptr() for table in ghost))
+        sizes = (samples, channels, rows, 0)
+    else:
+        indices, around = noise.indices.to(torch.int64).contiguous(), batch.whole.mean.contiguous()
+        rows, drawn = indices.shape[0], (*_moment_pointers(batch.moments), indices.data_ptr(), around.data_ptr(), 0, 0)
+        sizes = (samples, *(channels, *indices.shape))
+    wanted = (noise.shift, noise.scale, *([True, True] if standard is not None else []))
+    made = [torch.empty(rows, channels, dtype=dtype) if wants else None for wants in wanted]
+    tables = [table.to(torch.float64).contiguous() for table in (noise.var(batch), noise.eps * batch.unit)]
+    given = (*tables, standard, *(_parameter(parameter, dtype) for parameter in parameters))
+    ends = (*given, *[None] * (5 - len(given)), *made, *[None] * (4 - len(made)))
+    many = threads(rows * channels * max(sizes[-1], 1))
+    settings = (DTYPES[batch.moments.mean.dtype], DTYPES[dtype], many, *sizes)
+    run("inject", *settings, *drawn, int(noise.shift), int(noise.scale), *map(_pointer, ends))
+    return made
+
+
+def _pointer(tensor: Tensor | None) -> int:
+    return 0 if tensor is None else tensor.data_ptr()
+
+
+def _parameter(parameter: Tensor | None, dtype: torch.dtype) -> Tensor | None:
+    if parameter is None or (parameter.dtype == dtype and parameter.is_contiguous()):
+        return parameter
+    return parameter.to(dtype).contiguous()
+
+
+def _pool(moments: Moments, ghost_size: int | None, *, others: bool) -> Moments:
+    batch_size, channels = moments.mean.shape
+    count, starts = _starts(batch_size, ghost_size)
+    made = [torch.empty(batch_size if others else count, channels, dtype=torch.float64) for _ in range(2)]
+    many = threads(batch_size * channels)
+    settings = (DTYPES[moments.mean.dtype], int(others), many, count, starts, channels)
+    run("pool", *settings, *_moment_pointers(moments), *(table.data_ptr() for table in made))
+    return Moments(*made)
+
+
+@functools.lru_cache(maxsize=256)
+def _starts(batch_size: int, ghost_size: int | None) -> tuple[int, ctypes.Array[ctypes.c_int64]]:
+    """How many ghost batches there are, and their first samples, and the end."""
+    sizes = ghost_sizes(batch_size, ghost_size or batch_size)
+    return len(sizes), (ctypes.c_int64 * (len(sizes) + 1))(*accumulate(sizes, initial=0))
+
+
+def _moment_pointers(moments: Moments) -> tuple[int, int]:
+    """Of tables as `moments` makes them; no pointer to the variance of a single position, which is 0."""
+    return moments.mean.data_ptr(), 0 if 0 in moments.var.stride() else moments.var.data_ptr()

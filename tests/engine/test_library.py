@@ -1,0 +1,31 @@
+import pytest
+
+from ghostnoise.engine import library
+
+
+def test_the_best_copy_is_chosen_among_those_that_run():
+    assert library.library().level == library.copies()[-1]
+    assert library.copies()[0] == "baseline"
+
+
+def test_no_library(monkeypatch, tmp_path):
+    monkeypatch.setenv("GHOSTNOISE_NATIVE_FOLDER", str(tmp_path))
+    assert "was not built; reinstall with a C++ compiler" in library.library.__wrapped__()
+    assert library.copies(library.library.__wrapped__()) == ()
+
+
+def test_a_file_that_is_no_library(monkeypatch, tmp_path):
+    suffix = library.importlib.machinery.EXTENSION_SUFFIXES[0]
+    (tmp_path / f"_native{suffix}").write_text("nothing")
+    monkeypatch.setenv("GHOSTNOISE_NATIVE_FOLDER", str(tmp_path))
+    assert "does not load" in library.library.__wrapped__()
+
+
+def test_an_unknown_dtype_is_refused():
+    with pytest.raises(RuntimeError, match="the native pass follow was built without the dtype of code 9"):
+        library.run("follow", 9, 0, 0, 0, 0, 0, 0, 0.1)
+
+
+def test_threads_only_for_what_is_worth_them():
+    assert library.threads(library.GRAIN - 1) == 1
+    assert library.threads(library.GRAIN) == library.torch.get_num_threads()
