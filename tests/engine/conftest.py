@@ -1,11 +1,11 @@
 import pytest
 
+from copies import COPIES, FOUND
 from ghostnoise.engine import library, native
 
 
-@pytest.fixture(params=library.copies())
+@pytest.fixture(params=COPIES)
 def passes(request, monkeypatch):
     """The native backend, on every copy of its passes that this machine can run."""
-    handle = library.library().handle
-    monkeypatch.setattr(library, "library", lambda: library.Library(handle, request.param))
+    monkeypatch.setattr(library, "library", lambda: library.Library(FOUND.handle, request.param))
     return native

@@ -3,15 +3,9 @@ import pytest
 from ghostnoise.engine import library
 
 
-def test_the_best_copy_is_chosen_among_those_that_run():
-    assert library.library().level == library.copies()[-1]
-    assert library.copies()[0] == "baseline"
-
-
 def test_no_library(monkeypatch, tmp_path):
     monkeypatch.setenv("GHOSTNOISE_NATIVE_FOLDER", str(tmp_path))
     assert "was not built; reinstall with a C++ compiler" in library.library.__wrapped__()
-    assert library.copies(library.library.__wrapped__()) == ()
 
 
 def test_a_file_that_is_no_library(monkeypatch, tmp_path):

@@ -3,6 +3,7 @@ import torch
 from hypothesis import given
 
 import ghostnoise
+from copies import COPIES, FOUND
 from ghostnoise.engine import aten, library, native
 from passes import (
     ALL_DTYPES,
@@ -16,14 +17,12 @@ from passes import (
     values,
 )
 
-FOUND = library.library()
-
 
 def taken(shape, dtype, layout, seed=0):
     return native.refuses(values(shape, dtype, layout, seed)) is None
 
 
-@pytest.mark.parametrize("copy", library.copies())
+@pytest.mark.parametrize("copy", COPIES)
 def test_passes_equal_their_formulas(copy):
     @given(shapes, dtypes, layouts, upstreams, row_sizes)
     def check(shape, dtype, layout, upstream, each):

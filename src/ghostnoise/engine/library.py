@@ -52,12 +52,6 @@ def library() -> Library | str:
     return Library(handle, LEVELS[handle.gn_level()])
 
 
-def copies(found: Library | str | None = None) -> tuple[str, ...]:
-    """The copies of the passes that this machine can run, the best one last."""
-    found = library() if found is None else found
-    return () if isinstance(found, str) else LEVELS[: LEVELS.index(found.level) + 1]
-
-
 def run(name: str, *arguments: int | float | ctypes.Array[ctypes.c_int64]) -> None:
     """Run a pass of the library, which is there."""
     found = library()

@@ -1,5 +1,5 @@
-// The small tables between the passes (engine/aten.py): from statistics to what is applied to x, what noise adds to it,
-// and their gradients. Tables are in the arithmetic of x, statistics in double; sums are in double.
+// The small tables between the passes (engine/aten.py): from statistics to what is applied to x, the gradient of both,
+// and running statistics. Tables are in the arithmetic of x, statistics in double; sums are in double.
 
 #include "common.h"
 
