@@ -1,0 +1,237 @@
+"""The settings of a run, section by section. Every field has one meaning, and unused ones stay unset.
+
+A section checks what it can see by itself; `recipe.py` checks what needs two sections.
+"""
+
+from typing import Annotated, Literal
+
+from pydantic import BaseModel, ConfigDict, Field, model_validator
+
+Method = Literal["none", "bn", "gbn", "xbn", "en", "gni", "agni", "dropout", "eagn"]
+Placement = Literal["inside", "after", "activation", "branch"]
+GHOSTLY = ("gbn", "xbn", "en", "gni", "agni")  # methods that have a ghost size
+NOISES = ("gni", "agni", "dropout", "eagn")  # methods that inject noise, and so can stand outside of a batch norm
+
+Count = Annotated[int, Field(ge=1)]
+Share = Annotated[float, Field(ge=0, lt=1)]
+Least0 = Annotated[float, Field(ge=0, allow_inf_nan=False)]
+Above0 = Annotated[float, Field(gt=0, allow_inf_nan=False)]
+
+
+class Section(BaseModel):
+    """Settings that reject what they do not know, and cannot change."""
+
+    model_config = ConfigDict(extra="forbid", frozen=True, strict=True, use_attribute_docstrings=True)
+
+
+class ModelSettings(Section):
+    """Which network."""
+
+    name: str
+    """One of `ghostnoise.lab.models`, or "timm:NAME" for any of timm's."""
+    width: Count | None = None
+    """Channels of the first stage, or of a plain network's layers, if not the network's own."""
+    widths: Annotated[list[Count], Field(min_length=1)] | None = None
+    """Hidden layers of an MLP."""
+
+
+class NormSettings(Section):
+    """How it is normalized, and which noise is injected where."""
+
+    method: Method
+    """"bn", or "none" for the network's own normalization where that is no batch norm; else a method's short name."""
+    ghost_size: Count | None = None
+    """Samples in a ghost batch; XBN takes all others without."""
+    scope: Literal["local", "global"] = "local"
+    """Whether statistics and draws are of each process's samples, or of all processes'."""
+    components: Literal["both", "shift", "scale"] | None = None
+    """Which parts of ghost noise to inject (gni, agni)."""
+    placement: Placement | None = None
+    """Noise between normalization and affine ("inside"), after the affine ("after"), before each activation
+    ("activation"), or at the end of each residual branch's second normalization ("branch")."""
+    law: Literal["fc", "conv"] | None = None
+    """The distribution of analytical noise (agni)."""
+    dof: Literal["paper", "exact"] | None = None
+    """Its degrees of freedom: N as in the paper, or N - 1 (agni)."""
+    rate: Share | None = None
+    """The drop rate (dropout)."""
+    distribution: Literal["bernoulli", "gaussian"] | None = None
+    """What is multiplied by (dropout)."""
+    per: Literal["element", "channel"] | None = None
+    """What shares a draw (dropout)."""
+    std: Least0 | None = None
+    """Standard deviation of additive noise (eagn)."""
+    eps: Above0 = 1e-5
+    """Added to the variances of a batch norm."""
+    momentum: Annotated[float, Field(gt=0, le=1)] = 0.1
+    """Of the running buffers."""
+    noise_eps: Least0 | None = None
+    """Added to the variances whose ratio is the scale noise (gni, agni)."""
+
+    @model_validator(mode="before")
+    @classmethod
+    def _defaults_of_the_method(cls, given: object) -> object:
+        """Unset settings of a method take its defaults, so that both ways to write them are one run."""
+        if not isinstance(given, dict):
+            return given
+        own: dict[str, object] = {}
+        match given.get("method"):
+            case "gni":
+                own = {"components": "both", "noise_eps": 1e-3}
+            case "agni":
+                own = {"components": "both", "noise_eps": 1e-3, "law": "fc", "dof": "paper"}
+            case "dropout":
+                own = {"distribution": "bernoulli", "per": "element"}
+        return own | {name: value for name, value in given.items() if value is not None or name not in own}
+
+    @model_validator(mode="after")
+    def _belongs_to_the_method(self) -> "NormSettings":
+        theirs = {
+            "ghost_size": GHOSTLY, "components": ("gni", "agni"), "noise_eps": ("gni", "agni"), "law": ("agni",),
+            "dof": ("agni",), "rate": ("dropout",), "distribution": ("dropout",), "per": ("dropout",), "std": ("eagn",),
+            "placement": NOISES,
+        }  # fmt: skip
+        for name, methods in theirs.items():
+            value = getattr(self, name)
+            if value is not None and self.method not in methods:
+                raise ValueError(
+                    f"{name}={value!r}: a setting of {', '.join(methods)}, and the method is {self.method!r}; "
+                    f"leave {name} out"
+                )
+        needed = {"gbn": "ghost_size", "en": "ghost_size", "gni": "ghost_size", "agni": "ghost_size",
+                  "dropout": "rate", "eagn": "std"}.get(self.method)  # fmt: skip
+        if needed and getattr(self, needed) is None:
+            raise ValueError(f"method={self.method!r} without {needed}: it has no default; give one")
+        if self.scope == "global" and self.method in ("none", "dropout", "eagn"):
+            raise ValueError(f"scope='global': {self.method!r} has no statistics to share; leave scope out")
+        return self
+
+
+class DataSettings(Section):
+    """Which images, and what is done to them."""
+
+    name: Literal["digits", "mnist", "fashion-mnist", "cifar10", "cifar100", "imagefolder"]
+    evaluate: Literal["validation", "test"] = "validation"
+    """"validation" trains on 90 % of the training set and scores the rest; "test" trains on all of it."""
+    limit: Count | None = None
+    """Use only the first so many training images, in a fixed random order, before the validation split."""
+    test_limit: Count | None = None
+    """Use only the first so many test images, in a fixed random order."""
+    split_seed: Annotated[int, Field(ge=0)] = 0
+    """Chooses the validation images; the same for all seeds of a run, so that they are compared on the same ones."""
+    augment: Literal["none", "flip-crop", "resized-crop"] = "none"
+    """"flip-crop": random flip, zero padding, random crop; "resized-crop": random resized crop and flip."""
+    padding: Annotated[int, Field(ge=0)] | None = None
+    """Of "flip-crop", on each side (4 if unset)."""
+    folder: str | None = None
+    """Of "imagefolder": a folder with train/ and val/ (or test/), below the data folder."""
+    image_size: Count | None = None
+    """Of "imagefolder" (224 if unset): what the network sees."""
+    resize: Count | None = None
+    """Of "imagefolder" (256 if unset): the shorter side, before the centre is cropped for evaluation."""
+
+    @model_validator(mode="before")
+    @classmethod
+    def _defaults(cls, given: object) -> object:
+        if not isinstance(given, dict):
+            return given
+        own: dict[str, object] = {"padding": 4} if given.get("augment") == "flip-crop" else {}
+        if given.get("name") == "imagefolder":
+            own |= {"image_size": 224, "resize": 256}
+        return own | {name: value for name, value in given.items() if value is not None or name not in own}
+
+    @model_validator(mode="after")
+    def _fits(self) -> "DataSettings":
+        folder = self.name == "imagefolder"
+        if self.padding is not None and self.augment != "flip-crop":
+            raise ValueError(
+                f"padding={self.padding}: a setting of augment='flip-crop', and augment is {self.augment!r}; "
+                "leave padding out"
+            )
+        if folder != (self.folder is not None):
+            raise ValueError(f"folder={self.folder!r} with name={self.name!r}: 'imagefolder' and folder go together")
+        if not folder and (self.image_size or self.resize):
+            raise ValueError(
+                f"image_size and resize with name={self.name!r}: settings of 'imagefolder'; leave them out"
+            )
+        if folder == (self.augment == "flip-crop") or (not folder and self.augment == "resized-crop"):
+            fitting = "'none' or 'resized-crop'" if folder else "'none' or 'flip-crop'"
+            if self.augment != "none":
+                raise ValueError(f"augment={self.augment!r} with name={self.name!r}: must be {fitting}")
+        return self
+
+
+class OptimSettings(Section):
+    """The optimizer and its learning rate, which warms up linearly and decays by a cosine, step by step."""
+
+    name: Literal["sgd", "adamw"] = "sgd"
+    lr: Above0
+    momentum: Share | None = None
+    """Of sgd (0.9 if unset)."""
+    nesterov: bool | None = None
+    """Of sgd (false if unset)."""
+    betas: tuple[Share, Share] | None = None
+    """Of adamw (0.9, 0.999 if unset)."""
+    eps: Above0 | None = None
+    """Of adamw (1e-8 if unset)."""
+    weight_decay: Least0 = 0.0
+    """Of weights; gains and biases, all parameters of one dimension or none, are not decayed."""
+    warmup_epochs: Least0 = 0.0
+    """How long the rate rises from 0."""
+    clip: Above0 | None = None
+    """The largest norm of the gradient."""
+
+    @model_validator(mode="before")
+    @classmethod
+    def _defaults_of_the_optimizer(cls, given: object) -> object:
+        if not isinstance(given, dict):
+            return given
+        own: dict[str, object] = {"momentum": 0.9, "nesterov": False}
+        if given.get("name") == "adamw":
+            own = {"betas": (0.9, 0.999), "eps": 1e-8}
+        given = {name: tuple(value) if isinstance(value, list) else value for name, value in given.items()}
+        return own | {name: value for name, value in given.items() if value is not None or name not in own}
+
+    @model_validator(mode="after")
+    def _belongs_to_the_optimizer(self) -> "OptimSettings":
+        for name, owner in (("momentum", "sgd"), ("nesterov", "sgd"), ("betas", "adamw"), ("eps", "adamw")):
+            if getattr(self, name) is not None and self.name != owner:
+                raise ValueError(
+                    f"{name}={getattr(self, name)!r}: a setting of {owner}, and the optimizer is {self.name!r}; "
+                    f"leave {name} out"
+                )
+        if self.nesterov and not self.momentum:
+            raise ValueError(f"nesterov with momentum={self.momentum}: it needs some; raise momentum or leave it out")
+        return self
+
+
+class TrainSettings(Section):
+    """How long, in which batches, and on what."""
+
+    epochs: Count
+    batch_size: Count
+    """Samples in a step, over all processes."""
+    label_smoothing: Share = 0.0
+    ema: Annotated[float, Field(gt=0, lt=1)] | None = None
+    """Decay of an average of the weights, taken after every step, which is then what is evaluated."""
+    amp: Literal["none", "bf16", "fp16"] = "none"
+    """Mixed precision."""
+    channels_last: bool = False
+    compile: bool = False
+    device: str = "auto"
+    """"cpu", "cuda", "mps", or "auto" for the best that is there."""
+    processes: Count = 1
+    """Set by torchrun."""
+    smoke: bool = False
+    """Set by --smoke: the run is shrunk to seconds, and its numbers mean nothing."""
+
+
+class Settings(Section):
+    """All that decides what a run computes."""
+
+    model: ModelSettings
+    norm: NormSettings
+    data: DataSettings
+    optim: OptimSettings
+    train: TrainSettings
+    seed: Annotated[int, Field(ge=0, lt=2**63)] = 0
