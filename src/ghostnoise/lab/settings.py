@@ -129,6 +129,8 @@ class DataSettings(Section):
     """Of "imagefolder" (224 if unset): what the network sees."""
     resize: Count | None = None
     """Of "imagefolder" (256 if unset): the shorter side, before the centre is cropped for evaluation."""
+    stand_in: bool = False
+    """Set by --smoke where the files are missing: random images of the set's shape."""
 
     @model_validator(mode="before")
     @classmethod
