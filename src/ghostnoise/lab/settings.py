@@ -222,6 +222,8 @@ class TrainSettings(Section):
     compile: bool = False
     device: str = "auto"
     """"cpu", "cuda", "mps", or "auto" for the best that is there."""
+    deterministic: bool = False
+    """On GPUs: only algorithms that give the same result every time."""
     processes: Count = 1
     """Set by torchrun."""
     smoke: bool = False
