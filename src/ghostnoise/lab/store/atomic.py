@@ -2,7 +2,6 @@
 
 import errno
 import os
-import tempfile
 from collections.abc import Iterator
 from contextlib import contextmanager, suppress
 from pathlib import Path
@@ -33,16 +32,16 @@ def writing(path: Path) -> Iterator[None]:
 def write(path: Path, content: bytes) -> None:
     """Replace `path` by `content`, on the disk when this returns."""
     with writing(path):
-        handle, name = tempfile.mkstemp(dir=path.parent, prefix=f".{path.name}.", suffix=".part")
+        name = path.with_name(f".{path.name}.{os.getpid()}.part")
         try:
-            with os.fdopen(handle, "wb") as file:
+            with open(name, "wb") as file:
                 file.write(content)
                 file.flush()
                 os.fsync(file.fileno())
             os.replace(name, path)
         except BaseException:
             with suppress(OSError):
-                os.unlink(name)
+                name.unlink()
             raise
         sync_folder(path.parent)
 

@@ -70,9 +70,11 @@ def train(chosen: Recipe, options: Options) -> Outcome:
         if result is not None:
             _say(options, here, f"{folder.path} is finished; remove the folder to run it again")
         else:
-            loop = _prepare(chosen, settings, folder, options, here, content, raised)
-            with loop.display, listening() as loop.clock.stop, _memory(settings):
-                ending = loop.run()
+            with listening() as stop, _memory(settings):
+                loop = _prepare(chosen, settings, folder, options, here, content, raised)
+                loop.clock.stop = stop
+                with loop.display:
+                    ending = loop.run()
             if ending.status == "stopped":
                 _say(options, here, f"stopped; the same command goes on from here ({folder.path})")
                 return Outcome(None, folder.path, ending.signal)
@@ -104,9 +106,8 @@ def _prepare(
         workers=options.workers,
     )  # fmt: skip
     generators.seed(settings.seed)
-    with _memory(settings):
-        model = models.build(settings.model, settings.norm, source.facts.shape, source.facts.classes)
-        session = Session(model, settings, here)
+    model = models.build(settings.model, settings.norm, source.facts.shape, source.facts.classes)
+    session = Session(model, settings, here)
     if here.rank:
         generators.seed((settings.seed + here.rank * 0x9E3779B97F4A7C15) % 2**63)  # noise of its own
     if content is not None:
