@@ -52,16 +52,21 @@ def _parser() -> Parser:
     lab.add(commands, _positive, _seconds)
     commands.add_parser("doctor", help="print versions, the CPU, and which backends are usable and why not")
     bench = commands.add_parser("bench", help="measure time and memory against nn.BatchNorm and other libraries")
-    kinds = bench.add_subparsers(dest="bench", required=True, metavar="layers|net|memory")
+    kinds = bench.add_subparsers(dest="bench", required=True, metavar="layers|net|memory|lab")
     layers = kinds.add_parser("layers", help="time forward + backward of single layers, and the bandwidth limit")
     net = kinds.add_parser("net", help="time training steps of ResNet-20 and ResNet-18 on CIFAR-sized images")
     memory = kinds.add_parser("memory", help="count the bytes held for the backward, and the peak")
-    for kind, formats in ((layers, "both"), (net, "contiguous"), (memory, "both")):
+    lab_ = kinds.add_parser("lab", help="time the trainer, the bare step and a plain DataLoader loop")
+    for kind, formats in ((layers, "both"), (net, "contiguous"), (memory, "both"), (lab_, "contiguous")):
         _shared(kind, formats)
     _timed(layers, seconds=15)
     _timed(net, seconds=60)
+    _timed(lab_, seconds=60)
     layers.add_argument(
         "--compile", action="store_true", help="also time layers through torch.compile, which takes minutes"
+    )
+    lab_.add_argument(
+        "--batch", type=_positive, help="samples in a batch (default 256 for ResNet-20, 1024 for the MLP)"
     )
     net.add_argument("--batch", type=_positive, help="samples in a batch (default 128 for ResNet-20, 32 for ResNet-18)")
     return parser

@@ -159,7 +159,7 @@ def test_tensorboard_gets_the_same_numbers(tmp_path):
 
 
 def test_a_batch_larger_than_the_data(tmp_path):
-    with pytest.raises(UserError, match="512.*230|230.*512"):
+    with pytest.raises(UserError, match=r"512.*230"):
         run(tmp_path, "train.batch_size=512")
     assert not list(tmp_path.glob("**/*.part"))
 
@@ -191,7 +191,9 @@ def test_a_full_disk_in_the_middle_keeps_the_checkpoints(tmp_path, monkeypatch):
     assert again.result["weights_sha256"] == whole.result["weights_sha256"]
 
 
-@pytest.mark.parametrize("error", [MemoryError(), RuntimeError("DefaultCPUAllocator: can't allocate memory: you tried")])
+@pytest.mark.parametrize(
+    "error", [MemoryError(), RuntimeError("DefaultCPUAllocator: can't allocate memory: you tried")]
+)
 def test_out_of_memory_suggests_a_batch_size(tmp_path, monkeypatch, error):
     def run_out(*arguments):
         raise error

@@ -56,13 +56,13 @@ class Loop:
         if progress.history and progress.history[-1]["train_loss"] is None:
             return Ending("diverged")
         while progress.epoch < self.epochs:
-            ending = self._train() or self._close()
+            ending = self.train_epoch() or self._close()
             if ending is not None:
                 return ending
         return Ending("finished")
 
-    def _train(self) -> Ending | None:
-        """The rest of the epoch's steps; an ending if there are no more."""
+    def train_epoch(self) -> Ending | None:
+        """The rest of the epoch's steps; an ending if there are no more epochs."""
         session, progress = self.session, self.session.progress
         session.model.train()
         segment = Segment()
