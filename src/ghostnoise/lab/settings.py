@@ -9,7 +9,8 @@ from pydantic import BaseModel, ConfigDict, Field, model_validator
 
 Method = Literal["none", "bn", "gbn", "xbn", "en", "gni", "agni", "dropout", "eagn"]
 Placement = Literal["inside", "after", "activation", "branch"]
-GHOSTLY = ("gbn", "xbn", "en", "gni", "agni")  # methods that have a ghost size
+CUTTING = ("gbn", "xbn", "en")  # methods that cut the batch into ghost batches
+GHOSTLY = (*CUTTING, "gni", "agni")  # methods that have a ghost size
 NOISES = ("gni", "agni", "dropout", "eagn")  # methods that inject noise, and so can stand outside of a batch norm
 SHARING = ("bn", *GHOSTLY)  # methods with statistics that processes can share
 
@@ -85,18 +86,11 @@ class NormSettings(Section):
     """Added to the variances whose ratio is the scale noise (gni, agni)."""
 
     OWNERS = {
-        name: ("method", methods)
-        for names, methods in (
-            (("ghost_size",), GHOSTLY),
-            (("scope",), SHARING),
-            (("placement",), NOISES),
-            (("components", "noise_eps"), ("gni", "agni")),
-            (("law", "dof"), ("agni",)),
-            (("rate", "distribution", "per"), ("dropout",)),
-            (("std",), ("eagn",)),
-        )
-        for name in names
-    }
+        "ghost_size": ("method", GHOSTLY), "scope": ("method", SHARING), "placement": ("method", NOISES),
+        "components": ("method", ("gni", "agni")), "noise_eps": ("method", ("gni", "agni")),
+        "law": ("method", ("agni",)), "dof": ("method", ("agni",)), "std": ("method", ("eagn",)),
+        "rate": ("method", ("dropout",)), "distribution": ("method", ("dropout",)), "per": ("method", ("dropout",)),
+    }  # fmt: skip
 
     @model_validator(mode="before")
     @classmethod
@@ -116,8 +110,8 @@ class NormSettings(Section):
 
     @model_validator(mode="after")
     def _has_a_strength(self) -> Self:
-        needed = {"gbn": "ghost_size", "en": "ghost_size", "gni": "ghost_size", "agni": "ghost_size",
-                  "dropout": "rate", "eagn": "std"}.get(self.method)  # fmt: skip
+        ghostly = dict.fromkeys(("gbn", "en", "gni", "agni"), "ghost_size")
+        needed = {**ghostly, "dropout": "rate", "eagn": "std"}.get(self.method)
         if needed and getattr(self, needed) is None:
             raise ValueError(f"method={self.method!r} without {needed}: it has no default; give one")
         return self
@@ -149,11 +143,9 @@ class DataSettings(Section):
     """Set by --smoke where the files are missing: random images of the set's shape."""
 
     OWNERS = {
-        "padding": ("augment", ("flip-crop",)),
-        "folder": ("name", ("imagefolder",)),
-        "image_size": ("name", ("imagefolder",)),
-        "resize": ("name", ("imagefolder",)),
-    }
+        "padding": ("augment", ("flip-crop",)), "folder": ("name", ("imagefolder",)),
+        "image_size": ("name", ("imagefolder",)), "resize": ("name", ("imagefolder",)),
+    }  # fmt: skip
 
     @model_validator(mode="before")
     @classmethod
@@ -173,10 +165,7 @@ class DataSettings(Section):
             fitting = " or ".join(map(repr, augments(self.name)))
             raise ValueError(f"augment={self.augment!r} with name={self.name!r}: must be {fitting}")
         if self.image_size and self.resize and self.resize < self.image_size:
-            raise ValueError(
-                f"resize={self.resize}: the centre of image_size={self.image_size} is cropped from it; "
-                f"raise it to {self.image_size} or more"
-            )
+            raise ValueError(f"resize={self.resize}: must be image_size={self.image_size} or more; raise it")
         return self
 
 
@@ -206,11 +195,9 @@ class OptimSettings(Section):
     """The largest norm of the gradient."""
 
     OWNERS = {
-        "momentum": ("name", ("sgd",)),
-        "nesterov": ("name", ("sgd",)),
-        "betas": ("name", ("adamw",)),
-        "eps": ("name", ("adamw",)),
-    }
+        "momentum": ("name", ("sgd",)), "nesterov": ("name", ("sgd",)),
+        "betas": ("name", ("adamw",)), "eps": ("name", ("adamw",)),
+    }  # fmt: skip
 
     @model_validator(mode="before")
     @classmethod
