@@ -6,7 +6,6 @@ from collections.abc import Mapping, Sequence
 from enum import Enum
 from typing import Any
 
-from ghostnoise.lab.errors import UserError
 from ghostnoise.lab.settings import augments
 from ghostnoise.lab.validation import KEYS, SECTIONS, unknown
 
@@ -21,16 +20,14 @@ class Unset(Enum):
     UNSET = "unset"
 
 
-def overridden(tree: Mapping[str, Any], overrides: Sequence[str]) -> Tree:
-    """A copy of `tree`, a recipe's sections, with `overrides` of the form `norm.ghost_size=16` in it.
+def overridden(tree: Mapping[str, Any], overrides: Sequence[str]) -> tuple[Tree, list[str]]:
+    """A copy of `tree`, a recipe's sections, with `overrides` of the form `norm.ghost_size=16`; and a line per mistake.
 
     Later ones win. What a new method, optimizer, data set or augmentation has no use for is removed, unless it is among
     the overrides itself; a new network drops widths, and a new network or method the placement, which is a default of
-    both. All mistakes are in one UserError.
+    both.
     """
     given, lines = _parsed(overrides)
-    if lines:
-        raise UserError("\n".join(lines))
     made: Tree = {name: dict(value) if isinstance(value, Mapping) else value for name, value in tree.items()}
     for key, value in given.items():
         section, _, name = key.rpartition(".")
@@ -45,7 +42,7 @@ def overridden(tree: Mapping[str, Any], overrides: Sequence[str]) -> Tree:
             target.pop(name, None)
         else:
             target[name] = value
-    return made
+    return made, lines
 
 
 def _parsed(overrides: Sequence[str]) -> tuple[dict[str, Any], list[str]]:

@@ -68,7 +68,7 @@ def load(name_or_path: str, overrides: Sequence[str] = (), *, smoke: bool = Fals
     for each mistake.
     """
     text = read(name_or_path)
-    settings = _placed(validated(overridden(_parsed(text, name_or_path), overrides)))
+    settings = _placed(validated(*overridden(_parsed(text, name_or_path), overrides)))
     check(changed(settings, train={"device": "auto"}) if smoke else settings)  # a CPU may try what needs a GPU
     if smoke:
         settings = shrink(settings)

@@ -6,10 +6,10 @@ from ghostnoise.lab.settings import CUTTING, Settings
 from ghostnoise.lab.validation import validated
 
 EPOCHS = 2
-BATCH = 32
+BATCH, LEAST = 32, 4  # of all processes, and of each
 TIMM_BATCH = 8  # networks of timm keep their size
 BATCHES, TEST_BATCHES = 5, 2
-WIDTH, MLP_WIDTH, MLP_LAYERS = 16, 64, 3  # 16 channels divide into heads and into quarters for bottlenecks
+WIDTH, MLP_WIDTH = 16, 64  # 16 channels divide into heads and into quarters for bottlenecks
 IMAGE_SIZE, RESIZE = 64, 72
 
 
@@ -26,7 +26,7 @@ def shrink(settings: Settings) -> Settings:
     timm = model["name"].startswith("timm:")
     epochs = min(train["epochs"], EPOCHS)
     size, processes = train["batch_size"], train["processes"]
-    share = max(min(size, 4), min(size, TIMM_BATCH if timm else BATCH) // processes)
+    share = max(min(LEAST, -(-size // processes)), min(size, TIMM_BATCH if timm else BATCH) // processes)
     batch = share * processes
     if norm["method"] in CUTTING and "ghost_size" in norm:
         norm["ghost_size"] = min(norm["ghost_size"], share)
@@ -36,10 +36,10 @@ def shrink(settings: Settings) -> Settings:
     if data["name"] == "imagefolder" and not timm:
         data["image_size"] = _least(data, "image_size", IMAGE_SIZE)
         data["resize"] = _least(data, "resize", RESIZE)
-    if model["name"] == "mlp":
-        model["widths"] = [min(width, MLP_WIDTH) for width in model.get("widths", [MLP_WIDTH] * MLP_LAYERS)]
+    if "widths" in model:
+        model["widths"] = [min(width, MLP_WIDTH) for width in model["widths"]]
     elif not timm:
-        model["width"] = _least(model, "width", WIDTH)
+        model["width"] = _least(model, "width", MLP_WIDTH if model["name"] == "mlp" else WIDTH)
     train |= {"epochs": epochs, "batch_size": batch, "compile": False, "smoke": True}
     if train["device"] == "cpu" and train["amp"] == "fp16":
         train["amp"] = "bf16"

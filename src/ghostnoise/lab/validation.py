@@ -1,7 +1,7 @@
 """Settings out of what was written: every mistake is one line, with what was given, the rule and the remedy."""
 
 import difflib
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
 from pydantic import ValidationError
@@ -37,13 +37,19 @@ RULES = {
 }
 
 
-def validated(tree: Mapping[str, Any]) -> Settings:
-    """The settings in `tree`, which has a mapping for each section; all mistakes are in one UserError."""
+def validated(tree: Mapping[str, Any], mistakes: Sequence[str] = ()) -> Settings:
+    """The settings in `tree`, which has a mapping for each section.
+
+    All mistakes are in one UserError, with a line for each: `mistakes` that were found before, and those of `tree`.
+    """
+    lines = list(mistakes)
     try:
-        return Settings.model_validate(dict(tree))
+        settings = Settings.model_validate(dict(tree))
     except ValidationError as error:
-        lines = [line for mistake in error.errors(include_url=False) for line in _lines(mistake)]
-        raise UserError("\n".join(dict.fromkeys(lines))) from None
+        lines += [line for mistake in error.errors(include_url=False) for line in _lines(mistake)]
+    if lines:
+        raise UserError("\n".join(dict.fromkeys(lines)))
+    return settings
 
 
 def changed(settings: Settings, **sections: Mapping[str, Any]) -> Settings:
@@ -106,8 +112,9 @@ def unknown(key: str) -> str:
     section, _, last = key.rpartition(".")
     same = [other for other in KEYS if other.rpartition(".")[2] == last]
     own = [f"{section}.{name}" for name in difflib.get_close_matches(last, _fields(section), n=1)]
-    near = same or own or difflib.get_close_matches(key, [*KEYS, *SECTIONS], n=1)
-    if near:
+    # Across sections a whole key can be near; inside of one, its name alone decides.
+    elsewhere = [] if section in SECTIONS else difflib.get_close_matches(key, [*KEYS, *SECTIONS], n=1)
+    if near := same or own or elsewhere:
         return f"{key}: unknown; did you mean {' or '.join(near)}?"
     if section in SECTIONS:
         return f"{key}: unknown; {section} has {', '.join(_fields(section))}"
