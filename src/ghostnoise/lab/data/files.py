@@ -59,7 +59,9 @@ def whole(entry: Entry, folder: Path, parts: tuple[Part, ...] = BOTH) -> Finding
             raise UserError(f"{'; '.join(finding.damaged)}; {remedy}")
     for finding in findings:
         raise UserError(f"{finding.folder}: has no {', '.join(finding.missing)}; {remedy}")
-    raise UserError(f"{entry.name}: not in {folder}; looked for {_looked_for(entry, parts)}; {remedy}")
+    raise UserError(
+        f"{entry.name}: no {' or '.join(parts)} images in {folder}; looked for {_looked_for(entry, parts)}; {remedy}"
+    )
 
 
 def findings_of(entry: Entry, folder: Path, parts: tuple[Part, ...] = BOTH) -> Iterator[Finding]:

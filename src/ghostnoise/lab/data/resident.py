@@ -60,7 +60,7 @@ class Resident:
     def evaluation(self) -> Iterator[Batch]:
         """This rank's share of the held-out images, as they are."""
         for rows in self._share.held_out(self.facts.eval_size):
-            yield self._normalize(self._held_out.plain(rows)), self._held_out_labels[rows]
+            yield self._normalize(self._held_out.plain(rows)), self._held_out_labels[rows].clone()
 
     def _look(self, rows: Tensor, epoch: int, step: int) -> Tensor:
         if self._padding is None:
