@@ -75,6 +75,7 @@ def test_a_server_without_ranges_starts_over(server, target, part):
     server.ranges = False
     fetch(server, target)
     assert target.read_bytes() == DATA
+    assert len(server.requests) == 1
 
 
 def test_a_server_that_sends_another_range_starts_over(server, target, part, monkeypatch):
@@ -90,6 +91,7 @@ def test_a_server_that_sends_another_range_starts_over(server, target, part, mon
     monkeypatch.setattr(transfer, "_ask", elsewhere)
     fetch(server, target)
     assert target.read_bytes() == DATA
+    assert len(server.requests) == 1
 
 
 @pytest.mark.parametrize("left", [b"x" * 50_000, b"x" * len(DATA), DATA + b"more", DATA[:-1] + b"x", b""])

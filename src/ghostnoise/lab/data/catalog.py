@@ -109,6 +109,8 @@ _CIFAR100_PICKLE = Layout(
     (File("cifar-100-python.tar.gz", 169_001_437, "eb9058c3a382ffc7106e4002c42a8d85"),),
     _TORONTO,
 )
+# Its authors publish the md5 of the archive; those of the two files in it are known from one other project only, so
+# downloads take the Python version.
 _CIFAR100_BINARY = Layout(
     "binary-coarse-fine",
     ("cifar-100-binary",),

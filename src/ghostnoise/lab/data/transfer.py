@@ -43,8 +43,6 @@ def fetch(file: File, addresses: tuple[str, ...], target: Path, progress: Progre
 
 def _complete(url: str, file: File, part: Path, report: Callable[[int], object]) -> None:
     """Fill `part` until it is the file; if what it was continued from turns out wrong, once more from the start."""
-    if _length(part) > file.size:
-        part.unlink()
     for _ in range(2):
         continued = _length(part)
         if continued < file.size:
