@@ -17,8 +17,8 @@ from ghostnoise.weights import WSConv2d
 
 RESIDUAL: tuple[Placement, ...] = ("inside", "after", "activation", "branch")
 CIFAR = (3, 32, 32)
-PAPER = "Kosson, Fan and Jaggi 2024, https://arxiv.org/abs/2305.17205"
-RESNET = "He et al. 2016, https://arxiv.org/abs/1512.03385"
+PAPER = "Kosson, Fan and Jaggi 2024, arXiv:2305.17205"
+RESNET = "He et al. 2016, arXiv:1512.03385"
 
 
 @dataclass(frozen=True)
@@ -70,15 +70,15 @@ CATALOG: dict[str, Network] = {
         partial(resnet, blocks=(2, 2, 2, 2), conv=WSConv2d), CIFAR, 100, (64,),
     ),
     "nf-resnet26": Network(
-        "NF-ResNet-26 for small images", "Brock et al. 2021, https://arxiv.org/abs/2101.08692", 13_958_994, "none",
+        "NF-ResNet-26 for small images", "Brock et al. 2021, arXiv:2101.08692", 13_958_994, "none",
         ("activation",), partial(norm_free_resnet, blocks=(2, 2, 2, 2)), CIFAR, 10, (64,),
     ),
     "simple-vit": Network(
-        "Simple ViT", "Beyer et al. 2022, https://arxiv.org/abs/2205.01580", 18_928_234, "layer",
+        "Simple ViT", "Beyer et al. 2022, arXiv:2205.01580", 18_928_234, "layer",
         ("after", "inside", "activation"), SimpleViT, CIFAR, 10, (512,), channel_dim=-1,
     ),
     "convmixer": Network(
-        "ConvMixer-256/8", "Trockman and Kolter 2022, https://arxiv.org/abs/2201.09792", 594_186, "batch",
+        "ConvMixer-256/8", "Trockman and Kolter 2022, arXiv:2201.09792", 594_186, "batch",
         ("inside", "after", "activation"), convmixer, CIFAR, 10, (256,),
     ),
     "mlp": Network(

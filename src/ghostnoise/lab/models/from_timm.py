@@ -7,6 +7,7 @@ from typing import Any
 import torch
 from torch import nn
 from torch.nn.modules.batchnorm import _BatchNorm
+from torch.nn.modules.conv import _ConvNd
 
 from ghostnoise.conversion import convert
 from ghostnoise.lab.errors import UserError
@@ -141,15 +142,23 @@ def _after_norms(model: nn.Module, name: str) -> dict[str, int]:
 
 
 def _before_activations(model: nn.Module, name: str) -> dict[str, int]:
-    """The activations, and where their channels are: last where linear layers are beside them."""
+    """The activations, and where their channels are."""
     dims = {}
     for path, module in model.named_modules():
         if type(module).__name__ in ACTIVATIONS:
-            beside = model.get_submodule(path.rpartition(".")[0]).children()
-            dims[path] = -1 if any(isinstance(each, nn.Linear) for each in beside) else 1
+            dims[path] = _channel_dim(module, model.get_submodule(path.rpartition(".")[0]))
     if not dims:
         raise UserError(f"norm.placement='activation' for {name!r}: it has no layers that activate; take 'after'")
     return dims
+
+
+def _channel_dim(activation: nn.Module, parent: nn.Module) -> int:
+    """Where an activation's channels are: last if the nearest layer of its parent, those before it first, is linear."""
+    beside = list(parent.modules())
+    at = beside.index(activation)
+    telling = (nn.Linear, _ConvNd, _BatchNorm)
+    near = (each for each in [*reversed(beside[:at]), *beside[at:]] if isinstance(each, telling))
+    return -1 if isinstance(next(near, None), nn.Linear) else 1
 
 
 def _inject(model: nn.Module, norm: NormSettings, dims: dict[str, int], side: str) -> None:
