@@ -219,11 +219,6 @@ def test_folders_that_are_missing_empty_or_unknown(tmp_path):
     assert source(tmp_path, 1, data=data).facts.eval_size == 1
 
 
-def test_a_frame_around_evaluated_images_is_refused(root):
-    with pytest.raises(UserError, match="resize=11: less than image_size=12"):
-        source(root, data=settings(resize=11))
-
-
 def test_without_torchvision(root, monkeypatch):
     monkeypatch.setitem(sys.modules, "torchvision.transforms", None)
     with pytest.raises(UserError, match=r"imagefolder needs torchvision.*pip install 'ghostnoise\[imagenet\]'"):

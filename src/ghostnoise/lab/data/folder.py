@@ -130,8 +130,6 @@ class Folder:
     ) -> None:  # fmt: skip
         """`workers` are processes that read; by default one for each core, up to 8."""
         size, resize = data.image_size or 224, data.resize or 256
-        if resize < size:
-            raise UserError(f"resize={resize}: less than image_size={size}, so evaluation would see a frame; raise it")
         listing = list_images(root, "train")
         rows = limited(len(listing.paths), data.limit, "limit")
         if data.evaluate == "test":
