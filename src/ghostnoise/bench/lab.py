@@ -25,7 +25,7 @@ from ghostnoise.lab.settings import Settings as RunSettings
 from ghostnoise.lab.store import RunFolder
 from ghostnoise.lab.train import optimizer
 from ghostnoise.lab.train.clock import Clock
-from ghostnoise.lab.train.display import Display
+from ghostnoise.lab.train.display import Terminal
 from ghostnoise.lab.train.loop import Loop
 from ghostnoise.lab.train.machine import Machine
 from ghostnoise.lab.train.session import Session
@@ -126,7 +126,7 @@ def trainer(row: Row, settings: Settings, source: Source, folder: Path) -> Calla
     here, told = Machine(settings.device), row.settings()
     torch.manual_seed(0)
     session = Session(models.build(told.model, told.norm, CIFAR.shape, CIFAR.classes), told, here)
-    display = Display(Console(file=io.StringIO()), False, told.train.epochs, source.steps)
+    display = Terminal(Console(file=io.StringIO()), False, told.train.epochs, source.steps)
     loop = Loop(session, source, RunFolder(folder, print), Clock(here, math.inf), display, [])
 
     def run() -> None:

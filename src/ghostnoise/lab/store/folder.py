@@ -22,6 +22,10 @@ Record = dict[str, Any]
 DIFFERENCES_THAT_MATTER = ("torch", "machine", "device_name", "threads", "backend")
 
 
+class Busy(UserError):
+    """Another process has the run."""
+
+
 class RunFolder:
     """The files of one run; `own()` before writing."""
 
@@ -37,10 +41,15 @@ class RunFolder:
             try:
                 lock.acquire(timeout=0)
             except Timeout:
-                raise UserError(f"{self.path}: another process trains this run; wait for it, or stop it") from None
+                raise Busy(f"{self.path}: another process trains this run; wait for it, or stop it") from None
         self._lock = lock
         atomic.remove_parts(self.path)
         atomic.remove_parts(self.path / "checkpoints")
+
+    def own_and_read(self) -> bytes | None:
+        """Own it; the last good checkpoint."""
+        self.own()
+        return self.latest()
 
     def release(self) -> None:
         """Let others have it."""

@@ -11,7 +11,32 @@ REFRESHED_EVERY = 0.25  # seconds; to read the loss from a GPU costs a wait
 
 
 class Display:
-    """Shows a run's progress; silent if `quiet`."""
+    """Is told how a run is going; this one shows nothing."""
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        """Nothing more comes."""
+
+    def due(self) -> bool:
+        """Whether it is time to show a step; to read its loss otherwise would be for nothing."""
+        return False
+
+    def step(self, epoch: int, step: int, loss: float, accuracy: float, speed: float) -> None:
+        """Take the running means of an epoch after `step` of its steps."""
+
+    def epoch(self, line: dict[str, Any], best: bool) -> None:
+        """Take the line of an epoch."""
+
+    def say(self, text: str) -> None:
+        """Take a sentence."""
+
+
+class Terminal(Display):
+    """Shows a run's progress in the terminal; silent if `quiet`."""
 
     def __init__(self, console: Console, quiet: bool, epochs: int, steps: int) -> None:
         self.console, self.quiet = console, quiet

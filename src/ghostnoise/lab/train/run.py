@@ -1,6 +1,6 @@
 """One run, from a recipe to a folder with a result; the same call again goes on where it was left."""
 
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass, field
 from datetime import UTC, datetime
@@ -17,7 +17,7 @@ from ghostnoise.lab.settings import Settings
 from ghostnoise.lab.store import RunFolder, checkpoints
 from ghostnoise.lab.train import generators, machine
 from ghostnoise.lab.train.clock import Clock
-from ghostnoise.lab.train.display import Display
+from ghostnoise.lab.train.display import Display, Terminal
 from ghostnoise.lab.train.loop import Ending, Loop, Sink
 from ghostnoise.lab.train.machine import Machine
 from ghostnoise.lab.train.session import Session
@@ -37,10 +37,15 @@ class Options:
     workers: int | None = None
     checkpoint_seconds: float = 60.0
     quiet: bool = False
+    """Print the last line only."""
     tensorboard: bool = False
     thresholds: bool = True
     console: Console = field(default_factory=Console)
     errors: Console = field(default_factory=lambda: Console(stderr=True))
+    display: Callable[["Options", int, int], Display] = lambda options, epochs, steps: Terminal(
+        options.console, options.quiet, epochs, steps
+    )
+    """Makes what shows the progress of so many epochs of so many steps."""
 
 
 @dataclass(frozen=True)
@@ -63,18 +68,20 @@ def train(chosen: Recipe, options: Options) -> Outcome:
         here = stack.enter_context(machine.machine(chosen.settings.train.device))
         settings = _resolve(chosen.settings, options, here)
         folder = RunFolder(options.runs / chosen.name / recipe.identity(settings), _warning(options, here))
-        if here.first:
-            folder.own()
-            stack.callback(folder.release)
-        result, content = here.tell((folder.result(), folder.latest()) if here.first else None)
+        result = here.tell(folder.result() if here.first else None)
         if result is not None:
             _say(options, here, f"{folder.path} is finished; remove the folder to run it again")
         else:
-            with listening() as stop, _memory(settings):
-                loop = _prepare(chosen, settings, folder, options, here, content, raised)
-                loop.clock.stop = stop
-                with loop.display:
-                    ending = loop.run()
+            stop = stack.enter_context(listening())
+            stack.enter_context(_memory(settings))
+            # Before the folder is made: what is wrong with the data or the network leaves nothing behind.
+            source, session = _in_memory(settings, options, here)
+            stack.callback(folder.release)
+            content = here.tell(folder.own_and_read() if here.first else None)
+            loop = _loop(chosen, session, source, folder, options, content, raised)
+            loop.clock.stop = stop
+            with loop.display:
+                ending = loop.run()
             if ending.status == "stopped":
                 _say(options, here, f"stopped; the same command goes on from here ({folder.path})")
                 return Outcome(None, folder.path, ending.signal)
@@ -95,11 +102,8 @@ def _resolve(settings: Settings, options: Options, here: Machine) -> Settings:
     return settings
 
 
-def _prepare(
-    chosen: Recipe, settings: Settings, folder: RunFolder, options: Options, here: Machine, content: bytes | None,
-    raised: bool,
-) -> Loop:  # fmt: skip
-    """Everything in memory, as it was when the checkpoint in `content` was saved, or at the start."""
+def _in_memory(settings: Settings, options: Options, here: Machine) -> tuple[data.Source, Session]:
+    """The data, and the network at its start."""
     source = data.open_source(
         settings.data, data.data_folder(options.data), batch_size=settings.train.batch_size, seed=settings.seed,
         device=here.device, channels_last=settings.train.channels_last, rank=here.rank, world=here.world,
@@ -110,27 +114,36 @@ def _prepare(
     session = Session(model, settings, here)
     if here.rank:
         generators.seed((settings.seed + here.rank * 0x9E3779B97F4A7C15) % 2**63)  # noise of its own
+    return source, session
+
+
+def _loop(
+    chosen: Recipe, session: Session, source: data.Source, folder: RunFolder, options: Options, content: bytes | None,
+    raised: bool,
+) -> Loop:  # fmt: skip
+    """The loop, from where the checkpoint in `content` was saved, or from the start."""
+    settings, here = session.settings, session.here
     if content is not None:
         session.restore(checkpoints.read(content))
     progress, steps = session.progress, source.steps
-    display = Display(options.console, options.quiet or not here.first, settings.train.epochs, steps)
+    display = options.display(options, settings.train.epochs, steps) if here.first else Display()
     sinks: list[Sink] = []
     if here.first:
-        told = {"recipe": chosen.name, "identity": recipe.identity(settings)}
+        told = {"recipe": chosen.name, "identity": folder.path.name}
         folder.begin(told | settings.model_dump(exclude_none=True), machine.environment(here, raised))
         folder.cut_back(progress.history)
         if options.tensorboard:
             sinks.append(TensorBoard(folder.path, progress.epoch * steps + progress.step))
-    display.say(_heading(chosen, settings, session, source.facts, here))
+    display.say(_heading(chosen, session, source.facts))
     if content is not None:
         display.say(f"goes on from epoch {progress.epoch + 1}, step {progress.step} of {steps}")
     return Loop(session, source, folder, Clock(here, options.checkpoint_seconds), display, sinks)
 
 
-def _heading(chosen: Recipe, settings: Settings, session: Session, facts: data.Facts, here: Machine) -> str:
-    norm = settings.norm
+def _heading(chosen: Recipe, session: Session, facts: data.Facts) -> str:
+    settings, here, norm = session.settings, session.here, session.settings.norm
     method = norm.method.upper() + (f"-{norm.ghost_size}" if norm.ghost_size else "")
-    place = here.device.type if here.device.type != "cpu" else f"cpu, {torch.get_num_threads()} threads"
+    place = here.device.type if here.device.type != "cpu" else f"cpu, threads: {torch.get_num_threads()}"
     together = f" in {here.world} processes" if here.world > 1 else ""
     return (
         f"{chosen.name} {recipe.identity(settings)}: {settings.model.name} ({session.parameters:,} parameters), "
