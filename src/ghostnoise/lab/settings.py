@@ -3,14 +3,16 @@
 A section checks what it can see by itself; `recipe.py` checks what needs two sections.
 """
 
-from typing import Annotated, Literal
+from typing import Annotated, ClassVar, Literal, Self
 
 from pydantic import BaseModel, ConfigDict, Field, model_validator
 
 Method = Literal["none", "bn", "gbn", "xbn", "en", "gni", "agni", "dropout", "eagn"]
 Placement = Literal["inside", "after", "activation", "branch"]
-GHOSTLY = ("gbn", "xbn", "en", "gni", "agni")  # methods that have a ghost size
+CUTTING = ("gbn", "xbn", "en")  # methods that cut the batch into ghost batches
+GHOSTLY = (*CUTTING, "gni", "agni")  # methods that have a ghost size
 NOISES = ("gni", "agni", "dropout", "eagn")  # methods that inject noise, and so can stand outside of a batch norm
+SHARING = ("bn", *GHOSTLY)  # methods with statistics that processes can share
 
 Count = Annotated[int, Field(ge=1)]
 Share = Annotated[float, Field(ge=0, lt=1)]
@@ -22,6 +24,21 @@ class Section(BaseModel):
     """Settings that reject what they do not know, and cannot change."""
 
     model_config = ConfigDict(extra="forbid", frozen=True, strict=True, use_attribute_docstrings=True)
+    OWNERS: ClassVar[dict[str, tuple[str, tuple[str, ...]]]] = {}
+    """Settings that belong to some values of another one: that one's name, and these values."""
+
+    @model_validator(mode="after")
+    def _belong(self) -> Self:
+        """Each stray setting is a line of the error."""
+        lines = [
+            f"{name}={getattr(self, name)!r}: a setting of {', '.join(owners)}, and {choice} is "
+            f"{getattr(self, choice)!r}; leave {name} out"
+            for name, (choice, owners) in self.OWNERS.items()
+            if getattr(self, choice) not in owners and getattr(self, name) != type(self).model_fields[name].default
+        ]
+        if lines:
+            raise ValueError("\n".join(lines))
+        return self
 
 
 class ModelSettings(Section):
@@ -68,6 +85,13 @@ class NormSettings(Section):
     noise_eps: Least0 | None = None
     """Added to the variances whose ratio is the scale noise (gni, agni)."""
 
+    OWNERS = {
+        "ghost_size": ("method", GHOSTLY), "scope": ("method", SHARING), "placement": ("method", NOISES),
+        "components": ("method", ("gni", "agni")), "noise_eps": ("method", ("gni", "agni")),
+        "law": ("method", ("agni",)), "dof": ("method", ("agni",)), "std": ("method", ("eagn",)),
+        "rate": ("method", ("dropout",)), "distribution": ("method", ("dropout",)), "per": ("method", ("dropout",)),
+    }  # fmt: skip
+
     @model_validator(mode="before")
     @classmethod
     def _defaults_of_the_method(cls, given: object) -> object:
@@ -85,25 +109,11 @@ class NormSettings(Section):
         return own | {name: value for name, value in given.items() if value is not None or name not in own}
 
     @model_validator(mode="after")
-    def _belongs_to_the_method(self) -> "NormSettings":
-        theirs = {
-            "ghost_size": GHOSTLY, "components": ("gni", "agni"), "noise_eps": ("gni", "agni"), "law": ("agni",),
-            "dof": ("agni",), "rate": ("dropout",), "distribution": ("dropout",), "per": ("dropout",), "std": ("eagn",),
-            "placement": NOISES,
-        }  # fmt: skip
-        for name, methods in theirs.items():
-            value = getattr(self, name)
-            if value is not None and self.method not in methods:
-                raise ValueError(
-                    f"{name}={value!r}: a setting of {', '.join(methods)}, and the method is {self.method!r}; "
-                    f"leave {name} out"
-                )
-        needed = {"gbn": "ghost_size", "en": "ghost_size", "gni": "ghost_size", "agni": "ghost_size",
-                  "dropout": "rate", "eagn": "std"}.get(self.method)  # fmt: skip
+    def _has_a_strength(self) -> Self:
+        ghostly = dict.fromkeys(("gbn", "en", "gni", "agni"), "ghost_size")
+        needed = {**ghostly, "dropout": "rate", "eagn": "std"}.get(self.method)
         if needed and getattr(self, needed) is None:
             raise ValueError(f"method={self.method!r} without {needed}: it has no default; give one")
-        if self.scope == "global" and self.method in ("none", "dropout", "eagn"):
-            raise ValueError(f"scope='global': {self.method!r} has no statistics to share; leave scope out")
         return self
 
 
@@ -132,6 +142,11 @@ class DataSettings(Section):
     stand_in: bool = False
     """Set by --smoke where the files are missing: random images of the set's shape."""
 
+    OWNERS = {
+        "padding": ("augment", ("flip-crop",)), "folder": ("name", ("imagefolder",)),
+        "image_size": ("name", ("imagefolder",)), "resize": ("name", ("imagefolder",)),
+    }  # fmt: skip
+
     @model_validator(mode="before")
     @classmethod
     def _defaults(cls, given: object) -> object:
@@ -143,24 +158,20 @@ class DataSettings(Section):
         return own | {name: value for name, value in given.items() if value is not None or name not in own}
 
     @model_validator(mode="after")
-    def _fits(self) -> "DataSettings":
-        folder = self.name == "imagefolder"
-        if self.padding is not None and self.augment != "flip-crop":
-            raise ValueError(
-                f"padding={self.padding}: a setting of augment='flip-crop', and augment is {self.augment!r}; "
-                "leave padding out"
-            )
-        if folder != (self.folder is not None):
-            raise ValueError(f"folder={self.folder!r} with name={self.name!r}: 'imagefolder' and folder go together")
-        if not folder and (self.image_size or self.resize):
-            raise ValueError(
-                f"image_size and resize with name={self.name!r}: settings of 'imagefolder'; leave them out"
-            )
-        if folder == (self.augment == "flip-crop") or (not folder and self.augment == "resized-crop"):
-            fitting = "'none' or 'resized-crop'" if folder else "'none' or 'flip-crop'"
-            if self.augment != "none":
-                raise ValueError(f"augment={self.augment!r} with name={self.name!r}: must be {fitting}")
+    def _fits(self) -> Self:
+        if self.name == "imagefolder" and self.folder is None:
+            raise ValueError("folder: missing, and name is 'imagefolder'; give the folder with train/ and val/")
+        if self.augment not in augments(self.name):
+            fitting = " or ".join(map(repr, augments(self.name)))
+            raise ValueError(f"augment={self.augment!r} with name={self.name!r}: must be {fitting}")
+        if self.image_size and self.resize and self.resize < self.image_size:
+            raise ValueError(f"resize={self.resize}: must be image_size={self.image_size} or more; raise it")
         return self
+
+
+def augments(name: str) -> tuple[str, ...]:
+    """The augmentations that fit a data set."""
+    return ("none", "resized-crop") if name == "imagefolder" else ("none", "flip-crop")
 
 
 class OptimSettings(Section):
@@ -183,6 +194,11 @@ class OptimSettings(Section):
     clip: Above0 | None = None
     """The largest norm of the gradient."""
 
+    OWNERS = {
+        "momentum": ("name", ("sgd",)), "nesterov": ("name", ("sgd",)),
+        "betas": ("name", ("adamw",)), "eps": ("name", ("adamw",)),
+    }  # fmt: skip
+
     @model_validator(mode="before")
     @classmethod
     def _defaults_of_the_optimizer(cls, given: object) -> object:
@@ -195,13 +211,7 @@ class OptimSettings(Section):
         return own | {name: value for name, value in given.items() if value is not None or name not in own}
 
     @model_validator(mode="after")
-    def _belongs_to_the_optimizer(self) -> "OptimSettings":
-        for name, owner in (("momentum", "sgd"), ("nesterov", "sgd"), ("betas", "adamw"), ("eps", "adamw")):
-            if getattr(self, name) is not None and self.name != owner:
-                raise ValueError(
-                    f"{name}={getattr(self, name)!r}: a setting of {owner}, and the optimizer is {self.name!r}; "
-                    f"leave {name} out"
-                )
+    def _moves(self) -> Self:
         if self.nesterov and not self.momentum:
             raise ValueError(f"nesterov with momentum={self.momentum}: it needs some; raise momentum or leave it out")
         return self
@@ -220,8 +230,10 @@ class TrainSettings(Section):
     """Mixed precision."""
     channels_last: bool = False
     compile: bool = False
-    device: str = "auto"
-    """"cpu", "cuda", "mps", or "auto" for the best that is there."""
+    device: Literal["auto", "cpu", "cuda", "mps"] = "auto"
+    """"auto" for the best that is there."""
+    deterministic: bool = False
+    """On GPUs: only algorithms that give the same result every time."""
     processes: Count = 1
     """Set by torchrun."""
     smoke: bool = False

@@ -1,0 +1,47 @@
+"""What `ghostnoise recipes` prints: all recipes, or one of them."""
+
+from rich import box
+from rich.console import Console
+from rich.syntax import Syntax
+from rich.table import Table
+
+from ghostnoise.lab import recipe
+
+FIRST = "digits"
+TIME_WIDTH = 18
+
+
+def run(name: str | None, console: Console) -> int:
+    """List the recipes, or print the one that is called `name`; returns the exit code."""
+    if name is None:
+        _list(console)
+    else:
+        _show(name, console)
+    return 0
+
+
+def _list(console: Console) -> None:
+    """CPU-sized ones come first, and of these the one to start with."""
+    headers = {
+        name: recipe.header(recipe.read(name)) for name in sorted(recipe.names(), key=lambda name: name != FIRST)
+    }
+    for title, on_cpu in (("On a CPU", True), ("On a GPU", False)):
+        table = Table(box=box.SIMPLE_HEAD, pad_edge=False, expand=True)
+        table.add_column(title, style="bold", no_wrap=True, min_width=max(map(len, headers)))
+        table.add_column("what", ratio=1)
+        table.add_column("time", width=TIME_WIDTH)
+        for name, header in headers.items():
+            if ("CPU" in header["time"]) == on_cpu:
+                table.add_row(name, header["claim"], header["time"])
+        console.print(table)
+    console.print("ghostnoise recipes NAME prints one, and ghostnoise train NAME runs it.", highlight=False)
+
+
+def _show(name: str, console: Console) -> None:
+    made = recipe.load(name)
+    console.print(Syntax(made.text, "toml", theme="ansi_dark", background_color="default", word_wrap=True))
+    console.print(
+        f"identity {made.identity} as written; that of a run has the device and the number of processes in it too",
+        highlight=False,
+        soft_wrap=True,
+    )

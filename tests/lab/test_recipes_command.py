@@ -1,0 +1,46 @@
+import io
+
+import pytest
+from rich.console import Console
+
+from ghostnoise.lab import recipe
+from ghostnoise.lab.errors import UserError
+from ghostnoise.lab.recipes_command import run
+
+
+def printed(name=None, **options):
+    console = Console(file=io.StringIO(), width=80, **options)
+    assert run(name, console) == 0
+    return console.file.getvalue()
+
+
+def test_list_has_every_recipe_cpu_sized_ones_first():
+    text = printed()
+    assert max(map(len, text.splitlines())) <= 80
+    rows = [line.split()[0] for line in text.splitlines() if line.split() and line.split()[0] in recipe.names()]
+    assert sorted(rows) == recipe.names()
+    assert rows[0] == "digits"
+    on_cpu = ["CPU" in recipe.header(recipe.read(name))["time"] for name in rows]
+    assert on_cpu == sorted(on_cpu, reverse=True)
+    assert {"digits", "cpu-resnet", "cpu-mlp", "fig6", "table4"} == set(rows[: sum(on_cpu)])
+    assert "about 5 s" in text
+    assert "ghostnoise train NAME" in text
+
+
+@pytest.mark.parametrize("name", recipe.names())
+def test_one_recipe_is_its_text_and_identity(name):
+    text = printed(name)
+    assert [line.rstrip() for line in text.splitlines()[: recipe.read(name).count("\n")]] == (
+        recipe.read(name).splitlines()
+    )
+    assert f"identity {recipe.load(name).identity}" in text
+
+
+def test_a_terminal_gets_colours():
+    assert "\x1b[" in printed("digits", force_terminal=True, color_system="truecolor")
+    assert "\x1b[" not in printed("digits")
+
+
+def test_an_unknown_one_is_the_users_to_mend():
+    with pytest.raises(UserError, match="recipe 'digit': there is none; did you mean digits"):
+        run("digit", Console(file=io.StringIO()))

@@ -1,0 +1,50 @@
+"""docs/guides/recipes.md has all there is."""
+
+import re
+from pathlib import Path
+
+import pytest
+
+from ghostnoise.lab import recipe
+from ghostnoise.lab.settings import Settings
+from ghostnoise.lab.validation import SECTIONS
+
+GUIDE = (Path(__file__).parents[2] / "docs" / "guides" / "recipes.md").read_text(encoding="utf-8")
+
+
+def rows(heading):
+    """The first and second cells of the table below a heading."""
+    below = re.split(r"^#", GUIDE.partition(f"\n{heading}\n")[2], maxsplit=1, flags=re.MULTILINE)[0]
+    return dict(re.findall(r"^\| `([a-z0-9_-]+)` \|(.*?)\|", below, flags=re.MULTILINE))
+
+
+@pytest.mark.parametrize("section", SECTIONS)
+def test_every_setting_and_its_default(section):
+    fields, table = SECTIONS[section].model_fields, rows(f"### [{section}]")
+    assert list(table) == list(fields)
+    for name, field in fields.items():
+        cell = table[name].strip().strip("`")
+        if field.is_required():
+            assert cell == ""
+        elif field.default is not None:
+            assert cell == str(field.default).lower() or float(cell) == field.default
+
+
+def test_what_stands_before_the_sections():
+    assert list(rows("## The settings")) == [name for name in Settings.model_fields if name not in SECTIONS]
+
+
+def test_every_recipe():
+    assert sorted(rows("## The recipes")) == recipe.names()
+
+
+@pytest.mark.parametrize("name", recipe.names())
+def test_base_settings_are_the_recipes(name):
+    line = next(line for line in GUIDE.splitlines() if line.startswith(f"| `{name}` |"))
+    norm, score = recipe.load(name).settings.norm, recipe.load(name).score
+    if norm.ghost_size:
+        assert f" {norm.method.upper()}-{norm.ghost_size} |" in line
+    if found := re.match(r"[\d.]+( ± [\d.]+)?(?= %)", score):
+        assert line.endswith(f"| {found[0]} |")
+    else:
+        assert line.endswith("| |")
