@@ -14,8 +14,9 @@ from ghostnoise.lab.models.norm_free import NormFreeBlock
 from ghostnoise.lab.settings import ModelSettings, NormSettings
 from lab.models.small import CASES, batch, build, images, norm, trained
 
-# The first method of each network, and its ghost noise at each place.
-SOME = [case for case in CASES if case[1] in ("none", "bn", "gni")]
+FIRST = {name: ("activation", network.placements[0]) for name, network in models.CATALOG.items()}
+# The first method of each network, and its ghost noise at the first place and before activations.
+SOME = [case for case in CASES if case[1] in ("none", "bn") or (case[1] == "gni" and case[2] in FIRST[case[0]])]
 
 
 @settings(max_examples=15)
@@ -183,7 +184,7 @@ def test_shapes_that_are_none(shape):
 def test_settings_of_batch_norms_where_there_are_none():
     for more in ({"eps": 1e-3}, {"momentum": 0.2}):
         said = refused({"name": "simple-vit"}, norm("none", **more))
-        assert "settings of batch norms, and none is set; leave them out" in said
+        assert "settings of batch norms, and none would have them; leave them out" in said
 
 
 def test_errors_of_layers_are_the_users():

@@ -147,13 +147,17 @@ def test_methods_and_places_of_batch_norms_where_there_are_none():
     assert "norm.method='bn'" in refused("test_vit", "bn")
     said = refused("test_vit", "gni", "inside")
     assert said.startswith("norm.placement='inside' for 'timm:test_vit': it needs batch norms")
-    assert "settings of batch norms, and none is set" in refused("test_vit", "none", eps=1e-3)
-    assert "settings of batch norms, and none is set" in refused("test_resnet", "none", momentum=0.2)
+    assert "settings of batch norms, and none would have them" in refused("test_vit", "none", eps=1e-3)
+    assert "settings of batch norms, and none would have them" in refused("test_resnet", "none", momentum=0.2)
 
 
 def test_places_that_are_not_offered():
     said = refused("test_resnet", "gni", "branch")
     assert said.endswith("must be one of 'inside', 'after', 'activation'; without one it is 'inside'")
+    assert (
+        refused("nf_resnet26", "gni")
+        == "norm.placement='after' for 'timm:nf_resnet26': it has no norms; take 'activation'"
+    )
     said = refused("test_efficientnet", "gni", "after")
     assert "activates too, so that noise after it would follow the activation; take 'inside' or 'activation'" in said
 

@@ -1,5 +1,6 @@
 """Print the networks, with their parameters counted: `python -m ghostnoise.lab.models`."""
 
+import torch
 from rich.console import Console
 from rich.table import Table
 
@@ -12,7 +13,8 @@ def count(name: str) -> int:
     """The parameters of a network as it is built, at its standard size."""
     network = CATALOG[name]
     norm = NormSettings(method="bn" if network.normalization == "batch" else "none")
-    model = build(ModelSettings(name=name), norm, network.shape, network.classes)
+    with torch.device("meta"):
+        model = build(ModelSettings(name=name), norm, network.shape, network.classes)
     return sum(parameter.numel() for parameter in model.parameters())
 
 

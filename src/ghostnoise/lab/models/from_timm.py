@@ -70,7 +70,7 @@ def _timm(name: str) -> Any:
     try:
         import timm
     except (ImportError, RuntimeError) as error:  # torchvision raises the latter where it does not fit torch
-        raise UserError(f"model.name={name!r}: timm cannot be imported ({error}); pip install timm") from error
+        raise UserError(f"model.name={name!r}: timm cannot be imported ({_line(error)}); pip install timm") from error
     bare = name.removeprefix(PREFIX)
     if not timm.is_model(bare):
         near = difflib.get_close_matches(bare, timm.list_models(), n=1, cutoff=0)[0]
@@ -91,12 +91,15 @@ def _create(name: str, shape: tuple[int, int, int], classes: int) -> nn.Module:
             _try(trial.eval(), torch.empty(1, *shape))
         made: nn.Module = timm.create_model(bare, **options)
     except (AssertionError, ValueError, TypeError, RuntimeError) as error:
-        reason = " ".join(str(error).split())
         raise UserError(
-            f"images of {channels}x{height}x{across} for {name!r}: it takes others ({reason}); change data.image_size "
-            "or take another network"
+            f"images of {channels}x{height}x{across} for {name!r}: it takes others ({_line(error)}); change "
+            "data.image_size or take another network"
         ) from error
     return made
+
+
+def _line(error: Exception) -> str:
+    return " ".join(str(error).split())
 
 
 def _try(trial: nn.Module, x: torch.Tensor) -> None:
@@ -138,6 +141,8 @@ def _after_norms(model: nn.Module, name: str) -> dict[str, int]:
             )
         first = isinstance(module, (_BatchNorm, nn.GroupNorm)) or "2d" in kind
         dims[path] = 1 if first else -1
+    if not dims:
+        raise UserError(f"norm.placement='after' for {name!r}: it has no norms; take 'activation'")
     return dims
 
 

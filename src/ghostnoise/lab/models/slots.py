@@ -81,8 +81,7 @@ class Slots:
     def _batch_norm(self, channels: int, ndim: int) -> nn.Module:
         method, ranks = self.settings.method, group(self.settings)
         shared: Any = {"eps": self.settings.eps, "momentum": self.settings.momentum}
-        fused = self.placement == "inside" and METHODS.get(method) is not None
-        if method in NORMALIZERS or fused:
+        if method in NORMALIZERS or (self.placement == "inside" and method in METHODS):
             sized = {"ghost_size": self.settings.ghost_size} | noise_options(self.settings)
             return METHODS[method].ranked[ndim - 1](channels, **shared, **sized, process_group=ranks)
         if self.placement in ("inside", "after"):
@@ -95,11 +94,11 @@ class Slots:
 
 
 def refuse_batch_norm_settings(settings: NormSettings, name: str) -> None:
-    """Settings of batch norms are left as they are where there are none to have them."""
+    """Refuse what is not the default where no batch norm would have it."""
     if (settings.eps, settings.momentum) != (1e-5, 0.1):
         raise UserError(
             f"norm.eps={settings.eps}, norm.momentum={settings.momentum} for {name!r} and method {settings.method!r}: "
-            "settings of batch norms, and none is set; leave them out"
+            "settings of batch norms, and none would have them; leave them out"
         )
 
 
