@@ -1,0 +1,87 @@
+"""What the run folders of a recipe say, without changing anything in them."""
+
+import json
+from collections.abc import Callable
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any, Literal
+
+Status = Literal["finished", "diverged", "failed", "unfinished", "damaged"]
+Record = dict[str, Any]
+
+
+@dataclass(frozen=True)
+class Found:
+    """A run folder: how far its run is, and its files as they were read."""
+
+    path: Path
+    status: Status
+    settings: Record = field(default_factory=dict)
+    result: Record | None = None
+    failure: Record | None = None
+
+    @property
+    def identity(self) -> str:
+        """The folder's name."""
+        return self.path.name
+
+    def environment(self) -> Record:
+        """What it ran on, as far as that can be read."""
+        return _json(self.path / "environment.json") or {}
+
+    def metrics(self) -> list[Record]:
+        """The lines of its epochs, as far as they can be read."""
+        lines = []
+        try:
+            for line in (self.path / "metrics.jsonl").read_text().splitlines():
+                lines.append(json.loads(line))
+        except (OSError, ValueError):
+            pass  # the last line of a run that is being written
+        return lines
+
+
+def scan(folder: Path, warn: Callable[[str], object]) -> dict[str, Found]:
+    """The runs in `folder`, `runs/<recipe>`, by identity; damaged ones are said, and are in it as such."""
+    try:
+        paths = sorted(path for path in folder.iterdir() if path.is_dir() and not path.name.startswith("."))
+    except (FileNotFoundError, NotADirectoryError):
+        return {}
+    return {path.name: look(path, warn) for path in paths}
+
+
+def look(path: Path, warn: Callable[[str], object]) -> Found:
+    """One run folder."""
+    read = {}
+    for name in ("settings", "result", "failure"):
+        file = path / f"{name}.json"
+        try:
+            read[name] = _strict(file)
+        except FileNotFoundError:
+            read[name] = None
+        except (OSError, ValueError) as error:
+            warn(f"{file} is damaged ({error}); the run is left out, and the folder as it is")
+            return Found(path, "damaged")
+    settings, result, failure = read["settings"] or {}, read["result"], read["failure"]
+    status: Status = "unfinished"
+    if result is not None:
+        if result.get("status") not in ("finished", "diverged"):
+            warn(f"{path / 'result.json'} has no status; the run is left out, and the folder as it is")
+            return Found(path, "damaged")
+        status = result["status"]
+    elif failure is not None:
+        status = "failed"
+    return Found(path, status, settings, result, failure)
+
+
+def _strict(file: Path) -> Record:
+    record = json.loads(file.read_bytes())
+    if not isinstance(record, dict):
+        raise ValueError("not a JSON object")
+    return record
+
+
+def _json(file: Path) -> Record | None:
+    try:
+        return _strict(file)
+    except (OSError, ValueError):
+        return None
