@@ -12,6 +12,7 @@ test: .venv/ready lint
 
 # Also what takes longer.
 test-all: test sanitize
+	$(BIN)/pytest -n 2 -m slow
 
 # The C++ library under AddressSanitizer and UndefinedBehaviorSanitizer, over the shapes of its tests.
 sanitize: .venv/ready

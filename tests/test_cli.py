@@ -16,7 +16,7 @@ def test_doctor_prints_its_report(capsys):
     [
         ([], "the following arguments are required: command"),
         (["nothing"], "invalid choice: 'nothing'"),
-        (["bench"], "required: layers|net|memory"),
+        (["bench"], "required: layers|net|memory|lab"),
         (["bench", "layers", "--rounds", "0"], "--rounds: 0: must be an integer of 1 or more"),
         (["bench", "layers", "--rounds", "many"], "--rounds: many: must be an integer"),
         (["bench", "layers", "--seconds", "-1"], "--seconds: -1: must be a number above 0"),

@@ -1,4 +1,4 @@
-"""The `ghostnoise` command: `doctor`, and `bench layers | net | memory`.
+"""The `ghostnoise` command: `train`, `recipes`, `data`, `bench` and `doctor`.
 
 Each command imports what it needs when it runs, so that `doctor` works on a base install, without torch's start-up
 time for `--help`.
@@ -9,6 +9,8 @@ import math
 import sys
 from pathlib import Path
 from typing import NoReturn
+
+from ghostnoise.lab import command as lab
 
 
 class Parser(argparse.ArgumentParser):
@@ -22,36 +24,49 @@ class Parser(argparse.ArgumentParser):
 def main(arguments: list[str] | None = None) -> int:
     """Run a command; returns the exit code."""
     arguments = sys.argv[1:] if arguments is None else arguments
-    options = _parser().parse_args(arguments)
+    parser = _parser()
+    options, rest = parser.parse_known_args(arguments)
+    if options.command == "train" and all("=" in each and not each.startswith("-") for each in rest):
+        options.overrides += rest  # those that stand after an option
+    elif rest:
+        parser.error(f"unrecognized arguments: {' '.join(rest)}")
     try:
         if options.command == "doctor":
             from ghostnoise import doctor
 
             print(doctor.report())
             return 0
-        from ghostnoise.bench import command
+        if options.command == "bench":
+            from ghostnoise.bench import command
 
-        return command.run(options, arguments)
+            return command.run(options, arguments)
+        return lab.run(options)
     except KeyboardInterrupt:
         print("ghostnoise: interrupted", file=sys.stderr)
         return 130
 
 
 def _parser() -> Parser:
-    parser = Parser(prog="ghostnoise", description="Ghost noise for PyTorch: is it set up well, and how fast is it?")
+    parser = Parser(prog="ghostnoise", description="Ghost noise for PyTorch: experiments, measurements, set-up.")
     commands = parser.add_subparsers(dest="command", required=True, metavar="command")
+    lab.add(commands, _positive, _seconds)
     commands.add_parser("doctor", help="print versions, the CPU, and which backends are usable and why not")
     bench = commands.add_parser("bench", help="measure time and memory against nn.BatchNorm and other libraries")
-    kinds = bench.add_subparsers(dest="bench", required=True, metavar="layers|net|memory")
+    kinds = bench.add_subparsers(dest="bench", required=True, metavar="layers|net|memory|lab")
     layers = kinds.add_parser("layers", help="time forward + backward of single layers, and the bandwidth limit")
     net = kinds.add_parser("net", help="time training steps of ResNet-20 and ResNet-18 on CIFAR-sized images")
     memory = kinds.add_parser("memory", help="count the bytes held for the backward, and the peak")
-    for kind, formats in ((layers, "both"), (net, "contiguous"), (memory, "both")):
+    lab_ = kinds.add_parser("lab", help="time the trainer, the bare step and a plain DataLoader loop")
+    for kind, formats in ((layers, "both"), (net, "contiguous"), (memory, "both"), (lab_, "contiguous")):
         _shared(kind, formats)
     _timed(layers, seconds=15)
     _timed(net, seconds=60)
+    _timed(lab_, seconds=60)
     layers.add_argument(
         "--compile", action="store_true", help="also time layers through torch.compile, which takes minutes"
+    )
+    lab_.add_argument(
+        "--batch", type=_positive, help="samples in a batch (default 256 for ResNet-20, 1024 for the MLP)"
     )
     net.add_argument("--batch", type=_positive, help="samples in a batch (default 128 for ResNet-20, 32 for ResNet-18)")
     return parser

@@ -23,7 +23,7 @@ GOLDEN = (
     '"norm":{"eps":1e-05,"method":"bn","momentum":0.1,"scope":"local"},'
     '"optim":{"betas":[0.9,0.999],"eps":1e-08,"lr":0.001,"name":"adamw","warmup_epochs":0.0,"weight_decay":0.0},'
     '"seed":0,'
-    '"train":{"amp":"none","batch_size":100,"channels_last":false,"compile":false,"device":"auto","epochs":3,'
+    '"train":{"amp":"none","batch_size":100,"channels_last":false,"compile":false,"deterministic":false,"device":"auto","epochs":3,'
     '"label_smoothing":0.0,"processes":1,"smoke":false}}'
 )
 
@@ -169,6 +169,7 @@ OTHERS = {
     "train.amp": ("bf16", []),
     "train.channels_last": ("true", []),
     "train.compile": ("true", []),
+    "train.deterministic": ("true", []),
     "train.device": ("cuda", []),
 }
 BY_THE_MACHINE = {"train.processes", "train.smoke", "data.stand_in"}

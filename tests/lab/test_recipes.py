@@ -89,7 +89,7 @@ PAPER = {
 OURS = {
     "digits": {
         "model": {"name": "digits-net"},
-        "data": {"name": "digits", **TEST, **PLAIN},
+        "data": {"name": "digits", **PLAIN},
         "optim": {"lr": 0.1, "warmup_epochs": 2},
         "train": {"epochs": 20, "batch_size": 128},
     },

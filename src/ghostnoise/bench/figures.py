@@ -12,12 +12,13 @@ if TYPE_CHECKING:
     from matplotlib.axes import Axes
 
 COLORS = {
-    "torch": "black", "peer": "tab:orange", "limit": "gray",
+    "torch": "black", "peer": "tab:orange", "limit": "gray", "ours": "tab:green",
     "aten": "tab:blue", "native": "tab:green", "triton": "tab:purple",
 }  # fmt: skip
 HEADINGS = {
     "layers": "time of forward + backward",
     "net": "time of a training step",
+    "lab": "time of a few training steps",
     "memory": "bytes of forward + backward",
 }
 # One axis for all panels, so that they can be compared; what lies beyond it is written at its end.

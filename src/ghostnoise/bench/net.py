@@ -8,29 +8,29 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-import ghostnoise
-from ghostnoise.bench import networks
 from ghostnoise.bench.contenders import usable_backends
 from ghostnoise.bench.layers import synchronizer, times
-from ghostnoise.bench.networks import Norm
 from ghostnoise.bench.settings import Record, Settings, conditions
 from ghostnoise.bench.timing import Length, interleave
 from ghostnoise.engine import backends
+from ghostnoise.lab import models
+from ghostnoise.lab.settings import ModelSettings, NormSettings
 
-METHODS: dict[str, Norm] = {
-    "GNI-16": lambda channels: ghostnoise.GhostNoiseBatchNorm2d(channels, ghost_size=16),
-    "GBN-16": lambda channels: ghostnoise.GhostBatchNorm2d(channels, ghost_size=16),
-    "XBN-32": lambda channels: ghostnoise.ExclusiveBatchNorm2d(channels, ghost_size=32),
+CLASSES = 10
+METHODS = {
+    "GNI-16": NormSettings(method="gni", ghost_size=16),
+    "GBN-16": NormSettings(method="gbn", ghost_size=16),
+    "XBN-32": NormSettings(method="xbn", ghost_size=32),
 }
 
 
 @dataclass(frozen=True)
 class Row:
-    """A network, and the batch that it trains on."""
+    """A network, by what it is called here and its settings, and the batch that it trains on."""
 
     network: str
-    build: Callable[[Norm], nn.Module]
-    shape: tuple[int, ...]
+    model: ModelSettings
+    shape: tuple[int, int, int, int]
     memory_format: str = "contiguous"
 
     @property
@@ -43,9 +43,9 @@ def plan(settings: Settings) -> tuple[list[Row], list[str]]:
     """The rows, and a line for everything that is left out of them."""
     side = 8 if settings.quick else 32
     every = [
-        Row(network, build, (settings.batch or batch, 3, side, side), form)
+        Row(network, model, (settings.batch or batch, 3, side, side), form)
         for form in ("contiguous", "channels_last")
-        for network, build, batch in _networks(settings.quick)
+        for network, model, batch in _networks(settings.quick)
         if form in settings.formats
     ]
     return [row for row in every if settings.selects(row.name)], usable_backends(settings.device)[1]
@@ -57,15 +57,16 @@ def measure(row: Row, settings: Settings, on_progress: Callable[[float], object]
     form = torch.channels_last if row.memory_format == "channels_last" else torch.contiguous_format
     generator = torch.Generator().manual_seed(0)
     images = torch.randn(row.shape, generator=generator).to(device, memory_format=form)
-    labels = torch.randint(10, row.shape[:1], generator=generator).to(device)
+    labels = torch.randint(CLASSES, row.shape[:1], generator=generator).to(device)
 
-    def step(norm: Norm, backend: backends.Name | None) -> Callable[[], None]:
+    def step(norm: NormSettings, backend: backends.Name | None) -> Callable[[], None]:
         torch.manual_seed(0)
-        model = row.build(norm).to(device, memory_format=form)  # type: ignore[call-overload]
+        model = models.build(row.model, norm, row.shape[1:], CLASSES)
+        model = model.to(device, memory_format=form)  # type: ignore[call-overload]
         return training_step(model, images, labels, backend)
 
     baseline = ("nn.BatchNorm2d", "torch", "")
-    steps = {baseline: step(nn.BatchNorm2d, None)}
+    steps = {baseline: step(NormSettings(method="bn"), None)}
     for backend in usable_backends(device)[0]:
         steps |= {(method, "ours", str(backend)): step(norm, backend) for method, norm in METHODS.items()}
     timings = interleave(
@@ -101,10 +102,10 @@ def training_step(
     return run
 
 
-def _networks(quick: bool) -> list[tuple[str, Callable[[Norm], nn.Module], int]]:
-    if quick:
-        return [
-            ("resnet-20", lambda norm: networks.resnet20(norm, width=2), 32),
-            ("resnet-18", lambda norm: networks.resnet18(norm, width=2), 32),
-        ]
-    return [("resnet-20", networks.resnet20, 128), ("resnet-18", networks.resnet18, 32)]
+def _networks(quick: bool) -> list[tuple[str, ModelSettings, int]]:
+    """What each network is called, its settings, and the samples in a batch."""
+    width, batches = (2, (32, 32)) if quick else (None, (128, 32))
+    return [
+        ("resnet-20", ModelSettings(name="resnet20", width=width), batches[0]),
+        ("resnet-18", ModelSettings(name="resnet18", width=width), batches[1]),
+    ]

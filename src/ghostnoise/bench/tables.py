@@ -63,10 +63,21 @@ def geometric_mean(ratios: list[float]) -> float:
 
 def _time_table(records: list[Record]) -> Table:
     limited = any("over_limit" in record for record in records)
-    columns = ["p20\nms", "p50\nms", "p80\nms", "p50\nratio", "best\nratio", *(["over\nlimit"] if limited else []), "n"]
+    fast = any("speed_ratio" in record for record in records)
+    columns = ["p20\nms", "p50\nms", "p80\nms", "p50\nratio", "best\nratio"]
+    columns += [*(["over\nlimit"] if limited else []), *(["images\n/s", "speed\nratio"] if fast else []), "n"]
     table = _table(columns, f"{records[0]['row']}: ratios to {records[0]['contender']}")
     for record in records:
-        keys = ("p20_ms", "p50_ms", "p80_ms", "ratio_p50", "ratio_best", "over_limit")
+        keys = (
+            "p20_ms",
+            "p50_ms",
+            "p80_ms",
+            "ratio_p50",
+            "ratio_best",
+            "over_limit",
+            "images_per_second",
+            "speed_ratio",
+        )
         cells = [_number(record[key]) for key in keys if key in record]
         table.add_row(name(record), *cells, str(record["n"]), style=STYLES[record["kind"]])
     return table

@@ -28,6 +28,16 @@ def overridden(tree: Mapping[str, Any], overrides: Sequence[str]) -> tuple[Tree,
     both.
     """
     given, lines = _parsed(overrides)
+    return applied(tree, given), lines
+
+
+def values_of(overrides: Sequence[str]) -> dict[str, Any]:
+    """What the overrides set, but for those that `overridden` has a line for."""
+    return _parsed(overrides)[0]
+
+
+def applied(tree: Mapping[str, Any], given: Mapping[str, Any]) -> Tree:
+    """A copy of `tree` with the values of `given`, whose keys are those of overrides."""
     made: Tree = {name: dict(value) if isinstance(value, Mapping) else value for name, value in tree.items()}
     for key, value in given.items():
         section, _, name = key.rpartition(".")
@@ -42,7 +52,7 @@ def overridden(tree: Mapping[str, Any], overrides: Sequence[str]) -> tuple[Tree,
             target.pop(name, None)
         else:
             target[name] = value
-    return made, lines
+    return made
 
 
 def _parsed(overrides: Sequence[str]) -> tuple[dict[str, Any], list[str]]:

@@ -11,21 +11,34 @@ import os
 import re
 import tomllib
 from collections.abc import Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from importlib import resources
 from pathlib import Path
 from typing import Any
 
 from ghostnoise.lab.errors import UserError
-from ghostnoise.lab.overrides import overridden
+from ghostnoise.lab.overrides import Tree, overridden
 from ghostnoise.lab.settings import NOISES, Settings
 from ghostnoise.lab.smoke import shrink
 from ghostnoise.lab.validation import changed, check, validated
 
-__all__ = ["Recipe", "canonical", "check", "header", "identity", "load", "names", "read", "resolve", "shrink"]
+__all__ = [
+    "Recipe",
+    "canonical",
+    "check",
+    "complete",
+    "header",
+    "identity",
+    "load",
+    "names",
+    "read",
+    "resolve",
+    "shrink",
+]
 
 FOLDER = resources.files("ghostnoise.lab") / "recipes"
 SUFFIX = ".toml"
+PLAN = ("grid", "select", "report")  # sections of `grid.Experiment`
 HEADER = ("claim", "command", "time", "score")
 
 
@@ -41,6 +54,10 @@ class Recipe:
     settings: Settings
     text: str
     """The file, without overrides."""
+    tree: Tree = field(default_factory=dict)
+    """The sections of settings as they were written, with overrides."""
+    plan: Tree = field(default_factory=dict)
+    """The sections of an experiment of many runs, as they were written."""
 
     @property
     def identity(self) -> str:
@@ -68,12 +85,22 @@ def load(name_or_path: str, overrides: Sequence[str] = (), *, smoke: bool = Fals
     for each mistake.
     """
     text = read(name_or_path)
-    settings = _placed(validated(*overridden(_parsed(text, name_or_path), overrides)))
+    parsed = _parsed(text, name_or_path)
+    plan = {name: parsed.pop(name) for name in PLAN if name in parsed}
+    tree, mistakes = overridden(parsed, overrides)
+    settings = complete(validated(tree, mistakes), smoke)
+    name = Path(name_or_path).name.removesuffix(SUFFIX)
+    return Recipe(name=name, settings=settings, text=text, tree=tree, plan=plan, **header(text))
+
+
+def complete(settings: Settings, smoke: bool = False) -> Settings:
+    """With the network's default placement, checked, and shrunk if `smoke`."""
+    settings = _placed(settings)
     check(changed(settings, train={"device": "auto"}) if smoke else settings)  # a CPU may try what needs a GPU
     if smoke:
         settings = shrink(settings)
         check(settings)
-    return Recipe(name=Path(name_or_path).name.removesuffix(SUFFIX), settings=settings, text=text, **header(text))
+    return settings
 
 
 def resolve(settings: Settings, *, device: str, processes: int, stand_in: bool = False) -> Settings:

@@ -232,6 +232,8 @@ class TrainSettings(Section):
     compile: bool = False
     device: Literal["auto", "cpu", "cuda", "mps"] = "auto"
     """"auto" for the best that is there."""
+    deterministic: bool = False
+    """On GPUs: only algorithms that give the same result every time."""
     processes: Count = 1
     """Set by torchrun."""
     smoke: bool = False

@@ -37,19 +37,25 @@ RULES = {
 }
 
 
-def validated(tree: Mapping[str, Any], mistakes: Sequence[str] = ()) -> Settings:
+def validated(tree: Mapping[str, Any], mistakes: Sequence[str] = (), place: str = "") -> Settings:
     """The settings in `tree`, which has a mapping for each section.
 
-    All mistakes are in one UserError, with a line for each: `mistakes` that were found before, and those of `tree`.
+    All mistakes are in one UserError, with a line for each: `mistakes` that were found before, and those of `tree`,
+    which open with `place`.
     """
     lines = list(mistakes)
     try:
         settings = Settings.model_validate(dict(tree))
     except ValidationError as error:
-        lines += [line for mistake in error.errors(include_url=False) for line in _lines(mistake)]
+        lines += mistakes_of(error, place)
     if lines:
         raise UserError("\n".join(dict.fromkeys(lines)))
     return settings
+
+
+def mistakes_of(error: ValidationError, place: str = "") -> list[str]:
+    """A line for each mistake, which opens with `place`."""
+    return [place + line for mistake in error.errors(include_url=False) for line in _lines(mistake)]
 
 
 def changed(settings: Settings, **sections: Mapping[str, Any]) -> Settings:

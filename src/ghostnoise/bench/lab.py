@@ -1,0 +1,186 @@
+"""`ghostnoise bench lab`: images a second of the trainer, of the bare step, and of a plain DataLoader loop."""
+
+import io
+import math
+from collections.abc import Callable
+from dataclasses import dataclass
+from pathlib import Path
+from tempfile import TemporaryDirectory
+
+import torch
+import torch.nn.functional as F
+from rich.console import Console
+from torch import Tensor, nn
+from torch.utils.data import DataLoader, Dataset
+
+from ghostnoise.bench.layers import synchronizer, times
+from ghostnoise.bench.settings import Record, Settings, conditions
+from ghostnoise.bench.timing import Length, interleave
+from ghostnoise.lab import models
+from ghostnoise.lab.data import Source, catalog
+from ghostnoise.lab.data.resident import Images, Resident
+from ghostnoise.lab.data.source import Share
+from ghostnoise.lab.settings import DataSettings, ModelSettings, NormSettings, OptimSettings, TrainSettings
+from ghostnoise.lab.settings import Settings as RunSettings
+from ghostnoise.lab.store import RunFolder
+from ghostnoise.lab.train import optimizer
+from ghostnoise.lab.train.clock import Clock
+from ghostnoise.lab.train.display import Terminal
+from ghostnoise.lab.train.loop import Loop
+from ghostnoise.lab.train.machine import Machine
+from ghostnoise.lab.train.session import Session
+
+WORKERS = 2  # of the DataLoader
+CIFAR = catalog.find("cifar10")
+
+
+@dataclass(frozen=True)
+class Row:
+    """A network that trains with ghost noise on random images of CIFAR-10's shape, `steps` batches at a time."""
+
+    title: str
+    model: ModelSettings
+    batch: int
+    steps: int
+    memory_format: str = "contiguous"
+
+    @property
+    def name(self) -> str:
+        """What the row is called in tables."""
+        return f"{self.title} batch {self.batch} {self.memory_format}"
+
+    def settings(self) -> RunSettings:
+        """What the trainer is told."""
+        return RunSettings(
+            model=self.model,
+            norm=NormSettings(method="gni", ghost_size=16),
+            data=DataSettings(name="cifar10"),
+            optim=OptimSettings(lr=0.1, weight_decay=5e-4),
+            train=TrainSettings(
+                epochs=10**6, batch_size=self.batch, channels_last=self.memory_format == "channels_last"
+            ),
+        )
+
+
+def plan(settings: Settings) -> tuple[list[Row], list[str]]:
+    """The rows; nothing is left out."""
+    if settings.quick:
+        every = [Row("resnet-20", ModelSettings(name="resnet20", width=2), 16, 2)]
+        every += [Row("mlp", ModelSettings(name="mlp", widths=[8]), 16, 2)]
+    else:
+        every = [
+            Row("resnet-20", ModelSettings(name="resnet20"), settings.batch or 256, 8),
+            Row("mlp 3x1024", ModelSettings(name="mlp"), settings.batch or 1024, 16),
+        ]
+    every = [Row(row.title, row.model, row.batch, row.steps, form) for row in every for form in settings.formats
+             if form == "contiguous" or row.model.name != "mlp"]  # fmt: skip
+    return [row for row in every if settings.selects(row.name)], []
+
+
+def measure(row: Row, settings: Settings, on_progress: Callable[[float], object]) -> list[Record]:
+    """Time `row.steps` steps of each; a record for each."""
+    generator = torch.Generator().manual_seed(0)
+    count = row.batch * row.steps
+    pixels = torch.randint(256, (count, *CIFAR.shape), dtype=torch.uint8, generator=generator)
+    images = Images(pixels, torch.randint(CIFAR.classes, (count,), generator=generator))
+    last = row.memory_format == "channels_last"
+    source = Resident(CIFAR, images, images, Share(row.batch), 0, settings.device, last)
+    with TemporaryDirectory() as folder:
+        contenders = {
+            "bare step": bare(row, settings, source),
+            "ghostnoise train": trainer(row, settings, source, Path(folder)),
+            "DataLoader loop": plain_loop(row, settings, images),
+        }
+        timings = interleave(
+            contenders, Length(settings.seconds, settings.rounds, warmup=1), synchronize=synchronizer(settings.device),
+            on_progress=on_progress,
+        )  # fmt: skip
+    kinds = {"bare step": "torch", "ghostnoise train": "ours", "DataLoader loop": "peer"}
+    size = "x".join(map(str, (row.batch, *CIFAR.shape)))
+    shared = {"bench": "lab", "row": row.name, "shape": size, "memory_format": row.memory_format, "steps": row.steps}
+    baseline = timings["bare step"]
+    return [
+        shared
+        | {"contender": name, "kind": kinds[name], "backend": ""}
+        | times(timing, baseline)
+        | {"images_per_second": 1e3 * count / timing.p50, "speed_ratio": baseline.p50 / timing.p50}
+        | conditions(settings)
+        for name, timing in timings.items()
+    ]
+
+
+def bare(row: Row, settings: Settings, source: Source) -> Callable[[], None]:
+    """Forward, loss, backward and the optimizer's step, on one batch that is there already."""
+    model, updates = _network(row, settings)
+    images, labels = next(source.batches(0))
+
+    def run() -> None:
+        for _ in range(row.steps):
+            _step(model, updates, images, labels)
+
+    return run
+
+
+def trainer(row: Row, settings: Settings, source: Source, folder: Path) -> Callable[[], None]:
+    """The trainer's own loop: batches, learning rate, metrics, checks, the clock and the display; no evaluation."""
+    here, told = Machine(settings.device), row.settings()
+    torch.manual_seed(0)
+    session = Session(models.build(told.model, told.norm, CIFAR.shape, CIFAR.classes), told, here)
+    display = Terminal(Console(file=io.StringIO()), False, told.train.epochs, source.steps)
+    loop = Loop(session, source, RunFolder(folder, print), Clock(here, math.inf), display, [])
+
+    def run() -> None:
+        loop.train_epoch()
+        session.progress.epoch += 1
+        session.progress.start_epoch(settings.device)
+
+    return run
+
+
+def plain_loop(row: Row, settings: Settings, images: Images) -> Callable[[], None]:
+    """What most scripts do: a data set that normalizes an image at a time, and a DataLoader with workers."""
+    model, updates = _network(row, settings)
+    loader = DataLoader(
+        OneByOne(images), row.batch, shuffle=True, drop_last=True, num_workers=WORKERS, persistent_workers=True
+    )
+    form = torch.channels_last if row.memory_format == "channels_last" else torch.contiguous_format
+
+    def run() -> None:
+        total = 0.0
+        for pixels, labels in loader:
+            batch = pixels.to(settings.device, memory_format=form)
+            total += _step(model, updates, batch, labels.to(settings.device)).item()
+
+    return run
+
+
+class OneByOne(Dataset[tuple[Tensor, Tensor]]):
+    """Images as torchvision's ToTensor and Normalize make them, one at a time."""
+
+    def __init__(self, images: Images) -> None:
+        self.pixels, self.labels = images.pixels.permute(0, 2, 3, 1).contiguous().numpy(), images.labels
+        self.mean, self.std = (torch.tensor(values)[:, None, None] for values in (CIFAR.mean, CIFAR.std))
+
+    def __len__(self) -> int:
+        return len(self.labels)
+
+    def __getitem__(self, index: int) -> tuple[Tensor, Tensor]:
+        image = torch.from_numpy(self.pixels[index]).permute(2, 0, 1).contiguous().float().div(255)
+        return image.sub_(self.mean).div_(self.std), self.labels[index]
+
+
+def _network(row: Row, settings: Settings) -> tuple[nn.Module, torch.optim.Optimizer]:
+    told = row.settings()
+    torch.manual_seed(0)
+    form = torch.channels_last if told.train.channels_last else torch.preserve_format
+    model = models.build(told.model, told.norm, CIFAR.shape, CIFAR.classes)
+    model = model.to(device=settings.device, memory_format=form)  # type: ignore[call-overload]
+    return model, optimizer.build(model, told.optim)
+
+
+def _step(model: nn.Module, updates: torch.optim.Optimizer, images: Tensor, labels: Tensor) -> Tensor:
+    loss = F.cross_entropy(model(images), labels)
+    loss.backward()
+    updates.step()
+    updates.zero_grad()
+    return loss.detach()

@@ -1,0 +1,177 @@
+"""What is known of each set: its shape, how it is normalized, and its official files with their checksums."""
+
+import difflib
+from dataclasses import dataclass
+from typing import Literal, TypeAlias
+
+from ghostnoise.lab.errors import UserError
+
+Part: TypeAlias = Literal["train", "test"]
+Kind: TypeAlias = Literal["idx", "binary", "binary-coarse-fine", "pickle"]
+
+
+@dataclass(frozen=True)
+class File:
+    """A file as it was published."""
+
+    name: str
+    size: int
+    md5: str
+
+
+@dataclass(frozen=True)
+class Layout:
+    """One way in which a set lies on disk, and what to download to get it."""
+
+    kind: Kind
+    folders: tuple[str, ...]
+    """Names that its folder may have, below the data folder; downloads go into the first."""
+    train: tuple[File, ...]
+    test: tuple[File, ...]
+    downloads: tuple[File, ...]
+    addresses: tuple[str, ...]
+    """What stands before a download's name; the first that answers is taken."""
+
+    @property
+    def archive(self) -> File | None:
+        """The one download that has all files, or None if each is downloaded by itself."""
+        return self.downloads[0] if self.downloads[0].name.endswith(".tar.gz") else None
+
+    def files(self, parts: tuple[Part, ...]) -> tuple[File, ...]:
+        """The files of these parts."""
+        return tuple(file for part in parts for file in (self.train if part == "train" else self.test))
+
+
+@dataclass(frozen=True)
+class Entry:
+    """A set. `mean` and `std` are of its training pixels, per channel, with 255 taken as 1."""
+
+    name: str
+    title: str
+    shape: tuple[int, int, int]
+    classes: int
+    mean: tuple[float, ...]
+    std: tuple[float, ...]
+    train_size: int
+    test_size: int
+    layouts: tuple[Layout, ...] = ()
+
+    def size(self, part: Part) -> int:
+        """How many images the part has."""
+        return self.train_size if part == "train" else self.test_size
+
+
+def _idx(folders: tuple[str, ...], addresses: tuple[str, ...], plain: list[str], gz: list[tuple[int, str]]) -> Layout:
+    """The four files of MNIST, or of a set in its image."""
+    names = [
+        ("train-images-idx3-ubyte", 47_040_016), ("train-labels-idx1-ubyte", 60_008),
+        ("t10k-images-idx3-ubyte", 7_840_016), ("t10k-labels-idx1-ubyte", 10_008),
+    ]  # fmt: skip
+    files = tuple(File(name, size, md5) for (name, size), md5 in zip(names, plain, strict=True))
+    zipped = tuple(File(f"{name}.gz", size, md5) for (name, _), (size, md5) in zip(names, gz, strict=True))
+    return Layout("idx", folders, files[:2], files[2:], zipped, addresses)
+
+
+_TORONTO = ("https://www.cs.toronto.edu/~kriz/",)
+_CIFAR10_BINARY = Layout(
+    "binary",
+    ("cifar-10-batches-bin",),
+    (
+        File("data_batch_1.bin", 30_730_000, "5dd7e06a14cb22eb9f671a540d1b7c25"),
+        File("data_batch_2.bin", 30_730_000, "5ea93a67294ea407fff1d09f752e9692"),
+        File("data_batch_3.bin", 30_730_000, "942cd6a4bcdd0dd3c604fbe906cb4421"),
+        File("data_batch_4.bin", 30_730_000, "ae636b3ba5c66a11e91e8cb52e771fcb"),
+        File("data_batch_5.bin", 30_730_000, "53f37980c15c3d472c316c40844f3f0d"),
+    ),
+    (File("test_batch.bin", 30_730_000, "803d5f7f4d78ea53de84dbe85f74fb6d"),),
+    (File("cifar-10-binary.tar.gz", 170_052_171, "c32a1d4ab5d03f1284b67883e8d87530"),),
+    _TORONTO,
+)
+_CIFAR10_PICKLE = Layout(
+    "pickle",
+    ("cifar-10-batches-py",),
+    (
+        File("data_batch_1", 31_035_704, "c99cafc152244af753f735de768cd75f"),
+        File("data_batch_2", 31_035_320, "d4bba439e000b95fd0a9bffe97cbabec"),
+        File("data_batch_3", 31_035_999, "54ebc095f3ab1f0389bbae665268c751"),
+        File("data_batch_4", 31_035_696, "634d18415352ddfa80567beed471001a"),
+        File("data_batch_5", 31_035_623, "482c414d41f54cd18b22e5b47cb7c3cb"),
+    ),
+    (File("test_batch", 31_035_526, "40351d587109b95175f43aff81a1287e"),),
+    (File("cifar-10-python.tar.gz", 170_498_071, "c58f30108f718f92721af3b95e74349a"),),
+    _TORONTO,
+)
+_CIFAR100_PICKLE = Layout(
+    "pickle",
+    ("cifar-100-python",),
+    (File("train", 155_249_918, "16019d7e3df5f24257cddd939b257f8d"),),
+    (File("test", 31_049_707, "f0ef6b0ae62326f3e7ffdfab6717acfc"),),
+    (File("cifar-100-python.tar.gz", 169_001_437, "eb9058c3a382ffc7106e4002c42a8d85"),),
+    _TORONTO,
+)
+# Its authors publish the md5 of the archive; those of the two files in it are known from one other project only, so
+# downloads take the Python version.
+_CIFAR100_BINARY = Layout(
+    "binary-coarse-fine",
+    ("cifar-100-binary",),
+    (File("train.bin", 153_700_000, "6172c7755cfe09b2fe270c85cebc1b15"),),
+    (File("test.bin", 30_740_000, "4499cfba6c016c1be1438163640a0898"),),
+    (File("cifar-100-binary.tar.gz", 168_513_733, "03b5dce01913d631647c71ecec9e9cb8"),),
+    _TORONTO,
+)
+_MNIST = _idx(
+    ("mnist", "MNIST/raw", "MNIST"),
+    ("https://ossci-datasets.s3.amazonaws.com/mnist/", "https://storage.googleapis.com/cvdf-datasets/mnist/"),
+    [
+        "6bbc9ace898e44ae57da46a324031adb", "a25bea736e30d166cdddb491f175f624",
+        "2646ac647ad5339dbf082846283269ea", "27ae3e4e09519cfbb04c329615203637",
+    ],
+    [
+        (9_912_422, "f68b3c2dcbeaaa9fbdd348bbdeb94873"), (28_881, "d53e105ee54ea40749a09fcbcd1e9432"),
+        (1_648_877, "9fb629c4189551a2d022fa330f9573f3"), (4_542, "ec29112dd5afa0611ce80d1b7f02629c"),
+    ],
+)  # fmt: skip
+_FASHION = _idx(
+    ("fashion-mnist", "FashionMNIST/raw", "FashionMNIST"),
+    (
+        "http://fashion-mnist.s3-website.eu-central-1.amazonaws.com/",
+        "https://raw.githubusercontent.com/zalandoresearch/fashion-mnist/master/data/fashion/",
+    ),
+    [
+        "f4a8712d7a061bf5bd6d2ca38dc4d50a", "9018921c3c673c538a1fc5bad174d6f9",
+        "8181f5470baa50b63fa0f6fddb340f0a", "15d484375f8d13e6eb1aabb0c3f46965",
+    ],
+    [
+        (26_421_880, "8d4fb7e6c68d591d4c3dfef9ec88bf0d"), (29_515, "25c81989df183df01b3e8a0aad5dffbe"),
+        (4_422_102, "bef4ecab320f06d8554ea6380940ec79"), (5_148, "bb300cfdad3c16e7a12a480ee83cd310"),
+    ],
+)  # fmt: skip
+
+IMAGENET_MEAN, IMAGENET_STD = (0.485, 0.456, 0.406), (0.229, 0.224, 0.225)
+FOLDER_CLASSES = 10  # of random images that stand in for a folder of images
+
+CATALOG = {
+    entry.name: entry
+    for entry in (
+        Entry("digits", "scikit-learn's handwritten digits", (1, 8, 8), 10, (0.3057,), (0.3761,), 1_437, 360),
+        Entry("mnist", "MNIST", (1, 28, 28), 10, (0.1307,), (0.3081,), 60_000, 10_000, (_MNIST,)),
+        Entry("fashion-mnist", "Fashion-MNIST", (1, 28, 28), 10, (0.2860,), (0.3530,), 60_000, 10_000, (_FASHION,)),
+        Entry(
+            "cifar10", "CIFAR-10", (3, 32, 32), 10, (0.4914, 0.4822, 0.4465), (0.2023, 0.1994, 0.2010),
+            50_000, 10_000, (_CIFAR10_BINARY, _CIFAR10_PICKLE),
+        ),
+        Entry(
+            "cifar100", "CIFAR-100", (3, 32, 32), 100, (0.5071, 0.4867, 0.4408), (0.2675, 0.2565, 0.2761),
+            50_000, 10_000, (_CIFAR100_PICKLE, _CIFAR100_BINARY),
+        ),
+    )
+}  # fmt: skip
+
+
+def find(name: str) -> Entry:
+    """The set called `name`."""
+    if name in CATALOG:
+        return CATALOG[name]
+    near = difflib.get_close_matches(name.lower(), CATALOG, n=1, cutoff=0.4)
+    meant = f"; did you mean {near[0]}?" if near else ""
+    raise UserError(f"{name}: no such data set; there are {', '.join(CATALOG)} and imagefolder{meant}")

@@ -1,0 +1,96 @@
+"""The networks by name: where each comes from, its size, and where noise can be in it."""
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from functools import partial
+
+from torch import nn
+
+from ghostnoise.lab.models.convmixer import convmixer
+from ghostnoise.lab.models.norm_free import norm_free_resnet
+from ghostnoise.lab.models.plain import digits_net, mlp
+from ghostnoise.lab.models.resnet import Bottleneck, resnet
+from ghostnoise.lab.models.slots import PLACEMENTS, Normalization, Slots, Task
+from ghostnoise.lab.models.vit import SimpleViT
+from ghostnoise.lab.settings import Placement
+from ghostnoise.weights import WSConv2d
+
+RESIDUAL: tuple[Placement, ...] = ("inside", "after", "activation", "branch")
+CIFAR = (3, 32, 32)
+PAPER = "Kosson, Fan and Jaggi 2024, arXiv:2305.17205"
+RESNET = "He et al. 2016, arXiv:1512.03385"
+
+
+@dataclass(frozen=True)
+class Network:
+    """A network, and its size where it is used: `parameters` are for images of `shape`, `classes`, and `widths`."""
+
+    title: str
+    source: str
+    parameters: int
+    normalization: Normalization
+    placements: tuple[Placement, ...]
+    """Where noise can be; first the place where the paper has ghost noise."""
+    builder: Callable[[Slots, Task], nn.Module]
+    shape: tuple[int, int, int]
+    classes: int
+    widths: tuple[int, ...]
+    channel_dim: int = 1
+
+    @property
+    def methods(self) -> list[str]:
+        """The methods that it can have."""
+        without = ["bn", "gbn", "xbn", "en"] if self.normalization == "batch" else ["none"]
+        return without + [method for method in PLACEMENTS if self.offered(method)]
+
+    def offered(self, method: str) -> list[Placement]:
+        """Where the noise of a method can be; first its default."""
+        return [place for place in self.placements if place in PLACEMENTS.get(method, ())]
+
+
+CATALOG: dict[str, Network] = {
+    "resnet18": Network(
+        "ResNet-18 for small images", RESNET, 11_220_132, "batch", RESIDUAL,
+        partial(resnet, blocks=(2, 2, 2, 2)), CIFAR, 100, (64,),
+    ),
+    "resnet20": Network(
+        "ResNet-20 for small images", RESNET, 272_474, "batch", RESIDUAL,
+        partial(resnet, blocks=(3, 3, 3)), CIFAR, 10, (16,),
+    ),
+    "resnet8": Network(
+        "ResNet-8 for small images", RESNET, 78_042, "batch", RESIDUAL,
+        partial(resnet, blocks=(1, 1, 1)), CIFAR, 10, (16,),
+    ),
+    "resnet50": Network(
+        "ResNet-50", RESNET, 25_557_032, "batch", RESIDUAL,
+        partial(resnet, blocks=(3, 4, 6, 3), block=Bottleneck, large=True), (3, 224, 224), 1000, (64,),
+    ),
+    "wsln-resnet18": Network(
+        "ResNet-18 with weight standardization and layer norm", PAPER, 11_224_932, "layer", RESIDUAL,
+        partial(resnet, blocks=(2, 2, 2, 2), conv=WSConv2d), CIFAR, 100, (64,),
+    ),
+    "nf-resnet26": Network(
+        "NF-ResNet-26 for small images", "Brock et al. 2021, arXiv:2101.08692", 13_958_994, "none",
+        ("activation",), partial(norm_free_resnet, blocks=(2, 2, 2, 2)), CIFAR, 10, (64,),
+    ),
+    "simple-vit": Network(
+        "Simple ViT", "Beyer et al. 2022, arXiv:2205.01580", 18_928_234, "layer",
+        ("after", "inside", "activation"), SimpleViT, CIFAR, 10, (512,), channel_dim=-1,
+    ),
+    "convmixer": Network(
+        "ConvMixer-256/8", "Trockman and Kolter 2022, arXiv:2201.09792", 594_186, "batch",
+        ("inside", "after", "activation"), convmixer, CIFAR, 10, (256,),
+    ),
+    "mlp": Network(
+        "Perceptron", PAPER, 5_351_524, "batch", ("inside", "after", "activation"), mlp, CIFAR, 100, (1024, 1024, 1024),
+    ),
+    "digits-net": Network(
+        "Small convolutional network", "the demo of this library", 24_058, "batch", ("inside", "after", "activation"),
+        digits_net, (1, 8, 8), 10, (16,),
+    ),
+}  # fmt: skip
+
+
+def having(method: str) -> list[str]:
+    """The networks that can have a method."""
+    return [name for name, network in CATALOG.items() if method in network.methods]

@@ -1,0 +1,176 @@
+"""Networks of timm, by `ghostnoise.convert`. timm is imported when one of them is asked for."""
+
+import difflib
+import inspect
+from typing import Any
+
+import torch
+from torch import nn
+from torch.nn.modules.batchnorm import _BatchNorm
+from torch.nn.modules.conv import _ConvNd
+
+from ghostnoise.conversion import convert
+from ghostnoise.lab.errors import UserError
+from ghostnoise.lab.models.catalog import having
+from ghostnoise.lab.models.slots import NORMALIZERS, PLACEMENTS, noise_options, refuse_batch_norm_settings
+from ghostnoise.lab.settings import ModelSettings, NormSettings, Placement
+
+PREFIX = "timm:"
+OFFERED = ("none", "bn", *NORMALIZERS, "gni", "agni")
+# By name, since timm has its own beside torch's. Sigmoid, tanh and softmax are gates there.
+ACTIVATIONS = {
+    "CELU", "ELU", "GELU", "GELUTanh", "GammaAct", "HardMish", "HardMishMe", "HardSwish", "HardSwishMe", "Hardswish",
+    "LeakyReLU", "Mish", "MishMe", "PReLU", "QuickGELU", "ReLU", "ReLU6", "SELU", "SiLU", "Swish", "SwishMe",
+}  # fmt: skip
+
+
+def build(model: ModelSettings, norm: NormSettings, shape: tuple[int, int, int], classes: int) -> nn.Module:
+    """A network of timm with random weights, whose batch norms have a method, or which has noise elsewhere.
+
+    "none" leaves the network as it is; all other methods set eps and momentum of its batch norms.
+    """
+    if model.width is not None or model.widths is not None:
+        raise UserError(
+            f"model.width and model.widths for {model.name!r}: timm's networks have their own; leave them out"
+        )
+    default = placement(model.name, norm.method)
+    if norm.placement is not None and norm.placement not in PLACEMENTS[norm.method]:
+        raise UserError(
+            f"norm.placement={norm.placement!r} for {norm.method!r} in {model.name!r}: must be one of "
+            f"{', '.join(map(repr, PLACEMENTS[norm.method]))}; without one it is {default!r}"
+        )
+    made = _create(model.name, shape, classes)
+    norms = [module for module in made.modules() if isinstance(module, _BatchNorm)]
+    if norm.method == "none" or not norms:
+        refuse_batch_norm_settings(norm, model.name)
+    if norm.method != "none":
+        for module in norms:
+            module.eps, module.momentum = norm.eps, norm.momentum
+        _convert(made, norm, norm.placement or default, model.name, bool(norms))
+    return made
+
+
+def placement(name: str, method: str) -> Placement | None:
+    """Inside batch norms where there are any, else after the norms; None for methods without noise."""
+    timm = _timm(name)
+    if method not in OFFERED:
+        raise UserError(
+            f"norm.method={method!r} for {name!r}: timm's networks have {', '.join(map(repr, OFFERED))}; take one of "
+            f"them, or one of the networks {', '.join(having(method)) or 'that have it'}"
+        )
+    if method not in PLACEMENTS:
+        return None
+    with torch.device("meta"):
+        made = timm.create_model(name.removeprefix(PREFIX))
+    return "inside" if any(isinstance(module, _BatchNorm) for module in made.modules()) else "after"
+
+
+def _timm(name: str) -> Any:
+    """timm, which knows the network."""
+    try:
+        import timm
+    except (ImportError, RuntimeError) as error:  # torchvision raises the latter where it does not fit torch
+        raise UserError(f"model.name={name!r}: timm cannot be imported ({_line(error)}); pip install timm") from error
+    bare = name.removeprefix(PREFIX)
+    if not timm.is_model(bare):
+        near = difflib.get_close_matches(bare, timm.list_models(), n=1, cutoff=0)[0]
+        raise UserError(f"model.name={name!r}: timm has no such network; did you mean {PREFIX + near!r}?")
+    return timm
+
+
+def _create(name: str, shape: tuple[int, int, int], classes: int) -> nn.Module:
+    timm, bare = _timm(name), name.removeprefix(PREFIX)
+    channels, height, across = shape
+    options: dict[str, Any] = {"num_classes": classes, "in_chans": channels, "pretrained": False}
+    try:
+        with torch.device("meta"):
+            trial = timm.create_model(bare, **options)
+            if "img_size" in inspect.signature(type(trial)).parameters:
+                options["img_size"] = height if height == across else (height, across)
+                trial = timm.create_model(bare, **options)
+            _try(trial.eval(), torch.empty(1, *shape))
+        made: nn.Module = timm.create_model(bare, **options)
+    except (AssertionError, ValueError, TypeError, RuntimeError) as error:
+        raise UserError(
+            f"images of {channels}x{height}x{across} for {name!r}: it takes others ({_line(error)}); change "
+            "data.image_size or take another network"
+        ) from error
+    return made
+
+
+def _line(error: Exception) -> str:
+    return " ".join(str(error).split())
+
+
+def _try(trial: nn.Module, x: torch.Tensor) -> None:
+    """Run a network on shapes alone, so that images which it cannot take are known before training."""
+    try:
+        trial(x)
+    except RuntimeError as error:
+        if "meta tensors" not in str(error):  # it looks at values
+            raise
+
+
+def _convert(model: nn.Module, norm: NormSettings, place: Placement | None, name: str, has_batch_norm: bool) -> None:
+    if place == "after":
+        _inject(model, norm, _after_norms(model, name), "after")
+    elif place == "activation":
+        _inject(model, norm, _before_activations(model, name), "before")
+    elif not has_batch_norm:
+        given = f"norm.placement={place!r}" if place else f"norm.method={norm.method!r}"
+        remedy = "'after' or 'activation'" if place else "'none', 'gni' or 'agni'"
+        raise UserError(f"{given} for {name!r}: it needs batch norms, and there are none; take {remedy}")
+    elif norm.method != "bn" or norm.scope == "global":
+        size: Any = {} if norm.ghost_size is None else {"ghost_size": norm.ghost_size}
+        convert(model, norm.method, scope=norm.scope, **size, **noise_options(norm))
+
+
+def _after_norms(model: nn.Module, name: str) -> dict[str, int]:
+    """The norms, and where their channels are."""
+    dims = {}
+    for path, module in model.named_modules():
+        kind = type(module).__name__
+        if not isinstance(module, (_BatchNorm, nn.GroupNorm, nn.LayerNorm, nn.RMSNorm)) and not kind.startswith(
+            ("RmsNorm", "SimpleNorm")
+        ):
+            continue
+        if not isinstance(getattr(module, "act", nn.Identity()), nn.Identity):
+            raise UserError(
+                f"norm.placement='after' for {name!r}: its {kind} {path!r} activates too, so that noise after it would "
+                "follow the activation; take 'inside' or 'activation'"
+            )
+        first = isinstance(module, (_BatchNorm, nn.GroupNorm)) or "2d" in kind
+        dims[path] = 1 if first else -1
+    if not dims:
+        raise UserError(f"norm.placement='after' for {name!r}: it has no norms; take 'activation'")
+    return dims
+
+
+def _before_activations(model: nn.Module, name: str) -> dict[str, int]:
+    """The activations, and where their channels are."""
+    dims = {}
+    for path, module in model.named_modules():
+        if type(module).__name__ in ACTIVATIONS:
+            dims[path] = _channel_dim(module, model.get_submodule(path.rpartition(".")[0]))
+    if not dims:
+        raise UserError(f"norm.placement='activation' for {name!r}: it has no layers that activate; take 'after'")
+    return dims
+
+
+def _channel_dim(activation: nn.Module, parent: nn.Module) -> int:
+    """Where an activation's channels are: last if the nearest layer of its parent, those before it first, is linear."""
+    beside = list(parent.modules())
+    at = beside.index(activation)
+    telling = (nn.Linear, _ConvNd, _BatchNorm)
+    near = (each for each in [*reversed(beside[:at]), *beside[at:]] if isinstance(each, telling))
+    return -1 if isinstance(next(near, None), nn.Linear) else 1
+
+
+def _inject(model: nn.Module, norm: NormSettings, dims: dict[str, int], side: str) -> None:
+    options: Any = {side: nn.Module, "scope": norm.scope, **noise_options(norm, standalone=True)}
+    for dim in sorted(set(dims.values())):
+
+        def here(name: str, _: nn.Module, dim: int = dim) -> bool:
+            return dims.get(name) == dim
+
+        convert(model, norm.method, norm.ghost_size, where=here, channel_dim=dim, **options)

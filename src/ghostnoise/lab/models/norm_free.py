@@ -1,0 +1,73 @@
+"""Normalization-free residual networks (Brock et al., 2021), for small images.
+
+Modules are named as in timm.
+"""
+
+import math
+from collections import OrderedDict
+from collections.abc import Sequence
+
+import torch
+from torch import Tensor, nn
+
+from ghostnoise.lab.models.slots import Slots, Task
+from ghostnoise.weights import WSConv2d
+
+ALPHA = 0.2  # what a block adds to the variance is its square
+RELU_GAMMA = 1.7139588594436646  # as published, from samples; exactly, ReLU(N(0, 1)) has unit variance times 1.7129
+
+
+class NormFreeBlock(nn.Module):
+    """A bottleneck with the activation first, added to a shortcut: x + alpha · gain · branch(beta · ReLU(x)).
+
+    beta divides by the standard deviation that x has at initialization. gain starts at 0 (SkipInit).
+    """
+
+    def __init__(self, slots: Slots, inputs: int, width: int, stride: int, beta: float) -> None:
+        super().__init__()
+        self.beta = beta
+        self.downsample = None
+        if stride != 1 or inputs != 4 * width:
+            pool = nn.AvgPool2d(2, 2, ceil_mode=True, count_include_pad=False) if stride == 2 else nn.Identity()
+            self.downsample = nn.Sequential(OrderedDict(pool=pool, conv=convolution(inputs, 4 * width, 1)))
+        self.act1, self.conv1 = slots.activation(), convolution(inputs, width, 1)
+        self.act2, self.conv2 = slots.activation(), convolution(width, width, 3, stride)
+        self.act3, self.conv3 = slots.activation(), convolution(width, 4 * width, 1)
+        self.skipinit_gain = nn.Parameter(torch.zeros(()))
+
+    def forward(self, x: Tensor) -> Tensor:
+        """Add the branch; where the shape changes, the shortcut is taken after the activation."""
+        y = self.act1(x) * self.beta
+        shortcut = x if self.downsample is None else self.downsample(y)
+        y = self.conv3(self.act3(self.conv2(self.act2(self.conv1(y)))))
+        total: Tensor = shortcut + ALPHA * self.skipinit_gain * y
+        return total
+
+
+def norm_free_resnet(slots: Slots, task: Task, blocks: Sequence[int]) -> nn.Sequential:
+    """A 3x3 stem, stages of bottlenecks of `width`, twice that and so on in their 3x3 convolutions, mean, linear."""
+    (width,) = task.widths
+    stages, inputs, variance = [], width, 1.0
+    for stage, count in enumerate(blocks):
+        made = []
+        for place in range(count):
+            stride = 2 if stage > 0 and place == 0 else 1
+            made.append(NormFreeBlock(slots, inputs, width * 2**stage, stride, beta=1 / math.sqrt(variance)))
+            variance = (1 if place == 0 else variance) + ALPHA**2  # a shortcut after the activation starts anew from 1
+            inputs = 4 * width * 2**stage
+        stages.append(nn.Sequential(*made))
+    fc = nn.Linear(inputs, task.classes)
+    nn.init.normal_(fc.weight, 0, 0.01)
+    nn.init.zeros_(fc.bias)
+    stem = nn.Sequential(OrderedDict(conv=convolution(task.shape[0], width, 3)))
+    head = nn.Sequential(OrderedDict(pool=nn.AdaptiveAvgPool2d(1), flatten=nn.Flatten(), fc=fc))
+    return nn.Sequential(OrderedDict(stem=stem, stages=nn.Sequential(*stages), final_act=slots.activation(), head=head))
+
+
+def convolution(inputs: int, outputs: int, kernel: int, stride: int = 1) -> WSConv2d:
+    """A convolution with scaled weight standardization: of deviation gamma/sqrt(fan_in), with a gain and a bias."""
+    conv = WSConv2d(inputs, outputs, kernel, stride, kernel // 2)
+    nn.init.kaiming_normal_(conv.weight, mode="fan_in", nonlinearity="linear")
+    nn.init.zeros_(conv.bias)  # type: ignore[arg-type]  # it has one
+    nn.init.constant_(conv.init_std, RELU_GAMMA / math.sqrt(inputs * kernel**2))
+    return conv

@@ -1,0 +1,28 @@
+"""Networks without shortcuts: the perceptron of the paper, and a small convolutional network for 8x8 images."""
+
+import math
+
+from torch import nn
+
+from ghostnoise.lab.models.slots import Slots, Task
+
+
+def mlp(slots: Slots, task: Task) -> nn.Sequential:
+    """Hidden layers of these widths, each linear, norm and ReLU, and a linear classifier."""
+    inputs = math.prod(task.shape)
+    layers: list[nn.Module] = [nn.Flatten()]
+    for width in task.widths:
+        layers += [nn.Linear(inputs, width, bias=False), slots.norm(width, ndim=1), slots.activation()]
+        inputs = width
+    return nn.Sequential(*layers, nn.Linear(inputs, task.classes))
+
+
+def digits_net(slots: Slots, task: Task) -> nn.Sequential:
+    """Three 3x3 convolutions with norm and ReLU, of strides 1, 2 and 2, mean, linear classifier."""
+    channels, (width,) = task.shape[0], task.widths
+    layers: list[nn.Module] = []
+    for outputs, stride in ((width, 1), (2 * width, 2), (4 * width, 2)):
+        conv = nn.Conv2d(channels, outputs, 3, stride, padding=1, bias=False)
+        layers += [conv, slots.norm(outputs), slots.activation()]
+        channels = outputs
+    return nn.Sequential(*layers, nn.AdaptiveAvgPool2d(1), nn.Flatten(), nn.Linear(channels, task.classes))

@@ -1,0 +1,112 @@
+"""Residual networks with the norm after each convolution, and the ReLU after the sum (He et al., 2016).
+
+Modules are named as in torchvision and timm, so that weights can be exchanged with both.
+"""
+
+import math
+from collections import OrderedDict
+from collections.abc import Sequence
+
+from torch import Tensor, nn
+
+from ghostnoise.lab.models.slots import Slots, Task
+from ghostnoise.weights import WSConv2d
+
+
+class Block(nn.Module):
+    """Convolutions beside a shortcut: the identity, or a 1x1 convolution and a norm where the shape changes."""
+
+    expansion = 1
+
+    def __init__(self, slots: Slots, conv: type[nn.Conv2d], inputs: int, width: int, stride: int) -> None:
+        super().__init__()
+        outputs = width * self.expansion
+        self.build(slots, conv, inputs, width, stride)
+        self.downsample = nn.Sequential()
+        if stride != 1 or inputs != outputs:
+            self.downsample = nn.Sequential(convolution(conv, inputs, outputs, 1, stride), slots.norm(outputs))
+        self.act = slots.activation()
+
+    def build(self, slots: Slots, conv: type[nn.Conv2d], inputs: int, width: int, stride: int) -> None:
+        """Make the branch: two 3x3 convolutions, the stride in the first."""
+        self.conv1, self.bn1 = convolution(conv, inputs, width, 3, stride), slots.norm(width)
+        self.act1 = slots.activation()
+        self.conv2, self.bn2 = convolution(conv, width, width, 3), slots.norm(width)
+        self.end = slots.branch()
+
+    def branch(self, x: Tensor) -> Tensor:
+        """What is added to the shortcut."""
+        x = self.act1(self.bn1(self.conv1(x)))
+        y: Tensor = self.end(self.bn2(self.conv2(x)))
+        return y
+
+    def forward(self, x: Tensor) -> Tensor:
+        """Add the two, then activate."""
+        y: Tensor = self.act(self.branch(x) + self.downsample(x))
+        return y
+
+
+class Bottleneck(Block):
+    """A 1x1 convolution to a quarter of the channels, a 3x3 one, which has the stride, and a 1x1 one back."""
+
+    expansion = 4
+
+    def build(self, slots: Slots, conv: type[nn.Conv2d], inputs: int, width: int, stride: int) -> None:
+        """Make the branch."""
+        self.conv1, self.bn1 = convolution(conv, inputs, width, 1), slots.norm(width)
+        self.act1 = slots.activation()
+        self.conv2, self.bn2 = convolution(conv, width, width, 3, stride), slots.norm(width)
+        self.end, self.act2 = slots.branch(), slots.activation()
+        self.conv3, self.bn3 = convolution(conv, width, 4 * width, 1), slots.norm(4 * width)
+
+    def branch(self, x: Tensor) -> Tensor:
+        """What is added to the shortcut."""
+        x = self.act1(self.bn1(self.conv1(x)))
+        x = self.act2(self.end(self.bn2(self.conv2(x))))
+        y: Tensor = self.bn3(self.conv3(x))
+        return y
+
+
+def resnet(
+    slots: Slots,
+    task: Task,
+    blocks: Sequence[int],
+    block: type[Block] = Block,
+    conv: type[nn.Conv2d] = nn.Conv2d,
+    large: bool = False,
+) -> nn.Sequential:
+    """Stem, stages that double the channels and from the second on halve the image, mean, linear classifier.
+
+    The stem is a 3x3 convolution, or for `large` images a 7x7 one of stride 2 and max pooling.
+    """
+    channels, (width,) = task.shape[0], task.widths
+    stem = convolution(conv, channels, width, 7, 2) if large else convolution(conv, channels, width, 3)
+    layers: list[tuple[str, nn.Module]] = [("conv1", stem), ("bn1", slots.norm(width)), ("act1", slots.activation())]
+    if large:
+        layers.append(("maxpool", nn.MaxPool2d(3, 2, padding=1)))
+    inputs = width
+    for stage, count in enumerate(blocks):
+        made = []
+        for place in range(count):
+            stride = 2 if stage > 0 and place == 0 else 1
+            made.append(block(slots, conv, inputs, width * 2**stage, stride))
+            inputs = width * 2**stage * block.expansion
+        layers.append((f"layer{stage + 1}", nn.Sequential(*made)))
+    head = [("pool", nn.AdaptiveAvgPool2d(1)), ("flatten", nn.Flatten()), ("fc", nn.Linear(inputs, task.classes))]
+    model = nn.Sequential(OrderedDict([*layers, *head]))
+    initialize(model)
+    return model
+
+
+def convolution(conv: type[nn.Conv2d], inputs: int, outputs: int, kernel: int, stride: int = 1) -> nn.Conv2d:
+    """A convolution without bias that keeps the size of the image at stride 1."""
+    return conv(inputs, outputs, kernel, stride, kernel // 2, bias=False)
+
+
+def initialize(model: nn.Module) -> None:
+    """Draw convolutions from N(0, 2/fan_out); a standardized one then has that deviation as its magnitude."""
+    for layer in model.modules():
+        if isinstance(layer, nn.Conv2d):
+            nn.init.kaiming_normal_(layer.weight, mode="fan_out", nonlinearity="relu")
+        if isinstance(layer, WSConv2d):
+            nn.init.constant_(layer.init_std, math.sqrt(2 / (layer.out_channels * math.prod(layer.kernel_size))))

@@ -1,0 +1,121 @@
+"""A run's folder: `runs/<recipe>/<identity>/`.
+
+settings.json       what the run computes, and the recipe's name
+environment.json    what it ran on
+metrics.jsonl       a line for each epoch
+checkpoints/        the last two states
+result.json         there when the run is over
+"""
+
+import json
+import math
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+from filelock import FileLock, Timeout
+
+from ghostnoise.lab.errors import UserError
+from ghostnoise.lab.store import atomic, checkpoints
+
+Record = dict[str, Any]
+DIFFERENCES_THAT_MATTER = ("torch", "machine", "device_name", "threads", "backend")
+
+
+class Busy(UserError):
+    """Another process has the run."""
+
+
+class RunFolder:
+    """The files of one run; `own()` before writing."""
+
+    def __init__(self, path: Path, warn: Callable[[str], object]) -> None:
+        self.path, self.warn = path, warn
+        self._lock: FileLock | None = None
+
+    def own(self) -> None:
+        """Make the folder, and lock it until this process ends; a killed one's lock is free."""
+        atomic.make_folder(self.path)
+        with atomic.writing(self.path):
+            lock = FileLock(self.path / ".lock")
+            try:
+                lock.acquire(timeout=0)
+            except Timeout:
+                raise Busy(f"{self.path}: another process trains this run; wait for it, or stop it") from None
+        self._lock = lock
+        atomic.remove_parts(self.path)
+        atomic.remove_parts(self.path / "checkpoints")
+
+    def own_and_read(self) -> bytes | None:
+        """Own it; the last good checkpoint."""
+        self.own()
+        return self.latest()
+
+    def release(self) -> None:
+        """Let others have it."""
+        if self._lock is not None:
+            self._lock.release()
+            self._lock = None
+
+    def begin(self, settings: Record, environment: Record) -> None:
+        """Write what the run is and where it runs; say where that differs from the last time."""
+        self._write("settings.json", settings)
+        before = self._read("environment.json")
+        differing = [
+            f"{name} {before[name]} -> {environment.get(name)}"
+            for name in DIFFERENCES_THAT_MATTER
+            if before and name in before and before[name] != environment.get(name)
+        ]
+        if differing and checkpoints.saved(self.path / "checkpoints"):
+            self.warn(f"resumed on something else ({', '.join(differing)}): the result may differ in its last digits")
+        self._write("environment.json", environment)
+
+    def result(self) -> Record | None:
+        """How the run ended, or None."""
+        return self._read("result.json")
+
+    def finish(self, result: Record) -> None:
+        """Write how the run ended."""
+        self._write("result.json", result)
+
+    def save(self, step: int, state: checkpoints.State) -> None:
+        """Write a checkpoint."""
+        checkpoints.save(self.path / "checkpoints", step, state)
+
+    def latest(self) -> bytes | None:
+        """The last good checkpoint."""
+        return checkpoints.latest(self.path / "checkpoints", self.warn)
+
+    def record(self, metrics: Record) -> None:
+        """Add a line to the metrics."""
+        atomic.append(self.path / "metrics.jsonl", _line(metrics))
+
+    def cut_back(self, history: list[Record]) -> None:
+        """Have exactly these lines in the metrics."""
+        atomic.write(self.path / "metrics.jsonl", b"".join(map(_line, history)))
+
+    def _write(self, name: str, record: Record) -> None:
+        atomic.write(self.path / name, (json.dumps(finite(record), indent=2) + "\n").encode())
+
+    def _read(self, name: str) -> Record | None:
+        try:
+            record = json.loads((self.path / name).read_text())
+        except FileNotFoundError:
+            return None
+        except (OSError, ValueError) as error:
+            self.warn(f"{self.path / name} cannot be read ({error}) and is made again")
+            return None
+        return record if isinstance(record, dict) else None
+
+
+def finite(value: Any) -> Any:
+    """`value` with None for what JSON has no number for."""
+    if isinstance(value, dict):
+        return {name: finite(each) for name, each in value.items()}
+    if isinstance(value, float) and not math.isfinite(value):
+        return None
+    return value
+
+
+def _line(metrics: Record) -> bytes:
+    return (json.dumps(finite(metrics)) + "\n").encode()

@@ -1,0 +1,225 @@
+import errno
+import io
+import os
+import re
+import tarfile
+from dataclasses import replace
+
+import numpy as np
+import pytest
+from filelock import FileLock
+from rich.console import Console
+
+from ghostnoise.lab.data import download, files, transfer
+from ghostnoise.lab.errors import UserError
+from lab.data.serving import serving
+from lab.data.writing import described, small, write
+
+
+@pytest.fixture(autouse=True)
+def direct(monkeypatch):
+    monkeypatch.setenv("no_proxy", "*")
+    monkeypatch.setattr(transfer, "CHUNK", 10_000)
+
+
+@pytest.fixture
+def server():
+    with serving({}) as made:
+        yield made
+
+
+def quiet():
+    return Console(file=io.StringIO())
+
+
+def packed(layout, arrays, folder, extra=None):
+    """The archive of a layout, as bytes."""
+    write(layout, arrays, folder / layout.folders[0])
+    (folder / layout.folders[0] / "readme.html").write_text("about")
+    stream = io.BytesIO()
+    with tarfile.open(fileobj=stream, mode="w:gz") as tar:
+        tar.add(folder / layout.folders[0], layout.folders[0])
+        if extra:
+            tar.addfile(extra)
+    return stream.getvalue()
+
+
+@pytest.fixture
+def cifar(tmp_path_factory, server):
+    """A small CIFAR-10 whose archives the server has."""
+    entry, arrays = small("cifar10")
+    layouts = []
+    for layout in entry.layouts:
+        data = packed(layout, arrays, tmp_path_factory.mktemp("packed"))
+        file = described(layout.archive.name, data)
+        server.contents[file.name] = data
+        layouts.append(replace(layout, downloads=(file,), addresses=(server.address,)))
+    return replace(entry, layouts=tuple(layouts)), arrays
+
+
+def test_an_archive_is_unpacked_and_removed(cifar, tmp_path):
+    entry, arrays = cifar
+    folder = tmp_path / "new" / "data"
+    download.download(entry, folder, quiet())
+    assert np.array_equal(files.load(entry, folder, "train").pixels, arrays["train"].pixels)
+    assert np.array_equal(files.load(entry, folder, "test").labels, arrays["test"].labels)
+    assert sorted(os.listdir(folder / "cifar-10-batches-bin"))[-2:] == ["readme.html", "test_batch.bin"]
+    left = sorted(str(path.relative_to(folder)) for path in folder.rglob("*") if "batches-bin" not in str(path))
+    assert left == [".downloads", ".downloads/cifar10.lock"]
+
+
+def test_damaged_files_are_replaced_and_others_stay(cifar, tmp_path):
+    entry, arrays = cifar
+    place = tmp_path / "cifar-10-batches-bin"
+    write(entry.layouts[0], arrays, place)
+    (place / "data_batch_2.bin").write_bytes(b"damaged")
+    (place / "mine.txt").write_text("mine")
+    download.download(entry, tmp_path, quiet())
+    assert files.whole(entry, tmp_path).folder == place
+    assert (place / "mine.txt").read_text() == "mine"
+
+
+def test_an_archive_in_the_data_folder_is_used(cifar, tmp_path, server):
+    entry, _ = cifar
+    archive = tmp_path / entry.layouts[1].archive.name
+    archive.write_bytes(server.contents[archive.name])
+    download.download(entry, tmp_path, quiet())
+    assert server.requests == []
+    assert files.whole(entry, tmp_path).folder == tmp_path / "cifar-10-batches-py"
+    assert archive.exists()
+
+
+def test_a_wrong_archive_in_the_data_folder_is_not(cifar, tmp_path, server):
+    entry, _ = cifar
+    (tmp_path / entry.layouts[0].archive.name).write_bytes(b"wrong")
+    download.download(entry, tmp_path, quiet())
+    assert len(server.requests) == 1
+    assert files.whole(entry, tmp_path)
+
+
+def test_an_interrupted_set_is_continued(cifar, tmp_path, server):
+    entry, _ = cifar
+    server.cut_after = 60_000
+    with pytest.raises(UserError, match=r"60000 of \d+ bytes are kept"):
+        download.download(entry, tmp_path, quiet())
+    assert not (tmp_path / "cifar-10-batches-bin").exists()
+    server.cut_after = None
+    download.download(entry, tmp_path, quiet())
+    assert server.requests[-1][1] == "bytes=60000-"
+    assert files.whole(entry, tmp_path)
+
+
+def test_four_files_of_their_own(tmp_path, tmp_path_factory, server):
+    """The third breaks off; running it again asks for no byte of the first two."""
+    entry, arrays = small("mnist")
+    source = tmp_path_factory.mktemp("zipped") / "mnist"
+    write(entry.layouts[0], arrays, source, zipped=True)
+    downloads = tuple(described(file.name, (source / file.name).read_bytes()) for file in entry.layouts[0].downloads)
+    server.contents |= {
+        file.name: (source / file.name).read_bytes() for file in downloads if "t10k-images" not in file.name
+    }
+    entry = replace(entry, layouts=(replace(entry.layouts[0], downloads=downloads, addresses=(server.address,)),))
+    with pytest.raises(UserError, match=r"t10k-images-idx3-ubyte\.gz: answers 404"):
+        download.download(entry, tmp_path, quiet())
+    assert not (tmp_path / "mnist").exists()
+    server.contents[downloads[2].name] = (source / downloads[2].name).read_bytes()
+    server.requests.clear()
+    download.download(entry, tmp_path, quiet())
+    assert [name for name, _ in server.requests] == [file.name for file in downloads[2:]]
+    assert np.array_equal(files.load(entry, tmp_path, "test").pixels, arrays["test"].pixels)
+    path = tmp_path / "mnist" / downloads[1].name
+    path.write_bytes(b"damaged")
+    server.requests.clear()
+    download.download(entry, tmp_path, quiet())
+    assert [name for name, _ in server.requests] == [path.name]
+    assert files.whole(entry, tmp_path)
+
+
+def hostile(name, kind=tarfile.REGTYPE, link=""):
+    member = tarfile.TarInfo(name)
+    member.type, member.linkname = kind, link
+    return member
+
+
+@pytest.mark.parametrize(
+    "member",
+    [
+        hostile("../../../escaped"),
+        hostile("cifar-10-batches-bin/link", tarfile.SYMTYPE, "/etc/passwd"),
+        hostile("device", tarfile.CHRTYPE),
+    ],
+)
+def test_a_hostile_archive_writes_nothing_outside(tmp_path, tmp_path_factory, server, member):
+    entry, arrays = small("cifar10")
+    data = packed(entry.layouts[0], arrays, tmp_path_factory.mktemp("packed"), member)
+    file = described("cifar-10-binary.tar.gz", data)
+    server.contents[file.name] = data
+    entry = replace(entry, layouts=(replace(entry.layouts[0], downloads=(file,), addresses=(server.address,)),))
+    folder = tmp_path / "data"
+    with pytest.raises(UserError, match=r"cifar-10-binary.tar.gz: cannot be unpacked \("):
+        download.download(entry, folder, quiet())
+    assert not (folder / "cifar-10-batches-bin").exists()
+    assert not (folder / ".downloads" / "cifar10" / "unpacked").exists()
+    assert os.listdir(tmp_path) == ["data"]
+
+
+def test_an_archive_of_other_files_is_refused(cifar, tmp_path, server):
+    entry, _ = cifar
+    layout = entry.layouts[0]
+    other = replace(
+        layout,
+        train=(replace(layout.train[0], md5="0" * 32), *layout.train[1:]),
+        test=(replace(layout.test[0], name="absent.bin"),),
+    )
+    with pytest.raises(UserError, match=r"unpacks to other files \(.*data_batch_1.bin: damaged.*; no absent.bin\)"):
+        download.download(replace(entry, layouts=(other,)), tmp_path, quiet())
+    assert not (tmp_path / "cifar-10-batches-bin").exists()
+
+
+def test_a_disk_that_is_full_while_downloading(cifar, tmp_path):
+    staging = tmp_path / ".downloads" / "cifar10"
+    staging.mkdir(parents=True)
+    (staging / "cifar-10-binary.tar.gz.part").symlink_to("/dev/full")
+    full = r"cannot be written \(No space left on device\); make room there and run the command again"
+    with pytest.raises(UserError, match=full):
+        download.download(cifar[0], tmp_path, quiet())
+    assert not (tmp_path / "cifar-10-batches-bin").exists()
+
+
+def test_a_disk_that_is_full_while_unpacking(cifar, tmp_path, monkeypatch):
+    entry, _ = cifar
+    extract = tarfile.TarFile.extractall
+
+    def fills_up(tar, inside, **options):
+        extract(tar, inside, **options)
+        raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
+
+    monkeypatch.setattr(tarfile.TarFile, "extractall", fills_up)
+    with pytest.raises(UserError, match=r"No space left on device.*make room there"):
+        download.download(entry, tmp_path, quiet())
+    assert not (tmp_path / "cifar-10-batches-bin").exists()
+    assert not (tmp_path / ".downloads" / "cifar10" / "unpacked").exists()
+    monkeypatch.undo()
+    monkeypatch.setenv("no_proxy", "*")
+    download.download(entry, tmp_path, quiet())  # with the archive that was kept
+    assert files.whole(entry, tmp_path)
+
+
+def test_a_folder_that_cannot_be_made(cifar, tmp_path):
+    (tmp_path / "file").write_text("in the way")
+    with pytest.raises(UserError, match=re.escape(f"{tmp_path / 'file'}") + ".*cannot be written.*another --data-dir"):
+        download.download(cifar[0], tmp_path / "file" / "data", quiet())
+
+
+def test_two_downloads_do_not_meet(cifar, tmp_path):
+    (tmp_path / ".downloads").mkdir()
+    lock = FileLock(tmp_path / ".downloads" / "cifar10.lock")
+    with lock, pytest.raises(UserError, match="another process is downloading"):
+        download.download(cifar[0], tmp_path, quiet())
+    download.download(cifar[0], tmp_path, quiet())
+
+
+def test_progress_is_shown(cifar, tmp_path):
+    shown = Console(file=io.StringIO(), force_terminal=True, width=80)
+    download.download(cifar[0], tmp_path, shown)
+    assert "cifar-10-binary.tar" in shown.file.getvalue()

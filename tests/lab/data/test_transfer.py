@@ -1,0 +1,161 @@
+import io
+import random
+
+import pytest
+from rich.console import Console
+from rich.progress import Progress
+
+from ghostnoise.lab.data import transfer
+from ghostnoise.lab.errors import UserError
+from lab.data.serving import serving
+from lab.data.writing import described
+
+DATA = random.Random(0).randbytes(300_000)
+FILE = described("set.bin", DATA)
+
+
+@pytest.fixture(autouse=True)
+def direct(monkeypatch):
+    monkeypatch.setenv("no_proxy", "*")
+    monkeypatch.setattr(transfer, "CHUNK", 10_000)
+
+
+@pytest.fixture
+def server():
+    with serving({"set.bin": DATA}) as made:
+        yield made
+
+
+def quiet():
+    return Console(file=io.StringIO())
+
+
+def fetch(server, target, addresses=None):
+    with Progress(console=quiet()) as bar:
+        transfer.fetch(FILE, addresses or (server.address,), target, bar)
+
+
+@pytest.fixture
+def target(tmp_path):
+    return tmp_path / "set.bin"
+
+
+@pytest.fixture
+def part(tmp_path):
+    return tmp_path / "set.bin.part"
+
+
+def test_a_file_arrives_whole(server, target, part):
+    fetch(server, target)
+    assert target.read_bytes() == DATA
+    assert not part.exists()
+    fetch(server, target)  # it is there
+    assert server.requests == [("set.bin", None)]
+
+
+def test_a_broken_transfer_is_continued(server, target, part):
+    server.cut_after = 120_000
+    with pytest.raises(UserError) as raised:
+        fetch(server, target)
+    text = str(raised.value)
+    assert f"120000 of 300000 bytes are kept in {part}, and running the command again continues there" in text
+    assert "\n" not in text
+    assert part.read_bytes() == DATA[:120_000]
+    assert not target.exists()
+    with pytest.raises(UserError, match="240000 of 300000 bytes are kept"):
+        fetch(server, target)
+    fetch(server, target)
+    assert target.read_bytes() == DATA
+    assert [wanted for _, wanted in server.requests] == [None, "bytes=120000-", "bytes=240000-"]
+    assert not part.exists()
+
+
+def test_a_server_without_ranges_starts_over(server, target, part):
+    part.write_bytes(DATA[:50_000])
+    server.ranges = False
+    fetch(server, target)
+    assert target.read_bytes() == DATA
+    assert len(server.requests) == 1
+
+
+def test_a_server_that_sends_another_range_starts_over(server, target, part, monkeypatch):
+    part.write_bytes(DATA[:50_000])
+    ask = transfer._ask
+
+    def elsewhere(url, have):
+        response = ask(url, 0)
+        response.status = 206
+        response.headers["Content-Range"] = f"bytes 0-{len(DATA) - 1}/{len(DATA)}"
+        return response
+
+    monkeypatch.setattr(transfer, "_ask", elsewhere)
+    fetch(server, target)
+    assert target.read_bytes() == DATA
+    assert len(server.requests) == 1
+
+
+@pytest.mark.parametrize("left", [b"x" * 50_000, b"x" * len(DATA), DATA + b"more", DATA[:-1] + b"x", b""])
+def test_a_wrong_beginning_is_thrown_away(server, target, part, left):
+    part.write_bytes(left)
+    fetch(server, target)
+    assert target.read_bytes() == DATA
+    assert not part.exists()
+
+
+def test_a_part_that_is_whole_needs_no_server(target, part):
+    part.write_bytes(DATA)
+    with Progress(console=quiet()) as bar:
+        transfer.fetch(FILE, ("http://127.0.0.1:1/",), target, bar)
+    assert target.read_bytes() == DATA
+
+
+@pytest.mark.parametrize("served", [DATA[:-1] + bytes([DATA[-1] ^ 1]), DATA + b"more", b"<html>" * 50_000])
+def test_wrong_bytes_are_never_moved_into_place(server, target, part, served):
+    server.contents["set.bin"] = served
+    with pytest.raises(
+        UserError, match=f"delivers another file, with md5 [0-9a-f]+ instead of {FILE.md5}; nothing was kept"
+    ):
+        fetch(server, target)
+    assert not target.exists()
+    assert not part.exists()
+    assert len(server.requests) == 1
+
+
+def test_a_short_file_is_an_unfinished_one(server, target):
+    server.contents["set.bin"] = DATA[:10]
+    with pytest.raises(UserError, match="ended after 10 of 300000 bytes; 10 of 300000 bytes are kept"):
+        fetch(server, target)
+    with pytest.raises(UserError, match="ended after 10 of"):  # 416: nothing to continue with
+        fetch(server, target)
+    server.contents["set.bin"] = DATA
+    fetch(server, target)
+    assert target.read_bytes() == DATA
+
+
+def test_the_next_address_is_tried(server, target):
+    fetch(server, target, ("http://127.0.0.1:1/", f"{server.address}nothing/", server.address))
+    assert target.read_bytes() == DATA
+
+
+def test_no_network(server, target):
+    with pytest.raises(UserError) as raised:
+        fetch(server, target, ("http://127.0.0.1:1/", f"{server.address}nothing/"))
+    text = str(raised.value)
+    assert "http://127.0.0.1:1/set.bin: cannot be reached (" in text
+    assert "nothing/set.bin: answers 404 Not Found" in text
+    assert "nothing was kept, and running the command again starts anew" in text
+
+
+def test_a_stalled_transfer_ends(server, target, part, monkeypatch):
+    monkeypatch.setattr(transfer, "TIMEOUT", 0.2)
+    server.stall_after = 100_000
+    with pytest.raises(UserError, match=r"broke off \(timed out\); 100000 of 300000 bytes are kept"):
+        fetch(server, target)
+    assert part.read_bytes() == DATA[:100_000]
+
+
+def test_a_full_disk(server, target, part):
+    part.symlink_to("/dev/full")
+    with pytest.raises(OSError, match="No space left on device"):
+        fetch(server, target)
+    assert not target.exists()

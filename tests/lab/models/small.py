@@ -1,0 +1,64 @@
+"""Small forms of the lab's networks, and all that can be asked of them."""
+
+import torch
+from torch import nn
+
+from ghostnoise.lab import models
+from ghostnoise.lab.models.slots import PLACEMENTS
+from ghostnoise.lab.settings import ModelSettings, NormSettings
+
+WIDTHS = dict.fromkeys(models.names(), 4) | {"simple-vit": 16, "convmixer": 8}
+SHAPES = dict.fromkeys(models.names(), (3, 8, 8)) | {"resnet50": (3, 64, 64)}  # its last stage has 1/32 of a side
+SETTINGS = {
+    "none": {}, "bn": {}, "gbn": {"ghost_size": 4}, "xbn": {"ghost_size": 4}, "en": {"ghost_size": 4},
+    "gni": {"ghost_size": 4}, "agni": {"ghost_size": 4}, "dropout": {"rate": 0.3}, "eagn": {"std": 0.2},
+}  # fmt: skip
+# Every network with every method and placement that it has.
+CASES = [
+    (name, method, place)
+    for name, network in models.CATALOG.items()
+    for method in network.methods
+    for place in (network.offered(method) if method in PLACEMENTS else [None])
+]
+
+
+def norm(method, **more):
+    return NormSettings(method=method, **SETTINGS[method], **more)
+
+
+def baseline(name):
+    """The method without any noise, which is what a network is compared with."""
+    return "bn" if models.CATALOG[name].normalization == "batch" else "none"
+
+
+def build(name, method=None, place=None, shape=None, classes=5, seed=0, **more):
+    torch.manual_seed(seed)
+    model = ModelSettings(name=name, width=WIDTHS[name])
+    return models.build(model, norm(method or baseline(name), placement=place, **more), shape or SHAPES[name], classes)
+
+
+def images(batch_size=8, shape=(3, 8, 8)):
+    return torch.randn(batch_size, *shape, generator=torch.Generator().manual_seed(0))
+
+
+def batch(name):
+    """Eight images for a network."""
+    return images(8, SHAPES[name])
+
+
+@torch.no_grad()
+def trained(model):
+    """The model with every parameter and statistic away from where it starts, as after some training."""
+    generator = torch.Generator().manual_seed(1)
+    for parameter in model.parameters():
+        scale = parameter.std() if parameter.ndim > 1 else 0.3
+        parameter.add_(torch.randn(parameter.shape, generator=generator) * scale)
+    for module in model.modules():
+        if isinstance(module, nn.modules.batchnorm._BatchNorm):
+            module.running_mean.normal_(generator=generator)
+            module.running_var.uniform_(0.5, 2, generator=generator)
+    return model
+
+
+def parameters(model):
+    return sum(parameter.numel() for parameter in model.parameters())

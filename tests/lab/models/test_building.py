@@ -1,0 +1,197 @@
+"""Networks from their settings: shapes, gradients, copies, and what is refused."""
+
+import copy
+import io
+
+import pytest
+import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from ghostnoise.lab import models
+from ghostnoise.lab.errors import UserError
+from ghostnoise.lab.models.norm_free import NormFreeBlock
+from ghostnoise.lab.settings import ModelSettings, NormSettings
+from lab.models.small import CASES, batch, build, images, norm, trained
+
+FIRST = {name: ("activation", network.placements[0]) for name, network in models.CATALOG.items()}
+# The first method of each network, and its ghost noise at the first place and before activations.
+SOME = [case for case in CASES if case[1] in ("none", "bn") or (case[1] == "gni" and case[2] in FIRST[case[0]])]
+
+
+@settings(max_examples=15)
+@given(
+    channels=st.integers(1, 4), rows=st.integers(1, 5), columns=st.integers(1, 5), classes=st.integers(1, 12),
+    step=st.sampled_from([1, 4]), batch_size=st.integers(1, 3),
+)  # fmt: skip
+def test_output_has_a_column_for_each_class(channels, rows, columns, classes, step, batch_size):
+    for name in models.names():
+        patch = {"simple-vit": 4, "convmixer": 2}.get(name, 1)
+        shape = (channels, max(patch, step) * rows, max(patch, step) * columns)
+        model = build(name, shape=shape, classes=classes).eval()
+        assert model(images(batch_size, shape)).shape == (batch_size, classes)
+
+
+@pytest.mark.parametrize(("name", "method", "place"), CASES)
+def test_every_parameter_has_a_gradient(name, method, place):
+    bounded = {"eps": 1.0} if method == "xbn" else {}  # it has no bound, and overflows in the 53 layers of ResNet-50
+    model = build(name, method, place, **bounded)
+    for block in model.modules():
+        if isinstance(block, NormFreeBlock):
+            torch.nn.init.constant_(block.skipinit_gain, 0.5)  # at 0, branches have none
+    torch.nn.functional.cross_entropy(model(batch(name)), torch.arange(8) % 5).backward()
+    for path, parameter in model.named_parameters():
+        assert parameter.grad.isfinite().all(), path
+        assert parameter.grad.any(), path
+
+
+def test_weights_come_from_the_default_generator():
+    for name in models.names():
+        first, again, other = (build(name, seed=seed).state_dict() for seed in (0, 0, 1))
+        assert all(torch.equal(tensor, again[key]) for key, tensor in first.items()), name
+        assert not all(torch.equal(tensor, other[key]) for key, tensor in first.items()), name
+
+
+def test_methods_start_with_the_same_weights():
+    for name, method, place in CASES:
+        plain, other = build(name).state_dict(), build(name, method, place).state_dict()
+        assert all(torch.equal(tensor, other[key]) for key, tensor in plain.items()), (name, method, place)
+
+
+def test_networks_are_float32_on_the_cpu_and_in_training():
+    for name in models.names():
+        model = build(name)
+        assert {(tensor.dtype, tensor.device.type) for tensor in model.parameters()} == {(torch.float32, "cpu")}
+        assert model.training
+
+
+@pytest.mark.parametrize(("name", "method", "place"), SOME)
+def test_copies_and_files(name, method, place):
+    model = trained(build(name, method, place))
+    file = io.BytesIO()
+    torch.save(model, file)
+    file.seek(0)
+    for twin in (copy.deepcopy(model), torch.load(file, weights_only=False)):
+        outputs = []
+        for each in (model, twin):
+            torch.manual_seed(5)
+            outputs.append(copy.deepcopy(each)(batch(name)))
+        assert torch.equal(*outputs)
+
+
+@pytest.mark.parametrize(("name", "method", "place"), SOME)
+def test_memory_format_does_not_matter(name, method, place):
+    model = trained(build(name, method, place)).double()
+    x = batch(name).double()
+    outputs = []
+    for form in (torch.contiguous_format, torch.channels_last):
+        each = copy.deepcopy(model).to(memory_format=form)
+        torch.manual_seed(5)
+        y = each(x.to(memory_format=form))
+        y.square().sum().backward()
+        outputs.append([y, *(parameter.grad for parameter in each.parameters())])
+    for ours, theirs in zip(*outputs, strict=True):
+        torch.testing.assert_close(ours, theirs)
+
+
+@pytest.mark.parametrize("name", models.names())
+def test_networks_learn(name):
+    """A few steps on few images lower the loss."""
+    model = build(name)
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.05, momentum=0.9)
+    x, labels = batch(name), torch.arange(8) % 5
+    losses = []
+    for _ in range(25):
+        loss = torch.nn.functional.cross_entropy(model(x), labels)
+        optimizer.zero_grad()
+        loss.backward()
+        optimizer.step()
+        losses.append(loss.item())
+    assert losses[-1] < 0.7 * losses[0]
+
+
+def test_default_placements():
+    assert [models.placement(name, "gni") for name in models.names()] == [
+        "inside", "inside", "inside", "inside", "inside", "activation", "after", "inside", "inside", "inside",
+    ]  # fmt: skip
+    assert models.placement("resnet18", "dropout") == "branch"
+    assert models.placement("resnet18", "eagn") == models.placement("wsln-resnet18", "agni") == "inside"
+    assert models.placement("simple-vit", "eagn") == "after"
+    assert models.placement("resnet18", "bn") is models.placement("simple-vit", "none") is None
+
+
+def refused(model, norm, shape=(3, 8, 8), classes=10):
+    with pytest.raises(UserError) as caught:
+        models.build(ModelSettings(**model), norm, shape, classes)
+    assert "\n" not in str(caught.value)
+    return str(caught.value)
+
+
+@pytest.mark.parametrize(
+    ("given_name", "near"), [("resnet81", "resnet8"), ("NF-ResNet", "nf-resnet26"), ("vit", "simple-vit")]
+)
+def test_an_unknown_network_is_answered_with_the_nearest(given_name, near):
+    said = refused({"name": given_name}, norm("bn"))
+    assert f"model.name={given_name!r}: must be one of 'resnet18', " in said
+    assert f"did you mean {near!r}?" in said
+    with pytest.raises(UserError, match=f"did you mean '{near}'"):
+        models.placement(given_name, "gni")
+
+
+@pytest.mark.parametrize(
+    ("name", "method", "said"),
+    [
+        ("resnet18", "none", "'resnet18', which is batch-normalized: must be one of 'bn', 'gbn', 'xbn', 'en', 'gni'"),
+        ("simple-vit", "bn", "'simple-vit', which has no batch norm: must be one of 'none', 'gni', 'agni', 'eagn'"),
+        ("wsln-resnet18", "gbn", "has no batch norm: must be one of 'none', 'gni', 'agni', 'eagn', 'dropout'"),
+        ("nf-resnet26", "eagn", "has no place for it; 'resnet18', 'resnet20', 'resnet8', 'resnet50', 'wsln-resnet18'"),
+        ("mlp", "dropout", "has no place for it; 'resnet18', 'resnet20', 'resnet8', 'resnet50', 'wsln-resnet18' do"),
+    ],
+)
+def test_methods_that_a_network_does_not_have(name, method, said):
+    assert said in refused({"name": name}, norm(method))
+    with pytest.raises(UserError):
+        models.placement(name, method)
+
+
+@pytest.mark.parametrize(
+    ("name", "method", "place", "said"),
+    [
+        ("resnet18", "gni", "branch", "must be one of 'inside', 'after', 'activation'; without one it is 'inside'"),
+        ("resnet18", "dropout", "inside", "must be one of 'branch'; without one it is 'branch'"),
+        ("resnet18", "eagn", "activation", "must be one of 'inside', 'after'; without one it is 'inside'"),
+        ("nf-resnet26", "gni", "after", "must be one of 'activation'; without one it is 'activation'"),
+    ],
+)
+def test_placements_that_a_network_does_not_have(name, method, place, said):
+    expected = f"norm.placement={place!r} for {method!r} in {name!r}: {said}"
+    assert refused({"name": name}, norm(method, placement=place)) == expected
+
+
+def test_widths_are_of_perceptrons_alone_and_not_beside_a_width():
+    said = "model.widths=[4, 8] for 'resnet18': it takes one width; give model.width"
+    assert refused({"name": "resnet18", "widths": [4, 8]}, norm("bn")) == said
+    said = "model.width=4 and model.widths=[4, 8]: two answers; leave one out"
+    assert refused({"name": "mlp", "width": 4, "widths": [4, 8]}, norm("bn")) == said
+
+
+@pytest.mark.parametrize("shape", [(3, 8), (0, 8, 8), (3, 8, -8)])
+def test_shapes_that_are_none(shape):
+    assert "must be (channels, height, width)" in refused({"name": "mlp"}, norm("bn"), shape)
+    assert "must be (channels, height, width)" in refused({"name": "mlp"}, norm("bn"), classes=0)
+
+
+def test_settings_of_batch_norms_where_there_are_none():
+    for more in ({"eps": 1e-3}, {"momentum": 0.2}):
+        said = refused({"name": "simple-vit"}, norm("none", **more))
+        assert "settings of batch norms, and none would have them; leave them out" in said
+
+
+def test_errors_of_layers_are_the_users():
+    said = refused({"name": "resnet8"}, NormSettings(method="xbn", ghost_size=1))
+    assert said.startswith("ghost_size=1: must be an integer of 2 or more")
+
+
+def test_global_scope_needs_processes():
+    said = "norm.scope='global' without processes to share statistics: run with torchrun, or leave it out"
+    assert refused({"name": "resnet8"}, norm("gbn", scope="global")) == said

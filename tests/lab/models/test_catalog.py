@@ -1,0 +1,73 @@
+"""The networks as they are listed: in the catalog, in print, and in the guide."""
+
+import re
+import subprocess
+import sys
+from dataclasses import FrozenInstanceError
+from pathlib import Path
+
+import pytest
+
+from ghostnoise.lab import models
+from ghostnoise.lab.models.__main__ import count
+from ghostnoise.lab.models.catalog import having
+from ghostnoise.lab.models.slots import PLACEMENTS
+
+GUIDE = Path(__file__).parents[3] / "docs" / "guides" / "networks.md"
+NAMES = [
+    "resnet18", "resnet20", "resnet8", "resnet50", "wsln-resnet18", "nf-resnet26", "simple-vit", "convmixer", "mlp",
+    "digits-net",
+]  # fmt: skip
+
+
+def test_names():
+    assert models.names() == list(models.CATALOG) == NAMES
+
+
+@pytest.mark.parametrize("name", NAMES)
+def test_a_network_has_the_parameters_of_its_entry(name):
+    assert count(name) == models.CATALOG[name].parameters
+
+
+def test_entries_are_whole_and_fixed():
+    for name, network in models.CATALOG.items():
+        assert network.title
+        assert network.source
+        assert network.methods[0] == ("bn" if network.normalization == "batch" else "none")
+        assert set(network.methods) & {"bn", "none"} == {network.methods[0]}
+        for method in PLACEMENTS:
+            assert (name in having(method)) == (method in network.methods)
+        with pytest.raises(FrozenInstanceError):
+            network.parameters = 0
+
+
+def test_the_guide_says_what_the_code_has():
+    rows = [line.strip("| ").split(" | ") for line in GUIDE.read_text().splitlines() if re.match(r"\| `[a-z]", line)]
+    listed = {cells[0].strip("`"): cells for cells in rows if len(cells) == 6}
+    assert list(listed) == NAMES
+    for name, (_, source, parameters, normalization, place, _) in listed.items():
+        network = models.CATALOG[name]
+        assert parameters == f"{network.parameters:,}", name
+        assert normalization == network.normalization, name
+        assert place == network.placements[0] == models.placement(name, "gni"), name
+        if not source.startswith("the paper"):
+            assert re.findall(r"arxiv.org/abs/([\d.]+)", source) == re.findall(r"arXiv:([\d.]+)", network.source), name
+
+
+def test_the_guide_says_which_places_each_noise_has():
+    for place in ("inside", "after", "activation", "branch"):
+        (row,) = [line for line in GUIDE.read_text().splitlines() if line.startswith(f'| `"{place}"`')]
+        assert re.findall(r"`(\w+)`", row.split("|")[3]) == [
+            method for method in ("gni", "agni", "eagn", "dropout") if place in PLACEMENTS[method]
+        ]
+
+
+def test_the_module_prints_every_network_with_its_parameters():
+    run = subprocess.run([sys.executable, "-m", "ghostnoise.lab.models"], capture_output=True, text=True, check=True)
+    for name, network in models.CATALOG.items():
+        (line,) = [
+            line for line in run.stdout.splitlines() if name in line.split() and f"{network.parameters:,}" in line
+        ]
+        assert network.normalization in line
+        assert network.placements[0] in line
+    assert "arXiv:2205.01580" in run.stdout

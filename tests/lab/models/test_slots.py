@@ -1,0 +1,189 @@
+"""Where noise is in each network: the layers that a batch passes, in order, a letter for each."""
+
+import pytest
+import torch
+from torch import nn
+
+from ghostnoise import (
+    AdditiveGaussianNoise,
+    AnalyticalGhostNoise,
+    BatchNorm2d,
+    EvalNorm2d,
+    ExclusiveBatchNorm2d,
+    GhostBatchNorm2d,
+    GhostNoise,
+    NoisyDropout,
+)
+from ghostnoise.lab import models
+from ghostnoise.lab.models.noisy import Noisy
+from ghostnoise.lab.models.slots import Slots
+from ghostnoise.layers.noisy_norm import AnalyticalGhostNoiseBatchNorm, GhostNoiseBatchNorm
+from lab.models.small import CASES, WIDTHS, baseline, batch, build, images, norm, trained
+
+NOISES = (GhostNoise, AnalyticalGhostNoise, AdditiveGaussianNoise, NoisyDropout)
+FUSED = (GhostNoiseBatchNorm, AnalyticalGhostNoiseBatchNorm)
+PLAIN = (nn.modules.batchnorm._BatchNorm, nn.GroupNorm, nn.LayerNorm)
+# A letter is that of the first kind that a layer is.
+LETTERS = {NOISES: "~", FUSED: "N", PLAIN: "n", nn.Conv2d: "c", nn.Linear: "l", nn.ReLU: "r", nn.GELU: "g"}
+
+
+def passes(model, x):
+    """c convolution, l linear, r ReLU, g GELU, ~ noise, n norm, N norm with noise between it and its affine."""
+    seen = []
+
+    def enter(module, _):
+        if isinstance(module, Noisy) and module.inside:
+            seen.append("N")
+        else:
+            seen.append(next((letter for kind, letter in LETTERS.items() if isinstance(module, kind)), ""))
+
+    for module in model.modules():
+        module.register_forward_pre_hook(enter)
+    model(x)
+    return "".join(seen).replace("N~", "N")  # where that noise is a layer of its own
+
+
+BODY = {
+    "resnet18": "cnr" + 2 * "cnrcnr" + 3 * ("cnrcncnr" + "cnrcnr") + "l",
+    "resnet20": "cnr" + 3 * "cnrcnr" + 2 * ("cnrcncnr" + 2 * "cnrcnr") + "l",
+    "resnet8": "cnr" + "cnrcnr" + 2 * "cnrcncnr" + "l",
+    "resnet50": "cnr" + "".join("cnrcnrcncnr" + count * "cnrcnrcnr" for count in (2, 3, 5, 2)) + "l",
+    "nf-resnet26": "c" + 4 * ("rcc" + "rcrc" + "rcrcrc") + "rl",
+    "simple-vit": "nln" + 6 * ("nll" + "nlgl") + "nl",
+    "convmixer": "cgn" + 8 * ("cgn" + "cgn") + "l",
+    "mlp": 3 * "lnr" + "l",
+    "digits-net": 3 * "cnr" + "l",
+}
+BODY["wsln-resnet18"] = BODY["resnet18"]
+IN_BRANCHES = {
+    "resnet18": "cnr" + 2 * "cnrcn~r" + 3 * ("cnrcn~cnr" + "cnrcn~r") + "l",
+    "resnet20": "cnr" + 3 * "cnrcn~r" + 2 * ("cnrcn~cnr" + 2 * "cnrcn~r") + "l",
+    "resnet8": "cnr" + "cnrcn~r" + 2 * "cnrcn~cnr" + "l",
+    "resnet50": "cnr" + "".join("cnrcn~rcncnr" + count * "cnrcn~rcnr" for count in (2, 3, 5, 2)) + "l",
+}
+IN_BRANCHES["wsln-resnet18"] = IN_BRANCHES["resnet18"]
+
+
+@pytest.mark.parametrize(("name", "method", "place"), CASES)
+def test_noise_is_where_it_was_asked_for(name, method, place):
+    expected = {
+        None: BODY[name],
+        "inside": BODY[name].replace("n", "N"),
+        "after": BODY[name].replace("n", "n~"),
+        "activation": BODY[name].replace("r", "~r").replace("g", "~g"),
+        "branch": IN_BRANCHES.get(name),
+    }[place]
+    assert passes(build(name, method, place), batch(name)) == expected
+
+
+@pytest.mark.parametrize(
+    ("name", "count"),
+    [("resnet18", 20), ("resnet20", 21), ("resnet8", 9), ("resnet50", 53), ("wsln-resnet18", 20), ("nf-resnet26", 25),
+     ("simple-vit", 15), ("convmixer", 17), ("mlp", 3), ("digits-net", 3)],
+)  # fmt: skip
+def test_number_of_noise_layers_at_the_default_place(name, count):
+    layers = [
+        module for module in build(name, "gni").modules() if isinstance(module, (GhostNoise, GhostNoiseBatchNorm))
+    ]
+    assert len(layers) == count
+    assert {layer.ghost_size for layer in layers} == {4}
+
+
+@pytest.mark.parametrize(("name", "method", "place"), CASES)
+def test_keys_and_eval_are_those_of_the_plain_network(name, method, place):
+    plain, other = trained(build(name)), build(name, method, place)
+    assert list(other.state_dict()) == list(plain.state_dict())
+    other.load_state_dict(plain.state_dict(), strict=True)
+    x = batch(name)
+    expected, seen = plain.eval()(x), other.eval()(x)
+    if method == "en":  # each sample counts in its own statistics
+        assert not torch.allclose(seen, expected, rtol=1e-3)
+    else:
+        torch.testing.assert_close(seen, expected, rtol=1e-4, atol=1e-4)
+
+
+@pytest.mark.parametrize(("name", "method", "place"), CASES)
+def test_noise_is_drawn_anew_in_training_and_from_the_default_generator(name, method, place):
+    bounded = {"eps": 1.0} if method == "xbn" else {}
+    model = trained(build(name, method, place, **bounded))
+    x = batch(name)
+    torch.manual_seed(3)
+    first, second = model(x), model(x)
+    assert torch.equal(first, second) == (place is None)
+    torch.manual_seed(3)
+    assert torch.equal(model(x), first)
+
+
+def test_layers_of_the_methods():
+    for method, layer in (("gbn", GhostBatchNorm2d), ("xbn", ExclusiveBatchNorm2d), ("en", EvalNorm2d)):
+        norms = [module for module in build("resnet8", method).modules() if isinstance(module, nn.BatchNorm2d)]
+        assert {(type(module), module.ghost_size) for module in norms} == {(layer, 4)}
+    assert {type(module) for module in build("resnet8").modules() if isinstance(module, nn.BatchNorm2d)} == {
+        nn.BatchNorm2d
+    }
+
+
+def found(model, kind):
+    return next(module for module in model.modules() if isinstance(module, kind))
+
+
+@pytest.mark.parametrize("name", ["resnet8", "mlp"])
+def test_settings_reach_batch_norms(name):
+    for method in ("bn", "gbn", "gni", "eagn", "dropout" if name == "resnet8" else "agni"):
+        layer = found(build(name, method, eps=1e-2, momentum=0.3), nn.modules.batchnorm._BatchNorm)
+        assert (layer.eps, layer.momentum) == (1e-2, 0.3)
+
+
+@pytest.mark.parametrize("place", ["inside", "after", "activation"])
+def test_settings_reach_ghost_noise(place):
+    kinds = (GhostNoise, GhostNoiseBatchNorm)
+    for components, parts in (("both", (True, True)), ("shift", (True, False)), ("scale", (False, True))):
+        layer = found(build("resnet8", "gni", place, components=components, noise_eps=0.01), kinds)
+        assert (layer.shift, layer.scale) == parts
+        assert getattr(layer, "noise_eps" if place == "inside" else "eps") == 0.01
+    kinds = (AnalyticalGhostNoise, AnalyticalGhostNoiseBatchNorm)
+    layer = found(build("resnet8", "agni", place, law="conv", dof="exact", components="scale", noise_eps=0.02), kinds)
+    assert (layer.kind, layer.dof, layer.shift, layer.scale) == ("conv", "exact", False, True)
+    assert getattr(layer, "noise_eps" if place == "inside" else "eps") == 0.02
+
+
+def test_settings_reach_element_wise_noise():
+    layer = found(build("resnet8", "dropout", distribution="gaussian", per="channel"), NoisyDropout)
+    assert (layer.p, layer.kind, layer.per, layer.channel_dim) == (0.3, "gaussian", "channel", 1)
+    assert found(build("wsln-resnet18", "eagn"), AdditiveGaussianNoise).std == 0.2
+
+
+def test_tokens_have_their_channels_last():
+    for place in ("inside", "after", "activation"):
+        assert found(build("simple-vit", "gni", place), GhostNoise).channel_dim == -1
+
+
+def test_without_a_ghost_size_xbn_takes_the_whole_batch():
+    settings = models.building.ModelSettings(name="resnet8", width=WIDTHS["resnet8"])
+    model = models.build(settings, models.building.NormSettings(method="xbn"), (3, 8, 8), 5)
+    assert found(model, ExclusiveBatchNorm2d).ghost_size is None
+
+
+@pytest.mark.parametrize("method", ["bn", "gbn", "xbn", "en", "gni", "agni"])
+def test_global_scope_is_over_all_ranks(method, one_rank):
+    for place in models.CATALOG["resnet8"].offered(method) or [None]:
+        model = build("resnet8", method, place, scope="global")
+        layers = [module for module in model.modules() if hasattr(module, "process_group")]
+        assert {layer.process_group for layer in layers} == {"world"}
+        norms = [module for module in model.modules() if isinstance(module, nn.BatchNorm2d)]
+        assert set(norms) <= set(layers)
+        model(images())
+
+
+def test_global_scope_of_networks_without_batch_norm(one_rank):
+    for name in ("wsln-resnet18", "nf-resnet26", "simple-vit"):
+        assert found(build(name, "gni", scope="global"), GhostNoise).process_group == "world"
+
+
+def test_a_plain_norm_of_global_scope_is_one_of_ours(one_rank):
+    slots = Slots(norm("bn", scope="global"), "batch", None)
+    assert type(slots.norm(3)) is BatchNorm2d
+
+
+def test_baselines():
+    assert [baseline(name) for name in models.names()] == 4 * ["bn"] + 3 * ["none"] + 3 * ["bn"]

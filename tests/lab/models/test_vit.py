@@ -1,0 +1,96 @@
+"""Simple ViT against the formulas, one sample, head and token at a time, in float64."""
+
+import math
+
+import pytest
+import torch
+from torch import nn
+
+from ghostnoise.lab import models
+from ghostnoise.lab.errors import UserError
+from ghostnoise.lab.models.vit import positions
+from ghostnoise.lab.settings import ModelSettings, NormSettings
+from lab.models.small import build, images, parameters, trained
+
+
+def layer_norm(x, norm):
+    x = (x - x.mean(-1, keepdim=True)) / (x.var(-1, keepdim=True, correction=0) + 1e-5).sqrt()
+    return x * norm.weight + norm.bias
+
+
+def attention(x, layer, heads=16):
+    x = layer_norm(x, layer.norm)
+    mixed = x @ layer.to_qkv.weight.T
+    inner = mixed.shape[1] // 3
+    size = inner // heads
+    seen = torch.empty(len(x), inner, dtype=x.dtype)
+    for head in range(heads):
+        query, key, value = (mixed[:, at + head * size : at + (head + 1) * size] for at in (0, inner, 2 * inner))
+        for token in range(len(x)):
+            shares = torch.softmax(torch.stack([query[token] @ other for other in key]) / math.sqrt(size), 0)
+            seen[token, head * size : (head + 1) * size] = shares @ value
+    return seen @ layer.to_out.weight.T
+
+
+def perceptron(x, layer):
+    norm, up, _, down = layer
+    x = layer_norm(x, norm) @ up.weight.T + up.bias
+    x = x * (1 + torch.erf(x / math.sqrt(2))) / 2
+    return x @ down.weight.T + down.bias
+
+
+def reference(model, image):
+    """The logits of one image (C, H, W)."""
+    channels, height, width = image.shape
+    tokens = [
+        torch.stack([image[c, top + i, left + j] for i in range(4) for j in range(4) for c in range(channels)])
+        for top in range(0, height, 4)
+        for left in range(0, width, 4)
+    ]
+    _, before, linear, after = model.embedding
+    x = layer_norm(torch.stack(tokens), before) @ linear.weight.T + linear.bias
+    x = layer_norm(x, after) + model.positions
+    for layer in model.layers:
+        x = x + attention(x, layer.attention)
+        x = x + perceptron(x, layer.perceptron)
+    return layer_norm(x, model.norm).mean(0) @ model.head.weight.T + model.head.bias
+
+
+def test_it_is_the_formulas():
+    model = trained(build("simple-vit", shape=(3, 8, 12))).double()
+    x = images(3, (3, 8, 12)).double()
+    torch.testing.assert_close(model(x), torch.stack([reference(model, image) for image in x]))
+
+
+def test_positions():
+    rows, columns, width = 3, 5, 16
+    table = positions(rows, columns, width)
+    for y in range(rows):
+        for x in range(columns):
+            angles = [[at / 10_000 ** (k / (width // 4 - 1)) for k in range(width // 4)] for at in (x, y)]
+            expected = [wave(angle) for one in angles for wave in (math.sin, math.cos) for angle in one]
+            torch.testing.assert_close(table[y * columns + x], torch.tensor(expected))
+
+
+def test_size():
+    """Depth 6, 16 heads of 64, embedding 512, perceptron 1024, patches of 4x4x3."""
+    model = models.build(ModelSettings(name="simple-vit"), NormSettings(method="none"), (3, 32, 32), 10)
+    layer = 2 * 512 + 512 * 3 * 1024 + 1024 * 512 + 2 * 512 + (512 + 1) * 1024 + (1024 + 1) * 512
+    assert parameters(model) == 2 * 48 + (48 + 1) * 512 + 2 * 512 + 6 * layer + 2 * 512 + (512 + 1) * 10
+    assert len(model.layers) == 6
+    assert model.positions.shape == (64, 512)
+    assert sum(isinstance(module, nn.LayerNorm) for module in model.modules()) == 2 + 2 * 6 + 1
+    assert "positions" not in model.state_dict()
+
+
+@pytest.mark.parametrize("shape", [(3, 30, 32), (3, 32, 2)])
+def test_sizes_are_multiples_of_the_patch(shape):
+    with pytest.raises(
+        UserError, match=r"images of \d+x\d+: simple-vit takes sizes that are multiples of its patch, 4"
+    ):
+        build("simple-vit", shape=shape)
+
+
+def test_widths_are_multiples_of_8():
+    with pytest.raises(UserError, match=r"model.width=12: simple-vit takes multiples of 8"):
+        models.build(ModelSettings(name="simple-vit", width=12), NormSettings(method="none"), (3, 8, 8), 10)

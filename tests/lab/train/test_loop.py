@@ -1,0 +1,70 @@
+"""The trainer against a plain loop that shares nothing with it but the data and the network."""
+
+import io
+
+import pytest
+import torch
+import torch.nn.functional as F
+from rich.console import Console
+from torch.optim.lr_scheduler import CosineAnnealingLR, LinearLR, SequentialLR
+
+from ghostnoise.lab import data, models, recipe
+from ghostnoise.lab.store import checkpoints
+from ghostnoise.lab.train import Options, train
+
+SHORT = ["train.epochs=3", "train.batch_size=64", "data.limit=640", "train.device=cpu", "optim.warmup_epochs=1"]
+CPU = torch.device("cpu")
+
+
+def plain_loop(settings, tmp_path, optimizer):
+    """SGD or AdamW by hand, with torch's own schedulers, and the accuracy at the end."""
+    batch, epochs = settings.train.batch_size, settings.train.epochs
+    source = data.open_source(settings.data, tmp_path, batch_size=batch, seed=settings.seed, device=CPU)
+    torch.manual_seed(settings.seed)
+    model = models.build(settings.model, settings.norm, source.facts.shape, source.facts.classes)
+    decayed = [each for each in model.parameters() if each.ndim > 1]
+    others = [each for each in model.parameters() if each.ndim <= 1]
+    groups = [{"params": decayed, "weight_decay": settings.optim.weight_decay}, {"params": others, "weight_decay": 0}]
+    updates = optimizer(groups, settings.optim.lr)
+    warm, steps = source.steps, epochs * source.steps
+    warming = LinearLR(updates, 1 / warm, 1.0, total_iters=warm - 1)
+    schedule = SequentialLR(updates, [warming, CosineAnnealingLR(updates, T_max=steps - warm)], [warm])
+    for epoch in range(epochs):
+        for images, labels in source.batches(epoch):
+            loss = F.cross_entropy(model(images), labels, label_smoothing=settings.train.label_smoothing)
+            updates.zero_grad()
+            loss.backward()
+            if settings.optim.clip:
+                torch.nn.utils.clip_grad_norm_(model.parameters(), settings.optim.clip)
+            updates.step()
+            schedule.step()
+    model.eval()
+    with torch.no_grad():
+        pairs = [(model(images).argmax(1), labels) for images, labels in source.evaluation()]
+    right = sum(int((guess == label).sum()) for guess, label in pairs)
+    return model, 100 * right / source.facts.eval_size, 100 / source.facts.eval_size
+
+
+@pytest.mark.parametrize(
+    ("overrides", "optimizer"),
+    [
+        (["norm.method=bn"], lambda groups, lr: torch.optim.SGD(groups, lr=lr, momentum=0.9)),
+        (
+            ["optim.clip=0.5", "train.label_smoothing=0.1"],
+            lambda groups, lr: torch.optim.SGD(groups, lr=lr, momentum=0.9),
+        ),
+        (["optim.name=adamw", "optim.lr=0.002"], lambda groups, lr: torch.optim.AdamW(groups, lr=lr)),
+    ],
+    ids=["bn", "gni", "adamw"],
+)
+@pytest.mark.filterwarnings("ignore:The epoch parameter in:UserWarning")  # SequentialLR's own
+def test_the_same_network_comes_out(tmp_path, overrides, optimizer):
+    chosen = recipe.load("digits", [*SHORT, *overrides])
+    outcome = train(chosen, Options(runs=tmp_path, thresholds=False, quiet=True, console=Console(file=io.StringIO())))
+    model, accuracy, an_image = plain_loop(chosen.settings, tmp_path, optimizer)
+    state = checkpoints.read(checkpoints.latest(outcome.folder / "checkpoints", pytest.fail))["model"]
+    for name, value in model.state_dict().items():
+        torch.testing.assert_close(
+            state[name], value, rtol=1e-3, atol=1e-4, msg=lambda text, name=name: f"{name}: {text}"
+        )
+    assert outcome.result["accuracy"] == pytest.approx(accuracy, abs=an_image)

@@ -1,0 +1,71 @@
+import os
+import platform
+import subprocess
+import sys
+
+import pytest
+import torch
+
+from ghostnoise.lab.errors import UserError
+from ghostnoise.lab.train import machine
+
+
+def test_auto_is_a_device_that_works():
+    assert torch.ones(2, device=machine.choose("auto")).sum() == 2
+    assert machine.choose("cpu") == torch.device("cpu")
+
+
+def test_unknown_and_absent_devices():
+    with pytest.raises(UserError, match=r"train\.device=tpu: must be auto, cpu, cuda or mps"):
+        machine.choose("tpu")
+    for name, there in (("cuda", torch.cuda.is_available()), ("mps", torch.backends.mps.is_available())):
+        if not there:
+            with pytest.raises(UserError, match=f"train.device={name}: .* usable: .*cpu"):
+                machine.choose(name)
+
+
+def test_alone_there_is_nobody_to_talk_to():
+    with machine.machine("cpu", {}) as here:
+        assert (here.first, here.world, here.device.type) == (True, 1, "cpu")
+        assert here.tell("a") == "a"
+        assert here.gather(3) == [3]
+        assert here.add(torch.ones(2)).tolist() == [1, 1]
+
+
+def test_the_environment_says_what_ran():
+    found = machine.environment(machine.Machine(torch.device("cpu")), thresholds=True)
+    assert found["torch"] == str(torch.__version__)
+    assert found["threads"] == torch.get_num_threads()
+    assert found["device_name"]
+    assert found["malloc"] == "raised"
+
+
+@pytest.mark.skipif(platform.libc_ver()[0] != "glibc", reason="malloc's thresholds are glibc's")
+def test_freed_memory_stays_in_the_process_with_raised_thresholds():
+    """The memory of a large tensor goes back to the system by default, and is kept with raised thresholds."""
+    code = """
+import os, sys, torch
+from ghostnoise.lab.train import machine
+print(machine.raise_thresholds() if sys.argv[1] == "raise" else None)
+def resident():
+    with open("/proc/self/statm") as file:
+        return int(file.read().split()[1]) * os.sysconf("SC_PAGE_SIZE")
+before = resident()
+x = torch.ones(2**26)
+held = resident() - before
+del x
+print(round(held / 2**20), round((resident() - before) / 2**20))
+"""
+
+    def run(mode, **more):
+        environment = {name: value for name, value in os.environ.items() if not name.startswith("MALLOC_")} | more
+        done = subprocess.run([sys.executable, "-c", code, mode], capture_output=True, text=True, env=environment)
+        raised, held, kept = done.stdout.split()
+        assert 240 < int(held) < 300, "256 MB"
+        return raised, int(kept)
+
+    assert run("raise", MALLOC_ARENA_MAX="1")[0] == "False", "what the environment says is left alone"
+    assert run("leave")[1] < 50
+    raised, kept = run("raise")
+    assert raised == "True"
+    assert kept > 200

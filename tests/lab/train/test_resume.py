@@ -1,0 +1,105 @@
+"""Runs that are killed, stopped or damaged end as those that never were."""
+
+import json
+import os
+import random
+import signal
+import subprocess
+import sys
+import time
+
+import pytest
+
+TIMINGS = ("seconds", "images_per_second", "ended")
+SETTINGS = ["digits", "train.epochs=6", "train.batch_size=64", "train.ema=0.99", "optim.clip=1.0"]
+ENVIRONMENT = os.environ | {"OMP_NUM_THREADS": "1"}
+
+
+def command(runs, *more):
+    return [sys.executable, "-m", "ghostnoise", "train", *SETTINGS, "--runs", str(runs), "--quiet", *more]
+
+
+def finish(runs, *more):
+    done = subprocess.run(command(runs, *more), capture_output=True, text=True, env=ENVIRONMENT)
+    assert done.returncode == 0, done.stderr
+    return done
+
+
+def folder(runs):
+    (found,) = (runs / "digits").iterdir()
+    return found
+
+
+def outcome(runs):
+    """The result and the metrics, but for how long they took."""
+    path = folder(runs)
+    result = json.loads((path / "result.json").read_text())
+    lines = [json.loads(line) for line in (path / "metrics.jsonl").read_text().splitlines()]
+    return [{name: value for name, value in each.items() if name not in TIMINGS} for each in (result, *lines)]
+
+
+@pytest.fixture(scope="module")
+def undisturbed(tmp_path_factory):
+    runs = tmp_path_factory.mktemp("undisturbed")
+    finish(runs)
+    return outcome(runs)
+
+
+def kill(runs, delay, number=signal.SIGKILL, *more):
+    """Start the run, and send a signal `delay` seconds after it has everything in memory; its exit code."""
+    marker = runs / "digits"
+    before = {path: path.stat().st_mtime_ns for path in marker.glob("*/environment.json")}
+    process = subprocess.Popen(command(runs, *more), env=ENVIRONMENT, stderr=subprocess.PIPE, stdout=subprocess.PIPE)
+    while process.poll() is None:
+        now = {path: path.stat().st_mtime_ns for path in marker.glob("*/environment.json")}
+        if now and now != before:
+            time.sleep(delay)
+            process.send_signal(number)
+            break
+        time.sleep(0.002)
+    process.communicate()
+    return process.returncode
+
+
+def killed_and_resumed(runs, kills):
+    chance = random.Random(kills)
+    codes = [kill(runs, chance.uniform(0, 0.4), signal.SIGKILL, "--checkpoint-seconds", "0.01") for _ in range(kills)]
+    assert codes.count(-signal.SIGKILL) >= kills / 2, "most of them must have met the run at work"
+    finish(runs)
+    return outcome(runs)
+
+
+def test_killed_at_random_moments_it_ends_with_the_same_bits(tmp_path, undisturbed):
+    assert killed_and_resumed(tmp_path, 3) == undisturbed
+
+
+@pytest.mark.slow
+def test_killed_twenty_times_it_ends_with_the_same_bits(tmp_path, undisturbed):
+    assert killed_and_resumed(tmp_path, 20) == undisturbed
+
+
+@pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGINT])
+def test_a_signal_saves_and_ends_cleanly(tmp_path, undisturbed, number):
+    assert kill(tmp_path, 0.1, number) == 128 + number
+    path = folder(tmp_path)
+    assert not (path / "result.json").exists()
+    assert list((path / "checkpoints").iterdir())
+    finish(tmp_path)
+    assert outcome(tmp_path) == undisturbed
+
+
+def test_a_damaged_checkpoint_falls_back_and_ends_the_same(tmp_path, undisturbed):
+    kill(tmp_path, 0.3, signal.SIGKILL, "--checkpoint-seconds", "0.01")
+    newest = max((folder(tmp_path) / "checkpoints").glob("*.pt"), key=lambda path: path.stat().st_mtime_ns)
+    newest.write_bytes(newest.read_bytes()[:-100])
+    done = finish(tmp_path)
+    assert "is damaged" in done.stderr
+    assert outcome(tmp_path) == undisturbed
+
+
+def test_a_finished_run_is_not_run_again(tmp_path, undisturbed):
+    finish(tmp_path)
+    before = (folder(tmp_path) / "result.json").read_bytes()
+    done = finish(tmp_path)
+    assert "is finished" in done.stdout
+    assert (folder(tmp_path) / "result.json").read_bytes() == before
