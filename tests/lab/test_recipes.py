@@ -102,7 +102,7 @@ OURS = {
     "cpu-mlp": {
         "model": MLP,
         "data": {"name": "cifar10", "limit": 20_000, **TEST, **PLAIN},
-        "optim": {"warmup_epochs": 2},
+        "optim": {"lr": 0.1, "warmup_epochs": 2},
         "train": {"epochs": 20, "batch_size": 1024},
     },
 }

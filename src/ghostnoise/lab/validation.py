@@ -157,7 +157,8 @@ def _lines(mistake: ErrorDetails) -> Iterator[str]:
         case "value_error":  # our own rules
             yield from (f"{key}.{line}" for line in str(context["error"]).splitlines())
         case _:
-            rule = RULES.get(kind, mistake["msg"]).format(**{name: _plain(value) for name, value in context.items()})
+            bounds = {name: _plain(value) for name, value in context.items()}
+            rule = RULES[kind].format(**bounds) if kind in RULES else mistake["msg"]
             yield f"{key}{item}={spelled(given)}: {rule}{_near(given, context) if kind == 'literal_error' else ''}"
 
 
