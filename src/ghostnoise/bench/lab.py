@@ -6,7 +6,9 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
 from tempfile import TemporaryDirectory
+from typing import Any
 
+import numpy as np
 import torch
 import torch.nn.functional as F
 from rich.console import Console
@@ -31,12 +33,13 @@ from ghostnoise.lab.train.machine import Machine
 from ghostnoise.lab.train.session import Session
 
 WORKERS = 2  # of the DataLoader
+PADDING = 2  # of random crops, as in the paper's experiments on CIFAR
 CIFAR = catalog.find("cifar10")
 
 
 @dataclass(frozen=True)
 class Row:
-    """A network that trains with ghost noise on random images of CIFAR-10's shape, `steps` batches at a time."""
+    """A network that trains with ghost noise on random images of CIFAR-10's shape, cropped and flipped."""
 
     title: str
     model: ModelSettings
@@ -63,7 +66,7 @@ class Row:
 
 
 def plan(settings: Settings) -> tuple[list[Row], list[str]]:
-    """The rows; nothing is left out."""
+    """The rows, and a line for everything that is left out of them."""
     if settings.quick:
         every = [Row("resnet-20", ModelSettings(name="resnet20", width=2), 16, 2)]
         every += [Row("mlp", ModelSettings(name="mlp", widths=[8]), 16, 2)]
@@ -74,7 +77,8 @@ def plan(settings: Settings) -> tuple[list[Row], list[str]]:
         ]
     every = [Row(row.title, row.model, row.batch, row.steps, form) for row in every for form in settings.formats
              if form == "contiguous" or row.model.name != "mlp"]  # fmt: skip
-    return [row for row in every if settings.selects(row.name)], []
+    left_out = [] if torchvision() else ["torchvision is left out: it cannot be imported here"]
+    return [row for row in every if settings.selects(row.name)], left_out
 
 
 def measure(row: Row, settings: Settings, on_progress: Callable[[float], object]) -> list[Record]:
@@ -84,24 +88,26 @@ def measure(row: Row, settings: Settings, on_progress: Callable[[float], object]
     pixels = torch.randint(256, (count, *CIFAR.shape), dtype=torch.uint8, generator=generator)
     images = Images(pixels, torch.randint(CIFAR.classes, (count,), generator=generator))
     last = row.memory_format == "channels_last"
-    source = Resident(CIFAR, images, images, Share(row.batch), 0, settings.device, last)
+    source = Resident(CIFAR, images, images, Share(row.batch), 0, settings.device, last, PADDING)
     with TemporaryDirectory() as folder:
         contenders = {
             "bare step": bare(row, settings, source),
             "ghostnoise train": trainer(row, settings, source, Path(folder)),
-            "DataLoader loop": plain_loop(row, settings, images),
+            "DataLoader, PIL": plain_loop(row, settings, images, by_hand),
         }
+        if transform := torchvision():
+            contenders["DataLoader, torchvision"] = plain_loop(row, settings, images, transform)
         timings = interleave(
             contenders, Length(settings.seconds, settings.rounds, warmup=1), synchronize=synchronizer(settings.device),
             on_progress=on_progress,
         )  # fmt: skip
-    kinds = {"bare step": "torch", "ghostnoise train": "ours", "DataLoader loop": "peer"}
+    kinds = {"bare step": "torch", "ghostnoise train": "ours"}
     size = "x".join(map(str, (row.batch, *CIFAR.shape)))
     shared = {"bench": "lab", "row": row.name, "shape": size, "memory_format": row.memory_format, "steps": row.steps}
     baseline = timings["bare step"]
     return [
         shared
-        | {"contender": name, "kind": kinds[name], "backend": ""}
+        | {"contender": name, "kind": kinds.get(name, "peer"), "backend": ""}
         | times(timing, baseline)
         | {"images_per_second": 1e3 * count / timing.p50, "speed_ratio": baseline.p50 / timing.p50}
         | conditions(settings)
@@ -137,11 +143,17 @@ def trainer(row: Row, settings: Settings, source: Source, folder: Path) -> Calla
     return run
 
 
-def plain_loop(row: Row, settings: Settings, images: Images) -> Callable[[], None]:
-    """What most scripts do: a data set that normalizes an image at a time, and a DataLoader with workers."""
-    model, updates = _network(row, settings)
+def plain_loop(row: Row, settings: Settings, images: Images, transform: Callable[[Any], Tensor]) -> Callable[[], None]:
+    """What most scripts do: a data set that handles one image at a time, a DataLoader with workers, torch's SGD."""
+    model, _ = _network(row, settings)
+    updates = torch.optim.SGD(model.parameters(), lr=0.1, momentum=0.9, weight_decay=5e-4)
     loader = DataLoader(
-        OneByOne(images), row.batch, shuffle=True, drop_last=True, num_workers=WORKERS, persistent_workers=True
+        OneByOne(images, transform),
+        row.batch,
+        shuffle=True,
+        drop_last=True,
+        num_workers=WORKERS,
+        persistent_workers=True,
     )
     form = torch.channels_last if row.memory_format == "channels_last" else torch.contiguous_format
 
@@ -154,19 +166,47 @@ def plain_loop(row: Row, settings: Settings, images: Images) -> Callable[[], Non
     return run
 
 
-class OneByOne(Dataset[tuple[Tensor, Tensor]]):
-    """Images as torchvision's ToTensor and Normalize make them, one at a time."""
+class OneByOne(Dataset[tuple[Tensor, int]]):
+    """Images one at a time through PIL and a transformation, as torchvision's data sets hand them out."""
 
-    def __init__(self, images: Images) -> None:
-        self.pixels, self.labels = images.pixels.permute(0, 2, 3, 1).contiguous().numpy(), images.labels
-        self.mean, self.std = (torch.tensor(values)[:, None, None] for values in (CIFAR.mean, CIFAR.std))
+    def __init__(self, images: Images, transform: Callable[[Any], Tensor]) -> None:
+        self.pixels = images.pixels.permute(0, 2, 3, 1).contiguous().numpy()
+        self.labels, self.transform = images.labels.tolist(), transform
 
     def __len__(self) -> int:
         return len(self.labels)
 
-    def __getitem__(self, index: int) -> tuple[Tensor, Tensor]:
-        image = torch.from_numpy(self.pixels[index]).permute(2, 0, 1).contiguous().float().div(255)
-        return image.sub_(self.mean).div_(self.std), self.labels[index]
+    def __getitem__(self, index: int) -> tuple[Tensor, int]:
+        from PIL import Image
+
+        return self.transform(Image.fromarray(self.pixels[index])), self.labels[index]
+
+
+def torchvision() -> Callable[[Any], Tensor] | None:
+    """The transforms of torchvision that are the trainer's crops, flips and normalization; None if it is not here."""
+    try:
+        from torchvision import transforms
+    except (ImportError, RuntimeError):  # the latter if it was built for another torch
+        return None
+    steps = [transforms.RandomCrop(CIFAR.shape[1], padding=PADDING), transforms.RandomHorizontalFlip()]
+    made: Callable[[Any], Tensor] = transforms.Compose(
+        [*steps, transforms.ToTensor(), transforms.Normalize(CIFAR.mean, CIFAR.std)]
+    )
+    return made
+
+
+def by_hand(picture: Any) -> Tensor:
+    """The same without torchvision, and in fewer steps."""
+    from PIL import Image, ImageOps
+
+    top, left = (int(torch.randint(2 * PADDING + 1, ())) for _ in range(2))
+    box = (left, top, left + CIFAR.shape[2], top + CIFAR.shape[1])
+    picture = ImageOps.expand(picture, PADDING).crop(box)
+    if torch.rand(()) < 0.5:
+        picture = picture.transpose(Image.Transpose.FLIP_LEFT_RIGHT)
+    image = torch.from_numpy(np.array(picture)).permute(2, 0, 1).contiguous().float().div(255)
+    mean, std = (torch.tensor(values)[:, None, None] for values in (CIFAR.mean, CIFAR.std))
+    return image.sub_(mean).div_(std)
 
 
 def _network(row: Row, settings: Settings) -> tuple[nn.Module, torch.optim.Optimizer]:

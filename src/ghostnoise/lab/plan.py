@@ -54,7 +54,9 @@ def first_points(experiment: Experiment, resolve: Resolve) -> list[Point]:
     made = []
     for cell in experiment.cells():
         stage: Stage = "tune" if experiment.select and _tuned(experiment, cell.method) else "test"
-        made += points(experiment, experiment.tested(cell) if experiment.select and stage == "test" else cell, stage, resolve)
+        made += points(
+            experiment, experiment.tested(cell) if experiment.select and stage == "test" else cell, stage, resolve
+        )
     return made
 
 
@@ -70,7 +72,9 @@ def points(experiment: Experiment, cell: Cell, stage: Stage, resolve: Resolve) -
     return [Point(cell, seed, stage, resolve(cell.run(seed))) for seed in experiment.seeds]
 
 
-def winners(experiment: Experiment, tuned: Iterable[Point], results: Mapping[str, Mapping[str, Any]]) -> dict[str, Cell]:
+def winners(
+    experiment: Experiment, tuned: Iterable[Point], results: Mapping[str, Mapping[str, Any]]
+) -> dict[str, Cell]:
     """The best cell of each method whose tuning is over: by the mean over seeds; one that diverged is not chosen.
 
     `results` are those of finished and diverged runs, by the points' key.

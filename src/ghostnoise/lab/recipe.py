@@ -120,7 +120,12 @@ def identity(settings: Settings) -> str:
 
 def canonical(settings: Settings) -> str:
     """The settings as JSON: sorted keys, no spaces, defaults written out, and what is unset left out."""
-    return json.dumps(_plain(settings.model_dump(exclude_none=True)), sort_keys=True, separators=(",", ":"))
+    return json_text(settings.model_dump(exclude_none=True))
+
+
+def json_text(tree: Tree) -> str:
+    """A tree of settings as JSON: sorted keys, no spaces."""
+    return json.dumps(_plain(tree), sort_keys=True, separators=(",", ":"))
 
 
 def read(name_or_path: str) -> str:

@@ -2,6 +2,7 @@
 
 import json
 from collections.abc import Callable
+from contextlib import suppress
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, Literal
@@ -31,12 +32,9 @@ class Found:
 
     def metrics(self) -> list[Record]:
         """The lines of its epochs, as far as they can be read."""
-        lines = []
-        try:
-            for line in (self.path / "metrics.jsonl").read_text().splitlines():
-                lines.append(json.loads(line))
-        except (OSError, ValueError):
-            pass  # the last line of a run that is being written
+        lines: list[Record] = []
+        with suppress(OSError, ValueError):  # the last line of a run that is being written
+            lines.extend(map(json.loads, (self.path / "metrics.jsonl").read_text().splitlines()))
         return lines
 
 
@@ -51,7 +49,7 @@ def scan(folder: Path, warn: Callable[[str], object]) -> dict[str, Found]:
 
 def look(path: Path, warn: Callable[[str], object]) -> Found:
     """One run folder."""
-    read = {}
+    read: dict[str, Record | None] = {}
     for name in ("settings", "result", "failure"):
         file = path / f"{name}.json"
         try:
@@ -62,14 +60,12 @@ def look(path: Path, warn: Callable[[str], object]) -> Found:
             warn(f"{file} is damaged ({error}); the run is left out, and the folder as it is")
             return Found(path, "damaged")
     settings, result, failure = read["settings"] or {}, read["result"], read["failure"]
-    status: Status = "unfinished"
+    status: Status = "unfinished" if failure is None else "failed"
     if result is not None:
-        if result.get("status") not in ("finished", "diverged"):
+        status = result.get("status", "damaged")
+        if status not in ("finished", "diverged"):
             warn(f"{path / 'result.json'} has no status; the run is left out, and the folder as it is")
             return Found(path, "damaged")
-        status = result["status"]
-    elif failure is not None:
-        status = "failed"
     return Found(path, status, settings, result, failure)
 
 
