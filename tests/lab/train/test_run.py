@@ -237,3 +237,10 @@ def test_a_missing_data_set_stands_in_for_a_smoke_run_only(tmp_path):
     with pytest.raises(UserError, match="ghostnoise data get cifar10"):
         train(recipe.load("cpu-mlp", ["train.device=cpu"]), options(tmp_path, data=tmp_path / "nothing"))
     assert Path(tmp_path / "cpu-mlp").exists()
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("name", recipe.names())
+def test_every_recipe_runs_in_small(tmp_path, name):
+    chosen = recipe.load(name, ["train.device=cpu"], smoke=True)
+    assert train(chosen, options(tmp_path, data=tmp_path / "nothing")).result["status"] == "finished"
