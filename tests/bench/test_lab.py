@@ -19,7 +19,7 @@ def test_the_trainer_beside_the_bare_step_and_a_plain_loop(tmp_path, capsys):
         assert record["images_per_second"] == pytest.approx(1e3 * 16 * record["steps"] / record["p50_ms"])
         assert record["speed_ratio"] == pytest.approx(1 / record["ratio_p50"])
     names = [record["contender"] for record in records[: len(records) // 2]]
-    assert names[:3] == ["bare step", "ghostnoise train", "DataLoader, PIL"]
+    assert names[:3] == ["bare step", "ghostnoise train", "PIL loader"]
     assert "images" in capsys.readouterr().out
     assert (tmp_path / "lab.png").exists()
 
