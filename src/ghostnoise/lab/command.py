@@ -11,6 +11,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from ghostnoise.lab.errors import UserError
+from ghostnoise.lab.report import command as reports
 
 if TYPE_CHECKING:
     from ghostnoise.lab.train import Options
@@ -40,6 +41,7 @@ def add(commands: Any, positive: Any, seconds: Any) -> None:
     data.add_argument("action", choices=("list", "get", "verify"))
     data.add_argument("name", nargs="?", help="the data set")
     _data_folder(data)
+    reports.add(commands)
     for parser in (train, recipes, data):
         parser.add_argument("--debug", action="store_true", help="show the traceback of an error")
 
@@ -73,7 +75,7 @@ def run(options: argparse.Namespace) -> int:
         missing = [name for name in NEEDED if importlib.util.find_spec(name) is None]
         if missing:
             raise UserError(f"{' and '.join(missing)} missing; pip install 'ghostnoise[lab]'")
-        return {"train": _train, "recipes": _recipes, "data": _data}[options.command](options)
+        return {"train": _train, "recipes": _recipes, "data": _data, **reports.COMMANDS}[options.command](options)
     except UserError as error:
         if options.debug:
             raise
