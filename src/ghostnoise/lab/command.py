@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING, Any
 
 from ghostnoise.lab import runs_command, sweep_command
 from ghostnoise.lab.errors import UserError
+from ghostnoise.lab.report import command as reports
 
 if TYPE_CHECKING:
     from ghostnoise.lab.train import Options
@@ -45,6 +46,7 @@ def add(commands: Any, positive: Any, seconds: Any) -> None:
     data.add_argument("action", choices=("list", "get", "verify"))
     data.add_argument("name", nargs="?", help="the data set")
     _data_folder(data)
+    reports.add(commands)
     for parser in (train, sweep, runs, recipes, data):
         parser.add_argument("--debug", action="store_true", help="show the traceback of an error")
 
@@ -90,6 +92,7 @@ def run(options: argparse.Namespace) -> int:
             raise UserError(f"{' and '.join(missing)} missing; pip install 'ghostnoise[lab]'")
         runners = {
             "train": _train, "sweep": sweep_command.run, "runs": runs_command.run, "recipes": _recipes, "data": _data,
+            **reports.COMMANDS,
         }  # fmt: skip
         return runners[options.command](options)
     except UserError as error:
