@@ -3,7 +3,7 @@
 from collections.abc import Sequence
 from typing import Any
 
-from ghostnoise.lab.grid import flat
+from ghostnoise.lab.sections import flat
 from ghostnoise.lab.report.aggregate import FEW, Findings, Row, Score
 from ghostnoise.lab.report.claims import Judged
 from ghostnoise.lab.report.gather import Run, Status
