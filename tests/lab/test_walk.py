@@ -10,8 +10,8 @@ from ghostnoise import lab
 SOURCE = Path(lab.__file__).parent
 # From the top down. Rooms of one line do not import each other.
 WALK = [
-    ["command", "demo"],
-    ["recipes_command", "report", "runs_command"],
+    ["command"],
+    ["recipes_command", "report", "runs_command", "sweep_command"],
     ["sweep"],
     ["engines"],
     ["train"],
@@ -19,7 +19,8 @@ WALK = [
     ["grid"],
     ["store"],
     ["recipe"],
-    ["smoke", "overrides"],
+    ["smoke", "sections"],
+    ["overrides"],
     ["validation"],
     ["models", "data"],
     ["settings"],

@@ -3,7 +3,6 @@
 from collections.abc import Sequence
 from typing import Any
 
-from ghostnoise.lab.sections import flat
 from ghostnoise.lab.report.aggregate import FEW, Findings, Row, Score
 from ghostnoise.lab.report.claims import Judged
 from ghostnoise.lab.report.gather import Run, Status
@@ -17,6 +16,7 @@ from ghostnoise.lab.report.words import (
     seconds_text,
     several,
 )
+from ghostnoise.lab.sections import flat
 
 VERDICTS = {
     "supported": ("Supported", "good"),
