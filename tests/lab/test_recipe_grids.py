@@ -89,7 +89,7 @@ ROWS = {
     "demo": (
         5,
         {**BN, **fixed(("gbn", 12), ("xbn", 12), ("en", 12), ("gni", 12), ("agni", 96)),
-         "EAGN-0.2": ("norm.method=eagn norm.std=0.2",)},
+         "dropout-0.1": ("norm.method=dropout norm.rate=0.1",)},
     ),
 }  # fmt: skip
 # recipe -> cells, and the runs of a sweep.
