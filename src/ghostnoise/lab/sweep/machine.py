@@ -24,9 +24,12 @@ def resolver(folder: Path | None, engine: str = "local") -> Resolve:
         return name if engine != "local" and name != "auto" else machine.choose(name).type
 
     def resolve(settings: Settings) -> Settings:
-        missing = settings.train.smoke and not data.present(settings.data, place)
         kind = device(settings.train.device)
-        resolved = recipe.resolve(settings, device=kind, processes=1, stand_in=missing)
+        if settings.train.smoke:
+            missing = not data.present(settings.data, place)
+            resolved = recipe.resolve(settings, device=kind, processes=1, stand_in=missing)
+        else:  # the same, without validating all of a grid once more
+            resolved = settings.model_copy(update={"train": settings.train.model_copy(update={"device": kind})})
         recipe.check(resolved)
         return resolved
 
