@@ -71,7 +71,9 @@ def notes(findings: Findings, judged: Sequence[Judged]) -> list[str]:
     if largest == 1:
         made.append("One seed for each cell: no deviations, no intervals, no tests.")
     elif 1 < largest < FEW:
-        made.append(f"At most {largest} seeds for a cell: deviations and intervals of so few are rough.")
+        made.append(
+            f"At most {largest} seeds for a cell: deviations are rough, and intervals rest on differences being normal."
+        )
     if judged and not experiment.select and any(row.at for row in findings.rows):
         made.append("Best cells are chosen by the very runs that are compared, which favours methods with more cells.")
     if experiment.report.form == "noise":
@@ -213,8 +215,8 @@ def environment(findings: Findings) -> str:
         own = run.found.environment() if run.found else {}
         for key in ENVIRONMENT:
             if key in own:
-                values = met.setdefault(key, {})
-                values[str(own[key])] = values.get(str(own[key]), 0) + 1
+                values, value = met.setdefault(key, {}), _shortened(key, str(own[key]))
+                values[value] = values.get(value, 0) + 1
     differing = [key for key, values in met.items() if len(values) > 1]
     warning = f"The runs differ in {', '.join(differing)}: compare their numbers with care." if differing else ""
     entries = "".join(
@@ -227,3 +229,8 @@ def environment(findings: Findings) -> str:
     )
     content = f"<dl>{entries}</dl>" if entries else "<p>No run has recorded one.</p>"
     return section("environment", "Environment", f'<p class="warning">{text(warning)}</p>' if warning else "", content)
+
+
+def _shortened(key: str, value: str) -> str:
+    """A commit by its first digits, and whether it was changed."""
+    return value[:10] + ("+" if value.endswith("+") else "") if key == "commit" and len(value) > 10 else value

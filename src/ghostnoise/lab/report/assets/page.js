@@ -73,15 +73,15 @@
     const line = color("--line"), ink = color("--ink");
     const axis = { gridcolor: line, linecolor: line, zerolinecolor: line, automargin: true };
     return {
-      paper_bgcolor: color("--ground"), plot_bgcolor: color("--ground"), font: { color: ink, size: 13 },
-      margin: { l: 56, r: 12, t: 12, b: 48 }, hovermode: "closest", showlegend: false, uirevision: "kept",
+      paper_bgcolor: color("--ground"), plot_bgcolor: color("--ground"), font: { color: ink, size: 13, family: "system-ui, sans-serif" },
+      margin: { l: 56, r: 12, t: 12, b: 48 }, hovermode: "closest", dragmode: matchMedia("(pointer: coarse)").matches ? false : "zoom", showlegend: false, uirevision: "kept",
       legend: { orientation: "h", y: 1.02, yanchor: "bottom" },
       xaxis: { ...axis, title: { text: x }, showgrid: false, ...(more && more.xaxis) },
       yaxis: { ...axis, title: { text: y }, ...(more && more.yaxis) },
       ...(more && more.layout),
     };
   }
-  const config = { displaylogo: false, responsive: true, modeBarButtonsToRemove: ["select2d", "lasso2d", "autoScale2d"] };
+  const config = { displayModeBar: false, displaylogo: false, responsive: true };
 
   function show(id, traces, made, words) {
     const place = byId(id);
