@@ -99,11 +99,12 @@ def results(findings: Findings) -> str:
     """The table, and that of the tuning."""
     axes = axes_of(findings.rows)
     headings = [
-        "method", *map(short, axes), f"{split(findings)}, % (n)", "paper", f"difference to {findings.baseline}",
-        "p (Holm)", "best epoch", "time", "images/s", "runs",
+        "method", *map(short, axes), f"{split(findings)}, % (n)", "runs", "paper", f"difference to {findings.baseline}",
+        "p (Holm)", "best, %", "time", "images/s",
     ]  # fmt: skip
     caption = (
-        f"Mean ± standard deviation over seeds, and the paired difference to {findings.baseline} with its 95 % interval"
+        f"Mean ± standard deviation over seeds, and the paired difference to {findings.baseline} with its 95 % interval; "
+        "“best” is the highest after any epoch"
     )
     return section(
         "results", "Results",
@@ -122,10 +123,9 @@ def _result(row: Row, axes: Sequence[str]) -> list[Cell | str]:
     state = Cell(row.note, label="bad" if "diverged" in row.note or "failed" in row.note else "open")
     return [
         row.method, *(_place(row.at, key) for key in axes),
-        Cell(score_text(score), score.mean if score else None), row.paper or NOTHING,
+        Cell(score_text(score), score.mean if score else None), state if row.note else "all", row.paper or NOTHING,
         Cell(difference_text(difference), found.mean if found else None),
-        Cell(holm_text(difference), corrected.p if corrected else None),
-        *_effort(score), state if row.note else "all finished",
+        Cell(holm_text(difference), corrected.p if corrected else None), *_effort(score),
     ]  # fmt: skip
 
 
@@ -133,7 +133,7 @@ def _tuning(findings: Findings) -> str:
     axes = axes_of(findings.tuning)
     select = findings.gathered.experiment.select
     metric = select.metric.replace("_", " ") if select else ""
-    headings = ["method", *map(short, axes), "validation accuracy, % (n)", "best epoch", "time", "images/s", "chosen"]
+    headings = ["method", *map(short, axes), "validation accuracy, % (n)", "best, %", "time", "images/s", "chosen"]
     rows: list[list[Cell | str]] = [
         [
             score.cell.method, *(_place(score.cell.at, key) for key in axes), Cell(score_text(score), score.mean),
