@@ -75,7 +75,7 @@ def _why(findings: Findings, difference: Difference, ours: str, theirs: str) -> 
     else:
         words.append("(the same for every seed: no spread to test it with).")
     if 1 < found.n < FEW:
-        words.append(f"{found.n} seeds are few: the interval is wide, and rests on differences being normal.")
+        words.append(f"Only {found.n} seeds: read it with care.")
     if left := sum(_left(findings, label) for label in (ours, theirs)):
         words.append(f"So far: {several(left, 'run')} of the two to go.")
     if diverged := sum(score.counts["diverged"] for score in (difference.ours, difference.theirs)):

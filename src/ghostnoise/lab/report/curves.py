@@ -57,8 +57,13 @@ def picture(findings: Findings) -> Picture:
     if report.form == "curves" and report.x:
         return _curves(findings, report.x)
     scores = [row.score for row in findings.rows if row.score]
-    bars = [Curve(score.cell.name, [Spot(score.cell.name, score)]) for score in scores]
+    bars = [Curve(_bar(score), [Spot(score.cell.name, score)]) for score in scores]
     return Picture("bars", bars, f"{_split(scores)} accuracy, %")
+
+
+def _bar(score: Score) -> str:
+    """The method and where it stands, without the axes' names."""
+    return " ".join([score.cell.method, ", ".join(str(value) for _, value in score.cell.at)]).strip()
 
 
 def _curves(findings: Findings, axis: str) -> Picture:

@@ -23,8 +23,8 @@ def draw(findings: Findings, kind: str) -> bytes:
 
     shown = picture(findings)
     noise = findings.gathered.experiment.report.form == "noise"
-    wide = 4.2 + (0.55 * len(shown.curves) if shown.form == "bars" and not noise else 1.8)
-    figure = Figure(figsize=(min(wide, 11), 3.8), layout="constrained")
+    flat = shown.form == "bars" and not noise
+    figure = Figure(figsize=(6, 1 + 0.34 * len(shown.curves)) if flat else (6, 3.8), layout="constrained")
     axes = figure.subplots()
     if noise:
         _training(axes, findings)
@@ -33,7 +33,7 @@ def draw(findings: Findings, kind: str) -> bytes:
     else:
         _bars(axes, shown)
     axes.spines[["top", "right"]].set_visible(False)
-    axes.grid(axis="y", alpha=0.25, linewidth=0.6)
+    axes.grid(axis="x" if flat else "y", alpha=0.25, linewidth=0.6)
     axes.set_axisbelow(True)
     file = io.BytesIO()
     # Without the date: the same runs give the same bytes.
@@ -78,28 +78,29 @@ def _powers_of_two(axes: "Axes", shown: Picture) -> None:
 
 
 def _bars(axes: "Axes", shown: Picture) -> None:
-    """A bar to the mean, its deviation, and a dot for each seed; the axis starts near the lowest of them."""
-    everything: list[float] = []
+    """A line for each cell: a dot for each seed, and below them the mean and the deviation."""
+    from matplotlib.ticker import MaxNLocator
+
     for at, (curve, color) in enumerate(zip(shown.curves, _by_method(shown.curves), strict=True)):
         spot = curve.spots[0]
-        mean, values = spot.score.mean, list(spot.score.values.values())
-        if mean is not None:
-            axes.bar(at, mean, 0.62, color=color, alpha=0.35, yerr=spot.score.std, ecolor=color, capsize=4)
-            spread = [at + 0.07 * (k - (len(values) - 1) / 2) for k in range(len(values))]
-            axes.scatter(spread, values, s=16, color=color, edgecolors="white", linewidths=0.5, zorder=3)
-        if spot.paper is not None:
-            axes.scatter(at + 0.4, spot.paper, marker="D", s=22, facecolors="none", edgecolors="black", zorder=3,
-                         label="" if everything and axes.get_legend_handles_labels()[1] else "paper")  # fmt: skip
-        everything += values + ([spot.paper] if spot.paper is not None else [])
-    if everything:
-        low, high = min(everything), max(everything)
-        room = max(high - low, 0.5)
-        axes.set_ylim(max(0.0, low - 0.35 * room), high + 0.2 * room)
-    labels = [curve.label.replace(" ", "\n") for curve in shown.curves]
-    axes.set_xticks(range(len(labels)), labels, fontsize=8)
-    axes.set_ylabel(shown.y)
-    if axes.get_legend_handles_labels()[1]:
-        _legend(axes)
+        values = list(spot.score.values.values())
+        if spot.score.mean is not None:
+            axes.scatter(values, [at - 0.14] * len(values), s=18, color=color, alpha=0.55, linewidths=0)
+            axes.errorbar(spot.score.mean, at + 0.14, xerr=spot.score.std, fmt="|", color=color, markersize=9,
+                          markeredgewidth=2.2, linewidth=1.6, capsize=3)  # fmt: skip
+        else:
+            axes.annotate(spot.score.lacking, (0.02, at), xycoords=("axes fraction", "data"), va="center", fontsize=8)
+    papers = [
+        (spot.paper, at) for at, curve in enumerate(shown.curves) for spot in curve.spots if spot.paper is not None
+    ]
+    if papers:
+        numbers, places = zip(*papers, strict=True)
+        axes.scatter(numbers, places, marker="D", s=24, facecolors="none", edgecolors="black", label="paper")
+    axes.set_yticks(range(len(shown.curves)), [curve.label for curve in shown.curves])
+    axes.set_ylim(len(shown.curves) - 0.5, -0.5)
+    axes.xaxis.set_major_locator(MaxNLocator(6))
+    axes.set_xlabel(shown.y)
+    _legend(axes)
 
 
 def _training(axes: "Axes", findings: Findings) -> None:

@@ -32,12 +32,16 @@ class Cell:
 
 def table(name: str, caption: str, headings: Sequence[str], rows: Iterable[Sequence[Cell | str]]) -> str:
     """A table that is sorted by its headings, and scrolls by itself where it is too wide."""
+    made = [[cell if isinstance(cell, Cell) else Cell(cell) for cell in row] for row in rows]
+    numeric = [any(row[at].number is not None for row in made) for at in range(len(headings))]
     head = "".join(
-        f'<th scope="col" aria-sort="none"><button type="button" class="sort" id="{name}-{number}">{text(heading)}'
-        '<span class="arrow" aria-hidden="true"></span></button></th>'
-        for number, heading in enumerate(headings)
+        f'<th scope="col" aria-sort="none"{" class=number" if right else ""}><button type="button" class="sort" '
+        f'id="{name}-{at}">{text(heading)}<span class="arrow" aria-hidden="true"></span></button></th>'
+        for at, (heading, right) in enumerate(zip(headings, numeric, strict=True))
     )
-    body = "".join(f"<tr>{''.join(_cell(cell, not at) for at, cell in enumerate(row))}</tr>\n" for row in rows)
+    body = "".join(
+        f"<tr>{''.join(_cell(cell, not at, numeric[at]) for at, cell in enumerate(row))}</tr>\n" for row in made
+    )
     return (
         f'<div class="scroll" tabindex="0" role="region" aria-label="{text(caption)}">'
         f'<table class="sortable" id="{name}"><caption>{text(caption)}</caption>'
@@ -64,10 +68,8 @@ def label(shown: str, kind: str) -> str:
     return f'<span class="label {kind}">{text(shown)}</span>'
 
 
-def _cell(cell: Cell | str, heading: bool) -> str:
-    made = cell if isinstance(cell, Cell) else Cell(cell)
-    inner = label(made.shown, made.label) if made.label else text(made.shown)
+def _cell(cell: Cell, heading: bool, right: bool) -> str:
+    inner = label(cell.shown, cell.label) if cell.label else text(cell.shown)
     tag = 'th scope="row"' if heading else "td"
-    sort = "" if made.number is None else f' data-number="{made.number!r}"'
-    kind = "" if made.number is None else ' class="number"'
-    return f"<{tag}{kind}{sort}>{inner}</{tag[:2]}>"
+    sort = "" if cell.number is None else f' data-number="{cell.number!r}"'
+    return f"<{tag}{' class=number' if right else ''}{sort}>{inner}</{tag[:2]}>"

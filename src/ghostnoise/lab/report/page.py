@@ -51,7 +51,7 @@ def main(findings: Findings, judged: list[Judged], made: Made) -> str:
     return "".join(
         [
             sections.summary(findings, judged),
-            section("figure", picture(findings).y.capitalize(), '<div class="plot" id="plot-main"></div>'),
+            _figure(picture(findings)),
             sections.results(findings),
             _training(),
             sections.problems(findings),
@@ -140,6 +140,15 @@ def _measures(findings: Findings) -> dict[str, str]:
     splits = {run.point.settings.data.evaluate for run in findings.gathered.runs}
     split = " or ".join(sorted(splits)) or "test"
     return {name: shown.format(split=split) for name, shown in MEASURES.items()}
+
+
+def _figure(shown: Picture) -> str:
+    words = "Lines are means, bands ± the standard deviation; dotted are methods without this axis."
+    if shown.form == "bars":
+        words = "A dot is a seed; below, their mean ± standard deviation; ◇ is the paper’s number."
+    return section(
+        "figure", shown.y.capitalize(), '<div class="plot" id="plot-main"></div>', f'<p class="files">{words}</p>'
+    )
 
 
 def _training() -> str:

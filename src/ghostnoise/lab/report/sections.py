@@ -71,7 +71,9 @@ def notes(findings: Findings, judged: Sequence[Judged]) -> list[str]:
     if largest == 1:
         made.append("One seed for each cell: no deviations, no intervals, no tests.")
     elif 1 < largest < FEW:
-        made.append(f"At most {largest} seeds for a cell: deviations and intervals of so few are rough.")
+        made.append(
+            f"At most {largest} seeds for a cell: deviations are rough, and intervals rest on differences being normal."
+        )
     if judged and not experiment.select and any(row.at for row in findings.rows):
         made.append("Best cells are chosen by the very runs that are compared, which favours methods with more cells.")
     if experiment.report.form == "noise":
@@ -97,11 +99,12 @@ def results(findings: Findings) -> str:
     """The table, and that of the tuning."""
     axes = axes_of(findings.rows)
     headings = [
-        "method", *map(short, axes), f"{split(findings)}, % (n)", "paper", f"difference to {findings.baseline}",
-        "p (Holm)", "best epoch", "time", "images/s", "runs",
+        "method", *map(short, axes), f"{split(findings)}, % (n)", "runs", "paper", f"difference to {findings.baseline}",
+        "p (Holm)", "best, %", "time", "images/s",
     ]  # fmt: skip
     caption = (
-        f"Mean ± standard deviation over seeds, and the paired difference to {findings.baseline} with its 95 % interval"
+        f"Mean ± standard deviation over seeds, and the paired difference to {findings.baseline} with its 95 % interval; "
+        "“best” is the highest after any epoch"
     )
     return section(
         "results", "Results",
@@ -120,10 +123,9 @@ def _result(row: Row, axes: Sequence[str]) -> list[Cell | str]:
     state = Cell(row.note, label="bad" if "diverged" in row.note or "failed" in row.note else "open")
     return [
         row.method, *(_place(row.at, key) for key in axes),
-        Cell(score_text(score), score.mean if score else None), row.paper or NOTHING,
+        Cell(score_text(score), score.mean if score else None), state if row.note else "all", row.paper or NOTHING,
         Cell(difference_text(difference), found.mean if found else None),
-        Cell(holm_text(difference), corrected.p if corrected else None),
-        *_effort(score), state if row.note else "all finished",
+        Cell(holm_text(difference), corrected.p if corrected else None), *_effort(score),
     ]  # fmt: skip
 
 
@@ -131,7 +133,7 @@ def _tuning(findings: Findings) -> str:
     axes = axes_of(findings.tuning)
     select = findings.gathered.experiment.select
     metric = select.metric.replace("_", " ") if select else ""
-    headings = ["method", *map(short, axes), "validation accuracy, % (n)", "best epoch", "time", "images/s", "chosen"]
+    headings = ["method", *map(short, axes), "validation accuracy, % (n)", "best, %", "time", "images/s", "chosen"]
     rows: list[list[Cell | str]] = [
         [
             score.cell.method, *(_place(score.cell.at, key) for key in axes), Cell(score_text(score), score.mean),
@@ -213,8 +215,8 @@ def environment(findings: Findings) -> str:
         own = run.found.environment() if run.found else {}
         for key in ENVIRONMENT:
             if key in own:
-                values = met.setdefault(key, {})
-                values[str(own[key])] = values.get(str(own[key]), 0) + 1
+                values, value = met.setdefault(key, {}), _shortened(key, str(own[key]))
+                values[value] = values.get(value, 0) + 1
     differing = [key for key, values in met.items() if len(values) > 1]
     warning = f"The runs differ in {', '.join(differing)}: compare their numbers with care." if differing else ""
     entries = "".join(
@@ -227,3 +229,8 @@ def environment(findings: Findings) -> str:
     )
     content = f"<dl>{entries}</dl>" if entries else "<p>No run has recorded one.</p>"
     return section("environment", "Environment", f'<p class="warning">{text(warning)}</p>' if warning else "", content)
+
+
+def _shortened(key: str, value: str) -> str:
+    """A commit by its first digits, and whether it was changed."""
+    return value[:10] + ("+" if value.endswith("+") else "") if key == "commit" and len(value) > 10 else value

@@ -3,6 +3,7 @@
 import csv
 import io
 import re
+import textwrap
 from collections.abc import Callable, Sequence
 from typing import Any
 
@@ -97,11 +98,13 @@ def terminal(findings: Findings) -> Table:
     """The table for a terminal; headings wrap, numbers do not."""
     headings, rows = lines(findings)
     table = Table(box=box.SIMPLE_HEAD, pad_edge=False, padding=(0, 1, 0, 0))
-    words = {"method", "paper", "note"}
-    for heading in headings:
-        wraps = heading in words
-        shown = escape(heading.replace("_", " "))
-        table.add_column(shown, justify="left" if wraps else "right", overflow="fold", no_wrap=not wraps)
+    for number, heading in enumerate(headings):
+        wraps = heading in ("paper", "note")
+        width = max([len(row[number]) for row in rows] + [6])
+        shown = textwrap.fill(heading.replace("_", " "), width, break_long_words=False)
+        table.add_column(
+            escape(shown), justify="left" if wraps or not number else "right", no_wrap=not wraps, overflow="fold"
+        )
     for row in rows:
         table.add_row(*map(escape, row))
     return table

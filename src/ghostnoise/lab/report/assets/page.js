@@ -71,17 +71,17 @@
 
   function layout(x, y, more) {
     const line = color("--line"), ink = color("--ink");
-    const axis = { gridcolor: line, linecolor: line, zerolinecolor: line, automargin: true };
+    const axis = { gridcolor: line, linecolor: line, zeroline: false, automargin: true };
     return {
-      paper_bgcolor: color("--ground"), plot_bgcolor: color("--ground"), font: { color: ink, size: 13 },
-      margin: { l: 56, r: 12, t: 12, b: 48 }, hovermode: "closest", showlegend: false, uirevision: "kept",
+      paper_bgcolor: color("--ground"), plot_bgcolor: color("--ground"), font: { color: ink, size: 13, family: "system-ui, sans-serif" },
+      margin: { l: 56, r: 12, t: 12, b: 48 }, hovermode: "closest", dragmode: matchMedia("(pointer: coarse)").matches ? false : "zoom", showlegend: false, uirevision: "kept",
       legend: { orientation: "h", y: 1.02, yanchor: "bottom" },
       xaxis: { ...axis, title: { text: x }, showgrid: false, ...(more && more.xaxis) },
       yaxis: { ...axis, title: { text: y }, ...(more && more.yaxis) },
       ...(more && more.layout),
     };
   }
-  const config = { displaylogo: false, responsive: true, modeBarButtonsToRemove: ["select2d", "lasso2d", "autoScale2d"] };
+  const config = { displayModeBar: false, displaylogo: false, responsive: true };
 
   function show(id, traces, made, words) {
     const place = byId(id);
@@ -93,7 +93,7 @@
     }
     if (!place.querySelector(".plot-container")) place.textContent = "";
     place.setAttribute("role", "img");
-    place.setAttribute("aria-label", `${made.yaxis.title.text} over ${made.xaxis.title.text || "methods"}; the table has the numbers`);
+    place.setAttribute("aria-label", `${made.yaxis.title.text || made.xaxis.title.text}; the table has the numbers`);
     Plotly.react(place, traces, made, config);
   }
   const hover = (curve, spot) => `${html(curve.label)}<br>${spot.mean.toFixed(2)}`
@@ -128,26 +128,25 @@
   function drawBars(main) {
     const known = methods();
     const traces = [];
-    const place = (at, count, k) => at + 0.05 * (k - (count - 1) / 2);
     main.curves.forEach((curve, at) => {
       const spot = curve.spots[0];
       const own = seriesColor(known.indexOf(curve.method));
       if (spot.mean !== null) {
-        traces.push({ x: spot.seeds.map((_, k) => place(at, spot.seeds.length, k)), y: spot.seeds, mode: "markers",
-          marker: { color: clear(own, 0.55), size: 7 }, hoverinfo: "y" });
-        traces.push({ x: [at + 0.28], y: [spot.mean], mode: "markers", marker: { color: own, size: 11, symbol: "line-ew-open",
-          line: { width: 3, color: own } }, error_y: { type: "data", array: [spot.std || 0], color: own, thickness: 2, width: 5 },
-          text: [hover(curve, spot)], hoverinfo: "text" });
+        traces.push({ x: spot.seeds, y: spot.seeds.map(() => at - 0.15), mode: "markers", hoverinfo: "x",
+          marker: { color: clear(own, 0.6), size: 8 } });
+        traces.push({ x: [spot.mean], y: [at + 0.15], mode: "markers", text: [hover(curve, spot)], hoverinfo: "text",
+          marker: { color: own, size: 13, symbol: "line-ns-open", line: { width: 3, color: own } },
+          error_x: { type: "data", array: [spot.std || 0], color: own, thickness: 2, width: 4 } });
       }
       if (spot.paper !== null) {
-        traces.push({ x: [at - 0.28], y: [spot.paper], mode: "markers", text: [`paper: ${spot.paper}`], hoverinfo: "text",
+        traces.push({ x: [spot.paper], y: [at], mode: "markers", text: [`paper: ${spot.paper}`], hoverinfo: "text",
           marker: { size: 9, symbol: "diamond-open", color: color("--ink") } });
       }
     });
-    const ticks = main.curves.map((_, at) => at);
-    const xaxis = { tickvals: ticks, ticktext: main.curves.map((c) => html(c.label).replace(/ /g, "<br>")),
-      range: [-0.6, main.curves.length - 0.4] };
-    return [traces, layout("", html(main.y), { xaxis })];
+    const yaxis = { tickvals: main.curves.map((_, at) => at), ticktext: main.curves.map((curve) => html(curve.label)),
+      range: [main.curves.length - 0.5, -0.5], showgrid: false };
+    byId("plot-main").style.height = `${90 + 34 * main.curves.length}px`;
+    return [traces, layout(html(main.y), "", { yaxis, xaxis: { showgrid: true } })];
   }
 
   function lineOf(at) {
