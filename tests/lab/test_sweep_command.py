@@ -14,6 +14,8 @@ from ghostnoise import cli
         ("[grid]\naxes.norm.size = [1]\n[[grid.methods]]\nlabel = 'A'\n", [], "norm.size: unknown"),
         ("[grid]\naxes.optim.lr = [0.1, 0.1]\n[[grid.methods]]\nlabel = 'A'\n", [], "are the same run"),
         (experiment.THREE, ["--engine", "slurm"], "--engine slurm: must be local or ray"),
+        (experiment.THREE, ["--gpus-per-run", "0.5"], "of --engine ray; leave them out"),
+        (experiment.THREE, ["--engine", "ray", "--workers", "2"], "give --cpus-per-run"),
         (experiment.THREE, ["--only", "XBN"], "--only XBN: no such method"),
         (experiment.THREE, ["--seeds", "1-3"], "--seeds 1-3: must be like"),
         (experiment.THREE, ["norm.method=bn"], "choose one with --only LABEL"),

@@ -40,7 +40,7 @@ def inline(monkeypatch):
     """Sweeps without processes; the engines that were made."""
     made = []
 
-    def engine(name, place, points, workers, threads):
+    def engine(name, place, *_):
         made.append(jobs.Inline(place))
         return made[-1]
 
