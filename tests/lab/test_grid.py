@@ -181,7 +181,7 @@ A = '[[grid.methods]]\nlabel = "A"\n'
         (f"[grid]\n{A}{A}", "two methods are called A"),
         (f"[grid]\n{A}[select]\naxes = ['optim.lr']\n", "select.axes: optim.lr is no axis"),
         (f"[grid]\n{A}[select]\naxes = []\n", "select.axes=[]: must have 1 value or more"),
-        (f"[grid]\naxes.optim.lr = [0.1]\n{A}[select]\naxes = ['optim.lr']\nmetric = 'x'\n", "select.metric='x': must"),
+        (f"[grid]\naxes.optim.lr = [0.1]\n{A}[select]\naxes = ['optim.lr']\nmetric = 'x'\n", "select.metric='x'"),
         (f"[grid]\n{A}[report]\nbaseline = 'B'\n", "there is no method 'B'; there are A"),
         (f"[grid]\n{A}[report]\nclaims = ['A > C']\n", "there is no method 'C'"),
         (f"[grid]\n{A}[report]\nform = 'curves'\n", "curves need an axis of the grid: it has none"),

@@ -196,7 +196,7 @@ def _remove(founds: Iterable["Found"], sure: bool, console: "Console") -> int:
         return 0
     if not sure:
         _list(list(founds), console)
-        if console.input("remove them for good? [y/N] ").strip().lower() not in ("y", "yes"):
+        if not _agreed(console):
             console.print("nothing was removed", highlight=False)
             return 0
     for found in founds:
@@ -206,3 +206,10 @@ def _remove(founds: Iterable["Found"], sure: bool, console: "Console") -> int:
         folder.release()
         console.print(f"removed {found.path}", highlight=False, soft_wrap=True)
     return 0
+
+
+def _agreed(console: "Console") -> bool:
+    try:
+        return console.input("remove them for good? [y/N] ", markup=False).strip().lower() in ("y", "yes")
+    except EOFError:  # nobody is there to ask
+        return False

@@ -5,6 +5,8 @@ from typing import Any
 
 from ghostnoise.lab.errors import UserError
 
+CLUSTER = ("address", "cpus", "gpus", "storage")
+
 
 def add(commands: Any, positive: Any, seconds: Any) -> argparse.ArgumentParser:
     """Add the parser but for the folders, which `train` has too."""
@@ -20,6 +22,10 @@ def add(commands: Any, positive: Any, seconds: Any) -> argparse.ArgumentParser:
     option("--engine", default="local", help="local (the default): processes on this machine; ray: a cluster")
     option("--workers", type=positive, help="runs at once (default: one for each GPU, or for each core)")
     option("--threads", type=positive, help="CPU threads of each (default: a fair share of the cores)")
+    option("--address", metavar="HOST:PORT", help="of the Ray cluster (default: one on this machine)")
+    option("--cpus-per-run", dest="cpus", type=float, help="what a run gets of a Ray cluster (default: its threads)")
+    option("--gpus-per-run", dest="gpus", type=float, help="also a part of one (default: 1 on CUDA)")
+    option("--storage", metavar="DIR", help="folder that all nodes of a Ray cluster can write")
     option("--checkpoint-seconds", type=seconds, default=60.0, metavar="S", help="save at least so often (default 60)")
     option("--quiet", action="store_true", help="print the last line only")
     return parser
@@ -33,12 +39,18 @@ def run(options: argparse.Namespace) -> int:
 
     if options.engine not in ENGINES:
         raise UserError(f"--engine {options.engine}: must be {' or '.join(ENGINES)}")
+    cluster = {name: value for name in CLUSTER if (value := getattr(options, name)) is not None}
+    if cluster and options.engine == "local":
+        raise UserError("--address, --cpus-per-run, --gpus-per-run and --storage: of --engine ray; leave them out")
+    if options.workers and options.engine == "ray":
+        raise UserError("--workers: a Ray cluster runs as many as fit; give --cpus-per-run and --gpus-per-run")
     overrides = options.overrides + ([f"train.device={options.device}"] if options.device else [])
     chosen = None if options.seeds is None else seeds.read(options.seeds)
     experiment = grid.load(options.recipe, overrides, smoke=options.smoke, seeds=chosen, only=options.only)
     given = Options(
         runs=options.runs, data=options.data_dir, engine=options.engine, workers=options.workers,
         threads=options.threads, checkpoint_seconds=options.checkpoint_seconds, quiet=options.quiet,
+        cluster=cluster,
     )  # fmt: skip
     if options.dry_run:
         listing.show(experiment, given)

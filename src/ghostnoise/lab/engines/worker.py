@@ -5,6 +5,7 @@ import queue
 import signal
 import sys
 import threading
+from contextlib import suppress
 from dataclasses import dataclass
 from multiprocessing.connection import Connection
 from pathlib import Path
@@ -32,12 +33,15 @@ def main(connection: Connection, share: Share) -> None:
     threading.Thread(target=_receive, args=(connection, jobs), daemon=True).start()
     from ghostnoise.lab.engines.work import execute  # imports torch: only now, with the GPU chosen
 
+    def send(*message: object) -> None:
+        with suppress(OSError):  # the parent is gone, and the run is asked to stop
+            connection.send(message)
+
     while (job := jobs.get()) is not None:
         ended = execute(
-            job, share.place, lambda *numbers: connection.send(("progress", *numbers)), share.threads,
-            begun=lambda: connection.send(("started",)),
-        )  # fmt: skip
-        connection.send(("ended", ended.status, ended.message))
+            job, share.place, lambda *numbers: send("progress", *numbers), share.threads, begun=lambda: send("started")
+        )
+        send("ended", ended.status, ended.message)
 
 
 def _be_alone(share: Share) -> None:

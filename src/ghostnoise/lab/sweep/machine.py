@@ -1,9 +1,11 @@
 """What a sweep needs to know of the machine: the device and data of its runs, and the engine for them."""
 
 import importlib
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
 from functools import cache
 from pathlib import Path
+from types import MappingProxyType
+from typing import Any
 
 from ghostnoise.lab import data, recipe
 from ghostnoise.lab.engines import Engine, Place, local
@@ -51,18 +53,20 @@ def need_data(points: Iterable[Point], folder: Path | None) -> None:
         )
 
 
-def engine(name: str, place: Place, points: Iterable[Point], workers: int | None, threads: int | None) -> Engine:
-    """The engine called `name`."""
+def engine(
+    name: str, place: Place, points: Iterable[Point], workers: int | None, threads: int | None,
+    cluster: Mapping[str, Any] = MappingProxyType({}),
+) -> Engine:  # fmt: skip
+    """The engine called `name`; `cluster` are options of the Ray engine: address, cpus, gpus, storage."""
+    devices = {point.settings.train.device for point in points}
     if name == "local":
-        devices = {point.settings.train.device for point in points}
         if "mps" in devices:
             workers = workers or 1
         return local.LocalEngine(place, workers, threads, local.gpus() if "cuda" in devices else ())
-    if name != "ray":
-        raise UserError(f"--engine {name}: must be {' or '.join(ENGINES)}")
     try:
         found = importlib.import_module("ghostnoise.lab.engines.ray")
     except ModuleNotFoundError:
         raise UserError("--engine ray: the package ray is missing; pip install 'ghostnoise[ray]'") from None
-    made: Engine = found.RayEngine(place, workers=workers, threads=threads)
+    own = {"cpus": threads or 1, "gpus": int("cuda" in devices)} | dict(cluster)
+    made: Engine = found.RayEngine(place, threads=threads, checkpoint_seconds=place.checkpoint_seconds, **own)
     return made

@@ -1,7 +1,7 @@
 """A sweep, from an experiment to run folders; the same call again does what is missing."""
 
 from collections import Counter
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from contextlib import ExitStack
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -32,6 +32,8 @@ class Options:
     engine: str = "local"
     workers: int | None = None
     threads: int | None = None
+    cluster: Mapping[str, Any] = field(default_factory=dict)
+    """Options of the Ray engine: address, cpus, gpus, storage."""
     checkpoint_seconds: float = 60.0
     quiet: bool = False
     """Print the last line only."""
@@ -115,7 +117,9 @@ class Sweep:
         jobs = [Job(self.name, point.identity, point.name, point.settings) for point in waiting]
         if jobs and self.engine is None:
             options = self.options
-            self.engine = machine.engine(options.engine, self.place, waiting, options.workers, options.threads)
+            self.engine = machine.engine(
+                options.engine, self.place, waiting, options.workers, options.threads, options.cluster
+            )
         while jobs and self.engine is not None:
             self.elsewhere = []
             self.engine.run(jobs, self._tell, lambda: bool(self.stop.signal))

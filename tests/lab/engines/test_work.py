@@ -1,0 +1,72 @@
+import json
+
+import pytest
+
+import jobs
+from ghostnoise.lab.engines import Ended, Place, work
+from ghostnoise.lab.store import RunFolder, scan
+
+
+def executed(each, runs, report=lambda *numbers: None, **options):
+    return work.execute(each, Place(runs), report, threads=1, **options)
+
+
+def test_a_job_reports_and_ends_with_a_result(tmp_path):
+    each, told, begun = jobs.job(*jobs.SHORT), [], []
+    ended = executed(each, tmp_path, lambda *numbers: told.append(numbers), begun=lambda: begun.append(True))
+    assert ended == Ended(each, "finished")
+    assert begun == [True]
+    done, total, loss, accuracy = told[0]
+    assert (done, total) == (1, 3)
+    assert 0 < loss < 10
+    assert 0 <= accuracy <= 100
+    assert scan.look(tmp_path / "digits" / each.identity, pytest.fail).status == "finished"
+
+
+def test_a_defect_is_recorded_and_forgotten_when_the_run_begins_again(tmp_path, monkeypatch):
+    each = jobs.job(*jobs.SHORT)
+
+    def broken(*_):
+        raise ZeroDivisionError("by 0")
+
+    monkeypatch.setattr(work, "train", broken)
+    assert executed(each, tmp_path) == Ended(each, "failed", "ZeroDivisionError: by 0")
+    found = scan.look(tmp_path / "digits" / each.identity, pytest.fail)
+    assert found.status == "failed"
+    assert found.settings["seed"] == 0
+    assert found.failure["message"] == "ZeroDivisionError: by 0"
+    assert "in broken" in found.failure["traceback"]
+    monkeypatch.undo()
+    assert executed(each, tmp_path).status == "finished"
+    assert not (found.path / "failure.json").exists()
+
+
+def test_a_diverged_run_is_over(tmp_path):
+    each = jobs.job(*jobs.SHORT, "optim.lr=1e30", "train.epochs=2")
+    assert executed(each, tmp_path).status == "diverged"
+
+
+def test_a_run_that_another_has_is_left_alone(tmp_path):
+    each = jobs.job(*jobs.SHORT)
+    folder = RunFolder(tmp_path / "digits" / each.identity, pytest.fail)
+    folder.own()
+    assert executed(each, tmp_path) == Ended(each, "elsewhere")
+    assert sorted(path.name for path in folder.path.iterdir()) == [".lock"]
+
+
+def test_warnings_of_train_are_in_the_message(tmp_path):
+    each = jobs.job(*jobs.SHORT)
+    folder = tmp_path / "digits" / each.identity
+    (folder / "checkpoints").mkdir(parents=True)
+    (folder / "checkpoints" / "step-00000001-0123456789abcdef.pt").write_bytes(b"no")
+    ended = executed(each, tmp_path)
+    assert ended.status == "finished"
+    assert ended.message.startswith("warning: ")
+    assert "is damaged" in ended.message
+
+
+def test_a_folder_that_cannot_be_written_fails_the_job(tmp_path):
+    (tmp_path / "digits").write_text("a file")
+    ended = executed(jobs.job(*jobs.SHORT), tmp_path)
+    assert ended.status == "failed"
+    assert json.dumps(ended.message)

@@ -1,0 +1,79 @@
+import json
+
+import pytest
+
+from ghostnoise.lab.store import RunFolder
+from ghostnoise.lab.store.scan import look, scan
+
+SETTINGS = {"recipe": "digits", "identity": "abc", "seed": 0}
+
+
+def folder(tmp_path, name="abc"):
+    return RunFolder(tmp_path / "digits" / name, pytest.fail)
+
+
+def test_a_run_is_unfinished_failed_and_finished_in_turn(tmp_path):
+    run = folder(tmp_path)
+    run.own()
+    run.begin(SETTINGS, {})
+    assert look(run.path, pytest.fail).status == "unfinished"
+    run.fail(SETTINGS, "no memory", "trace")
+    found = look(run.path, pytest.fail)
+    assert (found.status, found.failure["message"]) == ("failed", "no memory")
+    run.begin(SETTINGS, {})
+    assert look(run.path, pytest.fail).status == "unfinished"
+    run.fail(SETTINGS, "no memory")
+    run.finish({"status": "finished"})
+    found = look(run.path, pytest.fail)
+    assert (found.status, found.failure) == ("finished", None)
+
+
+def test_a_failure_before_the_run_began_has_its_settings(tmp_path):
+    run = folder(tmp_path)
+    run.fail(SETTINGS, "no data")
+    found = look(run.path, pytest.fail)
+    assert (found.status, found.settings) == ("failed", SETTINGS)
+
+
+def test_all_folders_are_found_and_damaged_ones_are_said_and_left(tmp_path):
+    for name in ("a", "b", "c"):
+        folder(tmp_path, name).fail(SETTINGS, name)
+    (tmp_path / "digits" / "b" / "settings.json").write_text("[]")
+    (tmp_path / "digits" / "c" / "result.json").write_text("{}")
+    (tmp_path / "digits" / "stray.txt").write_text("")
+    said = []
+    found = scan(tmp_path / "digits", said.append)
+    assert {name: each.status for name, each in found.items()} == {"a": "failed", "b": "damaged", "c": "damaged"}
+    assert said == [found["b"].reason, found["c"].reason]
+    assert "settings.json is damaged (not a JSON object)" in said[0]
+    assert scan(tmp_path / "nothing", pytest.fail) == {}
+
+
+def test_metrics_are_read_up_to_a_line_that_is_being_written(tmp_path):
+    run = folder(tmp_path)
+    run.own()
+    run.record({"epoch": 1})
+    with open(run.path / "metrics.jsonl", "a") as file:
+        file.write('{"epo')
+    assert look(run.path, pytest.fail).metrics() == [{"epoch": 1}]
+
+
+def test_owners_are_seen_and_nothing_is_changed(tmp_path):
+    run = folder(tmp_path)
+    assert not run.owned()
+    assert not run.path.exists()
+    run.own()
+    assert folder(tmp_path).owned()
+    run.release()
+    assert not folder(tmp_path).owned()
+
+
+def test_a_run_that_has_ended_meanwhile_is_not_taken(tmp_path):
+    from ghostnoise.lab.store.folder import Busy
+
+    run = folder(tmp_path)
+    run.path.mkdir(parents=True)
+    (run.path / "result.json").write_text(json.dumps({"status": "finished"}))
+    with pytest.raises(Busy, match="has just ended this run"):
+        run.own_and_read()
+    assert not run.owned()
