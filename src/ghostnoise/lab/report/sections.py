@@ -103,7 +103,7 @@ def results(findings: Findings) -> str:
         "p (Holm)", "best, %", "time", "images/s",
     ]  # fmt: skip
     caption = (
-        f"Mean ± standard deviation over seeds, and the paired difference to {findings.baseline} with its 95 % interval; "
+        f"Mean ± standard deviation over seeds; the paired difference to {findings.baseline} with its 95 % interval; "
         "“best” is the highest after any epoch"
     )
     return section(
