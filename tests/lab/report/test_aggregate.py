@@ -134,6 +134,21 @@ def test_a_method_whose_tuning_goes_on_has_a_row_that_says_so(tmp_path):
     ]
 
 
+def test_each_place_on_an_axis_that_is_not_tuned_has_its_winner(tmp_path):
+    axis = '[grid.axes]\ndata.augment = ["none", "flip-crop"]\n'
+    made = experiment(tmp_path, more=axis + TUNED, claims=[])
+    tuned = [point for point in points(made) if point.stage == "tune"]
+    for point in tuned:
+        if point.settings.data.augment == "none":
+            write(tmp_path, point, 90.0 + (point.settings.norm.ghost_size == 4))
+    found, _ = findings(tmp_path, made)
+    ours = [(dict(row.at), row.note) for row in found.rows if row.method == "GNI"]
+    assert sorted(ours, key=str) == [
+        ({"data.augment": "flip-crop"}, "not tested yet: 6 tuning runs to go"),
+        ({"data.augment": "none", "norm.ghost_size": 4}, "3 missing"),
+    ]
+
+
 def test_a_chain_is_several_claims_and_a_single_label_none(tmp_path):
     made = experiment(tmp_path, claims=["GNI > BN > GNI"])
     fill(tmp_path, made, GOOD)

@@ -1,5 +1,6 @@
 """Run folders beside the runs that an experiment asks for."""
 
+import dataclasses
 import json
 import os
 from collections import Counter
@@ -124,5 +125,5 @@ def test_smoke_runs_in_bf16_on_a_cpu_are_found_for_fp16(tmp_path):
     point = points(made)[0]
     train = point.settings.train.model_copy(update={"amp": "bf16"})
     settings = point.settings.model_copy(update={"train": train})
-    write(tmp_path, type(point)(point.cell, point.seed, point.stage, settings))
+    write(tmp_path, dataclasses.replace(point, settings=settings))
     assert look(tmp_path, made)[0].count("finished") == 1

@@ -3,7 +3,6 @@
 from collections.abc import Sequence
 from typing import Any
 
-from ghostnoise.lab.grid import flat
 from ghostnoise.lab.report.aggregate import FEW, Findings, Row, Score
 from ghostnoise.lab.report.claims import Judged
 from ghostnoise.lab.report.gather import Run, Status
@@ -17,6 +16,7 @@ from ghostnoise.lab.report.words import (
     seconds_text,
     several,
 )
+from ghostnoise.lab.sections import flat
 
 VERDICTS = {
     "supported": ("Supported", "good"),
@@ -103,8 +103,8 @@ def results(findings: Findings) -> str:
         "p (Holm)", "best, %", "time", "images/s",
     ]  # fmt: skip
     caption = (
-        f"Mean ± standard deviation over seeds; the paired difference to {findings.baseline} with its 95 % interval; "
-        "“best” is the highest after any epoch"
+        f"Mean ± standard deviation over seeds, and the paired difference to {findings.baseline} with its 95 % "
+        "interval; “best” is the highest after any epoch"
     )
     return section(
         "results", "Results",
