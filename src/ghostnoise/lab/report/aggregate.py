@@ -66,11 +66,6 @@ class Score:
         return Counter(run.status for run in self.runs)
 
     @property
-    def complete(self) -> bool:
-        """Whether every run is over, however it ended."""
-        return all(run.status in ("finished", "diverged") for run in self.runs)
-
-    @property
     def lacking(self) -> str:
         """The runs without an accuracy, in words."""
         words = ("diverged", "failed", "unfinished", "missing")
@@ -152,8 +147,7 @@ def aggregate(gathered: Gathered) -> Findings:
     scores = _scores(gathered.runs, won)
     tuning = [score for score in scores if score.stage == "tune"]
     rows = [_row(score) for score in scores if score.stage == "test"]
-    undecided = dict.fromkeys(score.cell.method for score in tuning if score.cell.method not in gathered.winners)
-    rows += [Row(method, (), None, note=_undecided(tuning, method)) for method in undecided]
+    rows += _undecided(gathered, tuning)
     labels = [method.label for method in experiment.grid.methods]
     rows.sort(key=lambda row: labels.index(row.method))
     findings = Findings(gathered, rows, tuning, experiment.report.baseline or labels[0])
@@ -178,12 +172,23 @@ def _row(score: Score) -> Row:
     return Row(score.cell.method, score.cell.at, score, score.cell.paper, note=score.lacking)
 
 
-def _undecided(tuning: Sequence[Score], method: str) -> str:
-    own = [score for score in tuning if score.cell.method == method]
-    if all(score.complete for score in own):
-        return "not tested: every tuning cell has a run that diverged"
-    left = sum(1 for score in own for run in score.runs if run.status not in ("finished", "diverged"))
-    return f"not tested yet: {left} tuning {'run' if left == 1 else 'runs'} to go"
+def _undecided(gathered: Gathered, tuning: Sequence[Score]) -> list[Row]:
+    """A row for each group of cells of which none is chosen yet."""
+    experiment = gathered.experiment
+    tuned = experiment.select.axes if experiment.select else []
+    groups: dict[str, list[Score]] = {}
+    for score in tuning:
+        groups.setdefault(experiment.group(score.cell), []).append(score)
+    made = []
+    for name, own in groups.items():
+        if name not in gathered.winners:
+            left = sum(run.status not in ("finished", "diverged") for score in own for run in score.runs)
+            note = f"not tested yet: {left} tuning {'run' if left == 1 else 'runs'} to go"
+            at = tuple(pair for pair in own[0].cell.at if pair[0] not in tuned)
+            made.append(
+                Row(own[0].cell.method, at, None, note=note if left else "not tested: all that was tuned diverged")
+            )
+    return made
 
 
 def _against_baseline(findings: Findings, row: Row) -> None:

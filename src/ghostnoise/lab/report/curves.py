@@ -9,6 +9,7 @@ from ghostnoise.lab.report.aggregate import Findings, Score
 from ghostnoise.lab.report.gather import Run, number
 from ghostnoise.lab.report.tables import short
 
+LOGARITHMIC = ("norm.ghost_size", "optim.lr", "optim.weight_decay")
 MEASURES = {
     "accuracy": "{split} accuracy, %",
     "train_accuracy": "training accuracy, %",
@@ -77,7 +78,8 @@ def _curves(findings: Findings, axis: str) -> Picture:
         label = " ".join([score.cell.method, *rest])
         curve = made.setdefault(label, Curve(label, flat=axis not in place))
         curve.spots.append(Spot(place.get(axis), score))
-    log = axis == "norm.ghost_size"
+    places = [spot.x for curve in made.values() if not curve.flat for spot in curve.spots]
+    log = axis in LOGARITHMIC and all((number(x) or 0) > 0 for x in places)
     for curve in made.values():
         if all(number(spot.x) is not None for spot in curve.spots):
             curve.spots.sort(key=lambda spot: float(spot.x))

@@ -1,6 +1,7 @@
 """The figure of an experiment as PNG and PDF, in the paper's form."""
 
 import io
+import math
 import statistics
 from collections.abc import Sequence
 from itertools import cycle
@@ -59,19 +60,19 @@ def _curves(axes: "Axes", shown: Picture) -> None:
         low, high = ([m + sign * s for m, s in zip(means, stds, strict=True)] for sign in (-1, 1))
         axes.fill_between(xs, low, high, color=color, alpha=0.15, linewidth=0)
     if shown.log and numeric:
-        _powers_of_two(axes, shown)
+        _logarithmic(axes, shown)
     axes.set_xlabel(shown.x)
     axes.set_ylabel(shown.y)
     _legend(axes)
 
 
-def _powers_of_two(axes: "Axes", shown: Picture) -> None:
+def _logarithmic(axes: "Axes", shown: Picture) -> None:
     from matplotlib.ticker import NullLocator
 
     ticks = sorted({spot.x for curve in shown.curves if not curve.flat for spot in curve.spots})
     if not ticks:
         return
-    few = [tick for tick in ticks if tick & (tick - 1) == 0] if len(ticks) > 10 else ticks
+    few = [tick for tick in ticks if math.log2(tick).is_integer()] if len(ticks) > 10 else ticks
     axes.set_xscale("log", base=2)
     axes.set_xticks(few, [str(tick) for tick in few])
     axes.xaxis.set_minor_locator(NullLocator())

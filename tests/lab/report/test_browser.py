@@ -1,0 +1,176 @@
+"""The page in a real browser: renders, sorts, toggles, in light and dark, on a phone, and follows the runs."""
+
+import contextlib
+import shutil
+import threading
+import time
+from datetime import UTC, datetime
+
+import pytest
+
+from ghostnoise.lab.report.page import Made
+from ghostnoise.lab.report.watch import Files, Server
+from ghostnoise.lab.report.writing import SERVED, Report
+from lab.report.folders import experiment, fill, points, write
+
+pytestmark = pytest.mark.slow
+MADE = Made("ghostnoise report tiny", datetime(2030, 1, 2, tzinfo=UTC))
+GOOD = {
+    "BN": {0: 90.0, 1: 90.4, 2: 90.2},
+    "GNI ghost_size=4": {0: 89.0, 1: 89.1},
+    "GNI ghost_size=16": {0: 93.0, 1: 93.6, 2: 93.3},
+}
+FLAGS = ("--headless=new", "--no-sandbox", "--disable-gpu", "--disable-background-networking", "--window-size=1280,900")
+
+
+@contextlib.contextmanager
+def browser(profile, dark=False):
+    """Chromium as the system has it; nothing is downloaded."""
+    found = {name: shutil.which(name) for name in ("chromium", "chromedriver")}
+    missing = [name for name, path in found.items() if path is None]
+    if missing:
+        pytest.fail(f"{' and '.join(missing)} not found; on Debian: apt-get install chromium chromium-driver")
+    from selenium import webdriver
+
+    options = webdriver.ChromeOptions()
+    options.binary_location = found["chromium"]
+    for flag in (*FLAGS, f"--user-data-dir={profile}"):
+        options.add_argument(flag)
+    options.set_capability("goog:loggingPrefs", {"browser": "ALL"})
+    driver = webdriver.Chrome(options=options, service=webdriver.ChromeService(found["chromedriver"]))
+    try:
+        scheme = {"name": "prefers-color-scheme", "value": "dark" if dark else "light"}
+        driver.execute_cdp_cmd("Emulation.setEmulatedMedia", {"features": [scheme]})
+        yield driver
+        assert driver.get_log("browser") == []
+    finally:
+        driver.quit()
+
+
+def page_in(tmp_path, form="bars"):
+    made = experiment(tmp_path, form=form)
+    fill(tmp_path, made, GOOD)
+    return Report(made, tmp_path / "tiny", MADE, lambda line: None).write(tmp_path / "out").as_uri()
+
+
+def column(driver, number, table="main"):
+    script = (
+        "return [...document.querySelectorAll(`#${arguments[0]} tbody tr`)].map(r => r.cells[arguments[1]].innerText)"
+    )
+    return driver.execute_script(script, table, number)
+
+
+def drawn(driver, place="plot-training"):
+    return driver.execute_script("return document.getElementById(arguments[0]).data.length", place)
+
+
+@pytest.mark.parametrize("form", ["bars", "curves"])
+def test_renders_and_loads_nothing(tmp_path, form):
+    with browser(tmp_path / "profile") as driver:
+        driver.get(page_in(tmp_path, form))
+        assert driver.execute_script("return performance.getEntriesByType('resource').length") == 0
+        assert driver.execute_script("return document.querySelectorAll('.plot svg.main-svg').length") >= 2
+        assert drawn(driver) == 8
+
+
+def test_sorts_by_click_and_by_keyboard(tmp_path):
+    from selenium.webdriver.common.by import By
+    from selenium.webdriver.common.keys import Keys
+
+    with browser(tmp_path / "profile") as driver:
+        driver.get(page_in(tmp_path))
+        button = driver.find_element(By.ID, "main-2")
+        head = button.find_element(By.XPATH, "..")
+        assert head.get_attribute("aria-sort") == "none"
+        button.click()
+        assert head.get_attribute("aria-sort") == "ascending"
+        assert column(driver, 1) == ["4", "–", "16"]
+        button.send_keys(Keys.ENTER)
+        assert head.get_attribute("aria-sort") == "descending"
+        assert column(driver, 1) == ["16", "–", "4"]
+        driver.find_element(By.ID, "main-1").send_keys(Keys.SPACE)
+        assert column(driver, 1) == ["4", "16", "–"]  # what has no value comes last
+        assert head.get_attribute("aria-sort") == "none"
+
+
+def test_the_first_tab_skips_to_the_content(tmp_path):
+    from selenium.webdriver.common.by import By
+    from selenium.webdriver.common.keys import Keys
+
+    with browser(tmp_path / "profile") as driver:
+        driver.get(page_in(tmp_path))
+        driver.find_element(By.TAG_NAME, "body").send_keys(Keys.TAB)
+        assert driver.switch_to.active_element.text == "Skip to the content"
+        driver.switch_to.active_element.send_keys(Keys.ENTER)
+        assert driver.switch_to.active_element.get_attribute("id") == "content"
+
+
+def test_toggles_series_and_measures(tmp_path):
+    from selenium.webdriver.common.by import By
+    from selenium.webdriver.common.keys import Keys
+    from selenium.webdriver.support.ui import Select
+
+    with browser(tmp_path / "profile") as driver:
+        driver.get(page_in(tmp_path))
+        driver.find_element(By.ID, "series-1").click()
+        assert drawn(driver) == 6
+        driver.find_element(By.ID, "series-0").send_keys(Keys.SPACE)
+        assert drawn(driver) == 3
+        Select(driver.find_element(By.ID, "measure")).select_by_value("loss")
+        assert driver.execute_script("return document.getElementById('plot-training').data[0].y[0]") == 1
+        driver.find_element(By.ID, "none").click()
+        assert "No line is chosen" in driver.find_element(By.ID, "plot-training").text
+        driver.find_element(By.ID, "all").click()
+        assert drawn(driver) == 8
+
+
+@pytest.mark.parametrize("dark", [False, True])
+def test_light_and_dark(tmp_path, dark):
+    from selenium.webdriver.common.by import By
+
+    ground = "return getComputedStyle(document.body).backgroundColor"
+    plot = "return document.getElementById('plot-main').layout.paper_bgcolor"
+    light_colors, dark_colors = ("rgb(255, 255, 255)", "#ffffff"), ("rgb(20, 23, 27)", "#14171b")
+    with browser(tmp_path / "profile", dark) as driver:
+        driver.get(page_in(tmp_path))
+        seen = [(driver.execute_script(ground), driver.execute_script(plot))]
+        driver.find_element(By.ID, "theme").click()
+        seen.append((driver.execute_script(ground), driver.execute_script(plot)))
+    assert seen == ([dark_colors, light_colors] if dark else [light_colors, dark_colors])
+
+
+@pytest.mark.parametrize("form", ["bars", "curves"])
+def test_a_phone_scrolls_tables_and_not_the_page(tmp_path, form):
+    with browser(tmp_path / "profile") as driver:
+        metrics = {"width": 375, "height": 700, "deviceScaleFactor": 2, "mobile": True}
+        driver.execute_cdp_cmd("Emulation.setDeviceMetricsOverride", metrics)
+        driver.get(page_in(tmp_path, form))
+        assert driver.execute_script("return document.documentElement.scrollWidth") <= 375
+        assert driver.execute_script("return document.querySelector('.scroll').scrollWidth") > 375
+
+
+def test_a_served_page_follows_the_runs_and_keeps_what_was_chosen(tmp_path):
+    from selenium.webdriver.common.by import By
+
+    made = experiment(tmp_path)
+    fill(tmp_path, made, GOOD)
+    folder = tmp_path / "tiny"
+    files = Files(folder, SERVED, lambda: Report(made, folder, MADE, lambda line: None).file)
+    with Server(0, files) as server, browser(tmp_path / "profile") as driver:
+        thread = threading.Thread(target=server.serve_forever)
+        thread.start()
+        try:
+            driver.get(server.url)
+            driver.find_element(By.ID, "main-2").click()
+            driver.find_element(By.ID, "series-0").click()
+            assert drawn(driver) == 5
+            write(tmp_path, next(p for p in points(made, ["GNI ghost_size=4"]) if p.seed == 2), 99.0)
+            deadline = time.monotonic() + 30
+            while drawn(driver) != 6 and time.monotonic() < deadline:
+                time.sleep(0.2)
+            assert drawn(driver) == 6
+            assert column(driver, 2) == ["90.20 ± 0.20 (3)", "92.37 ± 5.74 (3)", "93.30 ± 0.30 (3)"]
+            assert not driver.find_element(By.ID, "series-0").is_selected()
+        finally:
+            server.shutdown()
+            thread.join()
