@@ -74,9 +74,8 @@ class Mailbox:
     def put(self, letter: Letter) -> bool:
         """Take in a letter; whether its sender is to stop."""
         kind = (letter.key, letter.progress is None, letter.files is None)
-        before = self.letters.pop(kind, None)
-        newer = before is None or before.attempt <= letter.attempt
-        self.letters[kind] = letter if newer or before is None else before
+        before = self.letters.pop(kind, letter)
+        self.letters[kind] = letter if letter.attempt >= before.attempt else before
         return self.stopping
 
     def take(self, stopping: bool) -> list[Letter]:
