@@ -297,6 +297,7 @@ def test_stopped_jobs_save_and_the_next_call_goes_on(tmp_path, cluster, shared):
     with engine(tmp_path / ("unused" if shared else "ray"), cluster, **more) as made:
         made.run(jobs, told, asked)
         assert told.endings(jobs) == ["stopped"] * 3
+        assert len({event.job.identity for event in told.of(Started)}) <= 2, "nodes have a CPU each"
         (progressed, *_) = (event.job for event in told.of(Progressed) if event.done > 60)
         folder = tmp_path / "ray" / progressed.recipe / progressed.identity
         saved = int(checkpoints.saved(folder / "checkpoints")[0].name.split("-")[1])

@@ -6,6 +6,8 @@ import socket
 import tempfile
 import time
 import traceback
+from concurrent.futures import Executor, Future, ThreadPoolExecutor
+from contextlib import suppress
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, Literal
@@ -86,44 +88,42 @@ class Mailbox:
 
 
 class Post:
-    """An attempt's way to the mailbox. A letter that does not arrive is no reason to end a run."""
+    """An attempt's way to the mailbox. A letter that does not arrive is no reason to end a run.
 
-    def __init__(self, mailbox: Any, errand: Errand, stop: Stop) -> None:
+    A thread waits for answers: while a task's main thread waits for Ray, its CPU is given to another task.
+    """
+
+    def __init__(self, thread: Executor, mailbox: Any, errand: Errand, stop: Stop) -> None:
         import ray
 
-        context, job = ray.get_runtime_context(), errand.job
+        job, node = errand.job, ray.get_runtime_context().get_node_id()
         again = f", attempt {errand.attempt}" if errand.attempt > 1 else ""
-        self.where = f"{socket.gethostname()}/{context.get_node_id()[:8]}{again}"
-        self.mailbox, self.stop = mailbox, stop
+        self.where = f"{socket.gethostname()}/{node[:8]}{again}"
+        self.thread, self.mailbox, self.stop = thread, mailbox, stop
         self.key, self.attempt = (job.recipe, job.identity), errand.attempt
-        self.pending: Any = None
+        self.pending: Future[None] | None = None
 
     def send(self, progress: tuple[int, int, float, float] | None = None, files: Files | None = None) -> None:
         """Send a letter once the last one has arrived."""
         self.wait()
-        self.pending = self.mailbox.put.remote(Letter(self.key, self.attempt, self.where, progress, files))
+        letter = Letter(self.key, self.attempt, self.where, progress, files)
+        self.pending = self.thread.submit(self._deliver, letter)
 
     def free(self) -> bool:
         """Whether the last letter has arrived."""
-        import ray
-
-        if self.pending is not None and ray.wait([self.pending], timeout=0)[0]:
-            self.wait()
-        return self.pending is None
+        return self.pending is None or self.pending.done()
 
     def wait(self) -> None:
-        """Wait for the last letter's answer, and heed it."""
+        """Wait until the last letter has arrived."""
+        if self.pending is not None:
+            self.pending.result()
+
+    def _deliver(self, letter: Letter) -> None:
         import ray
 
-        if self.pending is None:
-            return
-        pending, self.pending = self.pending, None
-        try:
-            stopping = ray.get(pending, timeout=WAITED)
-        except ray.exceptions.RayError:
-            return
-        if stopping:
-            self.stop.signal = signal.SIGTERM
+        with suppress(ray.exceptions.RayError):
+            if ray.get(self.mailbox.put.remote(letter), timeout=WAITED):
+                self.stop.signal = signal.SIGTERM
 
     def saved(self, folder: Path) -> None:
         """Send what a run has saved."""
@@ -154,17 +154,15 @@ class Telling(Display):
 def attempt(errand: Errand, mailbox: Any) -> Report:
     """Run a job on this node, from the checkpoint that came with it, to its end or until it is told to stop."""
     stop = Stop()
-    post = Post(mailbox, errand, stop)
-    post.send()
-    post.wait()
-    if stop.signal:
-        return Report("stopped")
-    with tempfile.TemporaryDirectory(prefix="ghostnoise-") as scratch:
+    with tempfile.TemporaryDirectory(prefix="ghostnoise-") as scratch, ThreadPoolExecutor(1) as thread:
+        post = Post(thread, mailbox, errand, stop)
+        post.send()
+        post.wait()
+        if stop.signal:
+            return Report("stopped")
         folder = (errand.storage or Path(scratch)) / errand.job.recipe / errand.job.identity
         write(folder, errand.files)
-        report = _trained(errand, post, stop, folder)
-        post.wait()
-        return report
+        return _trained(errand, post, stop, folder)  # once the last letter has arrived: the thread ends first
 
 
 def _trained(errand: Errand, post: Post, stop: Stop, folder: Path) -> Report:
