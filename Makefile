@@ -5,7 +5,8 @@ BIN := .venv/bin
 .PHONY: demo test test-all sanitize lint clean
 
 demo: .venv/ready
-	$(BIN)/python -m ghostnoise.lab.demo
+	$(BIN)/ghostnoise sweep demo
+	$(BIN)/ghostnoise report demo
 
 test: .venv/ready lint
 	$(BIN)/pytest -n 2

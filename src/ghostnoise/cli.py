@@ -1,4 +1,4 @@
-"""The `ghostnoise` command: `train`, `recipes`, `data`, `bench` and `doctor`.
+"""The `ghostnoise` command: `train`, `sweep`, `runs`, `recipes`, `data`, `bench` and `doctor`.
 
 Each command imports what it needs when it runs, so that `doctor` works on a base install, without torch's start-up
 time for `--help`.
@@ -26,7 +26,8 @@ def main(arguments: list[str] | None = None) -> int:
     arguments = sys.argv[1:] if arguments is None else arguments
     parser = _parser()
     options, rest = parser.parse_known_args(arguments)
-    if options.command == "train" and all("=" in each and not each.startswith("-") for each in rest):
+    words = options.command == "runs"  # which takes any, and not key=value alone
+    if hasattr(options, "overrides") and all(not each.startswith("-") and (words or "=" in each) for each in rest):
         options.overrides += rest  # those that stand after an option
     elif rest:
         parser.error(f"unrecognized arguments: {' '.join(rest)}")

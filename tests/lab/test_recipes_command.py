@@ -22,8 +22,9 @@ def test_list_has_every_recipe_cpu_sized_ones_first():
     assert rows[0] == "digits"
     on_cpu = ["CPU" in recipe.header(recipe.read(name))["time"] for name in rows]
     assert on_cpu == sorted(on_cpu, reverse=True)
-    assert {"digits", "cpu-resnet", "cpu-mlp", "fig6", "table4"} == set(rows[: sum(on_cpu)])
+    assert {"digits", "demo", "cpu-resnet", "cpu-mlp", "fig6", "table4"} == set(rows[: sum(on_cpu)])
     assert "about 5 s" in text
+    assert "ghostnoise sweep NAME" in text
     assert "ghostnoise train NAME" in text
 
 
@@ -34,6 +35,19 @@ def test_one_recipe_is_its_text_and_identity(name):
         recipe.read(name).splitlines()
     )
     assert f"identity {recipe.load(name).identity}" in text
+
+
+@pytest.mark.parametrize(
+    ("name", "line"),
+    [
+        ("fig1", "runs of a sweep: 27; methods: 2; seeds: 3"),
+        ("table1", "runs of a sweep: 111; methods: 5; seeds: 3; runs that test the best of a method: 12"),
+        ("digits", None),
+    ],
+)
+def test_one_recipe_says_how_many_runs_a_sweep_is(name, line):
+    last = printed(name).splitlines()[-1]
+    assert last == line if line else "a sweep" not in last
 
 
 def test_a_terminal_gets_colours():

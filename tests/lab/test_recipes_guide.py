@@ -5,7 +5,7 @@ from pathlib import Path
 
 import pytest
 
-from ghostnoise.lab import recipe
+from ghostnoise.lab import grid, recipe
 from ghostnoise.lab.settings import Settings
 from ghostnoise.lab.validation import SECTIONS
 
@@ -48,3 +48,32 @@ def test_base_settings_are_the_recipes(name):
         assert line.endswith(f"| {found[0]} |")
     else:
         assert line.endswith("| |")
+
+
+def test_the_guides_example_is_a_grid(tmp_path):
+    (text,) = re.findall(r"```toml\n(.*?)```", GUIDE, flags=re.DOTALL)
+    path = tmp_path / "mine.toml"
+    path.write_text(text, encoding="utf-8")
+    made = grid.load(str(path))
+    assert [cell.name for cell in made.cells()] == ["BN", *(f"GNI ghost_size={size}" for size in (8, 16, 32))]
+    assert made.seeds == [0, 1, 2]
+    assert {cell.settings.data.evaluate for cell in made.cells()} == {"validation"}
+
+
+@pytest.mark.parametrize(
+    ("heading", "part"),
+    [
+        ("[grid]", grid.GridSettings),
+        ("[[grid.methods]]", grid.Method),
+        ("[select]", grid.Select),
+        ("[report]", grid.ReportSettings),
+    ],
+)
+def test_the_guide_has_every_setting_of_a_grid(heading, part):
+    table = GUIDE.partition(f"\n| in `{heading}` |")[2].partition("\n\n")[0]
+    cells = dict(re.findall(r"^\| `([a-z]+)` \|(.*?)\|", table, flags=re.MULTILINE))
+    assert list(cells) == list(part.model_fields)
+    for name, field in part.model_fields.items():
+        assert (cells[name].strip() == "") == field.is_required()
+        if isinstance(field.default, str):
+            assert cells[name].strip() == f"`{field.default}`"

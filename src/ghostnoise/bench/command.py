@@ -48,7 +48,8 @@ def run(options: argparse.Namespace, arguments: list[str]) -> int:
 
 def _check(options: argparse.Namespace) -> list[str]:
     """The allocator modes to run in, after what can be known to fail before measuring."""
-    missing = [name for name in ("rich", "matplotlib") if importlib.util.find_spec(name) is None]
+    needed = ("rich", "matplotlib", *(("pydantic", "filelock") if options.bench in ("net", "lab") else ()))
+    missing = [name for name in needed if importlib.util.find_spec(name) is None]
     if missing:
         raise Refusal(f"{' and '.join(missing)} missing; pip install 'ghostnoise[lab]'")
     wanted = getattr(options, "allocator", allocator.active())  # bytes do not depend on it

@@ -93,10 +93,10 @@ def measure(row: Row, settings: Settings, on_progress: Callable[[float], object]
         contenders = {
             "bare step": bare(row, settings, source),
             "ghostnoise train": trainer(row, settings, source, Path(folder)),
-            "DataLoader, PIL": plain_loop(row, settings, images, by_hand),
+            "PIL loader": plain_loop(row, settings, images, by_hand),
         }
         if transform := torchvision():
-            contenders["DataLoader, torchvision"] = plain_loop(row, settings, images, transform)
+            contenders["torchvision loader"] = plain_loop(row, settings, images, transform)
         timings = interleave(
             contenders, Length(settings.seconds, settings.rounds, warmup=1), synchronize=synchronizer(settings.device),
             on_progress=on_progress,

@@ -1,4 +1,4 @@
-"""The lab's part of the `ghostnoise` command: `train`, `recipes` and `data`.
+"""The lab's part of the `ghostnoise` command: `train`, `sweep`, `runs`, `recipes` and `data`.
 
 The parsers need no package at all; what a command needs is imported when it runs.
 """
@@ -10,7 +10,9 @@ import sys
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from ghostnoise.lab import runs_command, sweep_command
 from ghostnoise.lab.errors import UserError
+from ghostnoise.lab.report import command as reports
 
 if TYPE_CHECKING:
     from ghostnoise.lab.train import Options
@@ -25,8 +27,7 @@ def add(commands: Any, positive: Any, seconds: Any) -> None:
     train.add_argument("overrides", nargs="*", metavar="key=value", help="other settings, such as norm.ghost_size=16")
     _switches(train)
     option = train.add_argument
-    option("--runs", type=Path, default=Path(os.environ.get("GHOSTNOISE_RUNS", "runs")), metavar="DIR",
-           help="folder of the run folders (default runs/, or GHOSTNOISE_RUNS)")  # fmt: skip
+    _runs_folder(train)
     _data_folder(train)
     option("--threads", type=positive, help="CPU threads (default: torch's)")
     option("--workers", type=int, help="processes that load images of an imagefolder")
@@ -34,13 +35,19 @@ def add(commands: Any, positive: Any, seconds: Any) -> None:
     option("--tensorboard", action="store_true", help="also write metrics for TensorBoard, into the run folder")
     option("--keep-malloc", action="store_true", help="leave malloc's thresholds alone (Linux; slower on CPUs)")
     option("--quiet", action="store_true", help="print the last line only")
+    sweep = sweep_command.add(commands, positive, seconds)
+    _runs_folder(sweep)
+    _data_folder(sweep)
+    runs = runs_command.add(commands)
+    _runs_folder(runs)
     recipes = commands.add_parser("recipes", help="list the recipes, or show one")
     recipes.add_argument("recipe", nargs="?", help="the one to show")
     data = commands.add_parser("data", help="list, download or verify data sets")
     data.add_argument("action", choices=("list", "get", "verify"))
     data.add_argument("name", nargs="?", help="the data set")
     _data_folder(data)
-    for parser in (train, recipes, data):
+    reports.add(commands)
+    for parser in (train, sweep, runs, recipes, data):
         parser.add_argument("--debug", action="store_true", help="show the traceback of an error")
 
 
@@ -58,6 +65,16 @@ def _switches(train: argparse.ArgumentParser) -> None:
         option(f"--{name}", dest="short", action="append_const", const=key, help=f"short for {key}")
 
 
+def _runs_folder(parser: argparse.ArgumentParser) -> None:
+    parser.add_argument(
+        "--runs",
+        type=Path,
+        default=Path(os.environ.get("GHOSTNOISE_RUNS", "runs")),
+        metavar="DIR",
+        help="folder of the run folders (default runs/, or GHOSTNOISE_RUNS)",
+    )
+
+
 def _data_folder(parser: argparse.ArgumentParser) -> None:
     parser.add_argument(
         "--data-dir",
@@ -73,7 +90,11 @@ def run(options: argparse.Namespace) -> int:
         missing = [name for name in NEEDED if importlib.util.find_spec(name) is None]
         if missing:
             raise UserError(f"{' and '.join(missing)} missing; pip install 'ghostnoise[lab]'")
-        return {"train": _train, "recipes": _recipes, "data": _data}[options.command](options)
+        runners = {
+            "train": _train, "sweep": sweep_command.run, "runs": runs_command.run, "recipes": _recipes, "data": _data,
+            **reports.COMMANDS,
+        }  # fmt: skip
+        return runners[options.command](options)
     except UserError as error:
         if options.debug:
             raise

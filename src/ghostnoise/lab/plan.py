@@ -1,11 +1,14 @@
-"""The runs of an experiment as points with an identity, and which of them are over.
+"""The runs of an experiment as points with an identity, and which cells won.
 
 Both the sweep, which runs them, and the report, which reads them, ask here.
 """
 
+import hashlib
 import statistics
+from collections import Counter
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass
+from functools import cached_property
 from typing import Any, Literal
 
 from ghostnoise.lab import recipe
@@ -14,6 +17,7 @@ from ghostnoise.lab.settings import Settings
 from ghostnoise.lab.store.scan import Found
 
 Stage = Literal["tune", "test"]
+Resolve = Callable[[Settings], Settings]
 # What only the machine knows. A report may be made on another one than the runs.
 OF_THE_MACHINE = {"device": "auto", "processes": 1}
 
@@ -26,78 +30,84 @@ class Point:
     seed: int
     stage: Stage
     settings: Settings
+    identity: str
+    """The name of its folder."""
 
     @property
     def name(self) -> str:
         """What it is called in tables."""
-        return f"{self.cell.name} seed {self.seed}"
+        return f"{self.cell.name} seed {self.seed}" + (" (tuning)" if self.stage == "tune" else "")
 
-    @property
-    def identity(self) -> str:
-        """The name of its folder."""
-        return recipe.identity(self.settings)
-
-    @property
+    @cached_property
     def key(self) -> str:
         """The same wherever it runs."""
         return key(self.settings)
 
 
-Resolve = Callable[[Settings], Settings]
-
-
 def first_points(experiment: Experiment, resolve: Resolve) -> list[Point]:
     """The runs that wait for no other: those that are tuned, or all.
 
-    A method with one cell has nothing to tune, and is tested at once.
+    With `[select]`, a group with one cell has nothing to tune, and is tested at once.
     """
+    cells = experiment.cells()
+    if experiment.select is None:
+        return [point for cell in cells for point in points(experiment, cell, "test", resolve)]
+    sizes = Counter(map(experiment.group, cells))
     made = []
-    for cell in experiment.cells():
-        stage: Stage = "tune" if experiment.select and _tuned(experiment, cell.method) else "test"
-        made += points(
-            experiment, experiment.tested(cell) if experiment.select and stage == "test" else cell, stage, resolve
-        )
+    for cell in cells:
+        tuned = sizes[experiment.group(cell)] > 1
+        chosen = cell if tuned else experiment.tested(cell)
+        made += points(experiment, chosen, "tune" if tuned else "test", resolve)
     return made
 
 
 def test_points(experiment: Experiment, winners: Mapping[str, Cell], resolve: Resolve) -> list[Point]:
     """The runs that test the winners."""
-    return [
-        point for cell in winners.values() for point in points(experiment, experiment.tested(cell), "test", resolve)
-    ]
+    cells = [experiment.tested(cell) for cell in winners.values()]
+    return [point for cell in cells for point in points(experiment, cell, "test", resolve)]
 
 
 def points(experiment: Experiment, cell: Cell, stage: Stage, resolve: Resolve) -> list[Point]:
     """A cell's runs, one for each seed."""
-    return [Point(cell, seed, stage, resolve(cell.run(seed))) for seed in experiment.seeds]
+    settings = resolve(cell.settings)  # the seed changes nothing there
+    tree = settings.model_dump(exclude_none=True)
+    made = []
+    for seed in experiment.seeds:
+        text = recipe.json_text(tree | {"seed": seed})
+        identity = hashlib.sha256(text.encode()).hexdigest()[:12]
+        made.append(Point(cell, seed, stage, settings.model_copy(update={"seed": seed}), identity))
+    return made
 
 
 def winners(
     experiment: Experiment, tuned: Iterable[Point], results: Mapping[str, Mapping[str, Any]]
 ) -> dict[str, Cell]:
-    """The best cell of each method whose tuning is over: by the mean over seeds; one that diverged is not chosen.
+    """The best cell of each group whose tuning is over, by the mean over seeds; the first of equals.
 
-    `results` are those of finished and diverged runs, by the points' key.
+    Groups are those of `Experiment.group`: the method's label, and its place on axes that are not tuned. A cell with a
+    run that diverged is not chosen. `results` are those of finished and diverged runs, by the points' key.
     """
     if experiment.select is None:
         return {}
     metric = experiment.select.metric
     sign = -1 if metric == "loss" else 1
-    by_method: dict[str, dict[Cell, list[float | None]]] = {}
+    groups: dict[str, dict[str, tuple[Cell, list[Any]]]] = {}
     waiting = set()
     for point in tuned:
         if point.stage != "tune":
             continue
+        group = experiment.group(point.cell)
         result = results.get(point.key)
         if result is None:
-            waiting.add(point.cell.method)
-            continue
-        by_method.setdefault(point.cell.method, {}).setdefault(point.cell, []).append(result.get(metric))
+            waiting.add(group)
+        else:
+            score = None if result.get("status") == "diverged" else result.get(metric)
+            groups.setdefault(group, {}).setdefault(point.cell.name, (point.cell, []))[1].append(score)
     chosen = {}
-    for method, cells in by_method.items():
-        scores = {cell: statistics.fmean(values) for cell, values in cells.items() if None not in values}  # type: ignore[arg-type]
-        if method not in waiting and scores:
-            chosen[method] = max(scores, key=lambda cell: sign * scores[cell])
+    for group, cells in groups.items():
+        scored = [(sign * statistics.fmean(scores), cell) for cell, scores in cells.values() if None not in scores]
+        if group not in waiting and scored:
+            chosen[group] = max(scored, key=lambda each: each[0])[1]
     return chosen
 
 
@@ -115,7 +125,3 @@ def key_of(found: Found) -> str | None:
         return key(Settings.model_validate_json(recipe.json_text(own)))
     except ValueError:
         return None
-
-
-def _tuned(experiment: Experiment, method: str) -> bool:
-    return sum(cell.method == method for cell in experiment.cells()) > 1

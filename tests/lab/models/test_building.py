@@ -145,7 +145,11 @@ def test_an_unknown_network_is_answered_with_the_nearest(given_name, near):
         ("simple-vit", "bn", "'simple-vit', which has no batch norm: must be one of 'none', 'gni', 'agni', 'eagn'"),
         ("wsln-resnet18", "gbn", "has no batch norm: must be one of 'none', 'gni', 'agni', 'eagn', 'dropout'"),
         ("nf-resnet26", "eagn", "has no place for it; 'resnet18', 'resnet20', 'resnet8', 'resnet50', 'wsln-resnet18'"),
-        ("mlp", "dropout", "has no place for it; 'resnet18', 'resnet20', 'resnet8', 'resnet50', 'wsln-resnet18' do"),
+        (
+            "mlp",
+            "dropout",
+            "has no place for it; 'resnet18', 'resnet20', 'resnet8', 'resnet50', 'wsln-resnet18', 'digits-net' do",
+        ),
     ],
 )
 def test_methods_that_a_network_does_not_have(name, method, said):

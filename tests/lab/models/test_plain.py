@@ -1,7 +1,7 @@
 import torch
 from torch import nn
 
-from ghostnoise.lab import demo, models
+from ghostnoise.lab import models
 from ghostnoise.lab.settings import ModelSettings, NormSettings
 from lab.models.small import images, parameters
 
@@ -27,9 +27,14 @@ def test_width_is_that_of_all_layers():
     assert [layer.num_features for layer in model if isinstance(layer, nn.BatchNorm1d)] == [7, 7, 7]
 
 
-def test_digits_net_is_the_demos():
+def test_digits_net_is_three_convolutions():
     ours = models.build(ModelSettings(name="digits-net"), PLAIN, (1, 8, 8), 10)
-    theirs = demo.network(nn.BatchNorm2d)
-    theirs.load_state_dict(ours.state_dict(), strict=True)
+    layers = [
+        layer
+        for inputs, outputs, stride in ((1, 16, 1), (16, 32, 2), (32, 64, 2))
+        for layer in (nn.Conv2d(inputs, outputs, 3, stride, 1, bias=False), nn.BatchNorm2d(outputs), nn.ReLU())
+    ]
+    theirs = nn.Sequential(*layers, nn.AdaptiveAvgPool2d(1), nn.Flatten(), nn.Linear(64, 10))
+    theirs.load_state_dict(dict(zip(theirs.state_dict(), ours.state_dict().values(), strict=True)), strict=True)
     x = images(6, (1, 8, 8))
     assert torch.equal(ours(x), theirs(x))

@@ -61,6 +61,7 @@ IN_BRANCHES = {
     "resnet8": "cnr" + "cnrcn~r" + 2 * "cnrcn~cnr" + "l",
     "resnet50": "cnr" + "".join("cnrcn~rcncnr" + count * "cnrcn~rcnr" for count in (2, 3, 5, 2)) + "l",
 }
+IN_BRANCHES["digits-net"] = "cnr" + "cn~r" + "cnr" + "l"  # which has none: after its second norm
 IN_BRANCHES["wsln-resnet18"] = IN_BRANCHES["resnet18"]
 
 

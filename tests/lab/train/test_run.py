@@ -96,6 +96,23 @@ def test_settings_are_used_and_learn(tmp_path, overrides):
     assert losses[-1] < losses[0]
 
 
+def test_compiled_steps_are_the_same_steps(tmp_path, monkeypatch):
+    """Through a compiler that changes nothing: one graph for the network, under the same names, with the same noise."""
+    graphs = []
+
+    def backend(module, inputs):
+        graphs.append(module)
+        return module.forward
+
+    real = torch.compile
+    monkeypatch.setattr(torch, "compile", lambda model: real(model, backend=backend))
+    compiled = run(tmp_path, "train.compile=true")
+    assert len(graphs) == 1
+    assert compiled.result["identity"] != run(tmp_path).result["identity"]
+    assert compiled.result["accuracy"] == pytest.approx(run(tmp_path).result["accuracy"], abs=5)
+    assert compiled.result["train_loss"] == pytest.approx(run(tmp_path).result["train_loss"], rel=1e-3)
+
+
 def test_an_average_of_the_weights_is_what_is_scored(tmp_path):
     """With a decay near 1 the average stays where training began, and so does its score."""
     outcome = run(tmp_path, "train.ema=0.9999", "train.epochs=4")
@@ -237,3 +254,10 @@ def test_a_missing_data_set_stands_in_for_a_smoke_run_only(tmp_path):
     with pytest.raises(UserError, match="ghostnoise data get cifar10"):
         train(recipe.load("cpu-mlp", ["train.device=cpu"]), options(tmp_path, data=tmp_path / "nothing"))
     assert Path(tmp_path / "cpu-mlp").exists()
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("name", recipe.names())
+def test_every_recipe_runs_in_small(tmp_path, name):
+    chosen = recipe.load(name, ["train.device=cpu"], smoke=True)
+    assert train(chosen, options(tmp_path, data=tmp_path / "nothing")).result["status"] == "finished"

@@ -69,3 +69,8 @@ class Place:
 
     runs: Path
     data: Path | None = None
+    checkpoint_seconds: float = 60.0
+
+    def folder(self, job: Job) -> Path:
+        """Where a job's run is kept."""
+        return self.runs / job.recipe / job.identity

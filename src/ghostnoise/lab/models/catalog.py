@@ -85,7 +85,7 @@ CATALOG: dict[str, Network] = {
         "Perceptron", PAPER, 5_351_524, "batch", ("inside", "after", "activation"), mlp, CIFAR, 100, (1024, 1024, 1024),
     ),
     "digits-net": Network(
-        "Small convolutional network", "the demo of this library", 24_058, "batch", ("inside", "after", "activation"),
+        "Small convolutional network", "the demo of this library", 24_058, "batch", RESIDUAL,
         digits_net, (1, 8, 8), 10, (16,),
     ),
 }  # fmt: skip

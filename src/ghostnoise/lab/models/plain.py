@@ -18,11 +18,14 @@ def mlp(slots: Slots, task: Task) -> nn.Sequential:
 
 
 def digits_net(slots: Slots, task: Task) -> nn.Sequential:
-    """Three 3x3 convolutions with norm and ReLU, of strides 1, 2 and 2, mean, linear classifier."""
+    """Three 3x3 convolutions with norm and ReLU, of strides 1, 2 and 2, mean, linear classifier.
+
+    It has no branches; dropout comes after the second norm, as in a branch.
+    """
     channels, (width,) = task.shape[0], task.widths
     layers: list[nn.Module] = []
     for outputs, stride in ((width, 1), (2 * width, 2), (4 * width, 2)):
         conv = nn.Conv2d(channels, outputs, 3, stride, padding=1, bias=False)
-        layers += [conv, slots.norm(outputs), slots.activation()]
+        layers += [conv, slots.norm(outputs), *([slots.branch()] if channels == width else []), slots.activation()]
         channels = outputs
     return nn.Sequential(*layers, nn.AdaptiveAvgPool2d(1), nn.Flatten(), nn.Linear(channels, task.classes))

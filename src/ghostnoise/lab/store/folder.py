@@ -5,11 +5,13 @@ environment.json    what it ran on
 metrics.jsonl       a line for each epoch
 checkpoints/        the last two states
 result.json         there when the run is over
+failure.json        why a run of a sweep ended before that, until it runs again
 """
 
 import json
 import math
 from collections.abc import Callable
+from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any
 
@@ -47,8 +49,11 @@ class RunFolder:
         atomic.remove_parts(self.path / "checkpoints")
 
     def own_and_read(self) -> bytes | None:
-        """Own it; the last good checkpoint."""
+        """Own it, unless its run has just ended; the last good checkpoint."""
         self.own()
+        if self.result() is not None:
+            self.release()
+            raise Busy(f"{self.path}: another process has just ended this run; the same command shows how")
         return self.latest()
 
     def release(self) -> None:
@@ -56,6 +61,19 @@ class RunFolder:
         if self._lock is not None:
             self._lock.release()
             self._lock = None
+
+    def owned(self) -> bool:
+        """Whether any process has it now, this one included; changes nothing."""
+        if not (self.path / ".lock").exists():
+            return False
+        with atomic.writing(self.path):
+            lock = FileLock(self.path / ".lock")
+            try:
+                lock.acquire(timeout=0)
+            except Timeout:
+                return True
+            lock.release()
+        return False
 
     def begin(self, settings: Record, environment: Record) -> None:
         """Write what the run is and where it runs; say where that differs from the last time."""
@@ -69,6 +87,7 @@ class RunFolder:
         if differing and checkpoints.saved(self.path / "checkpoints"):
             self.warn(f"resumed on something else ({', '.join(differing)}): the result may differ in its last digits")
         self._write("environment.json", environment)
+        self._forget_failure()
 
     def result(self) -> Record | None:
         """How the run ended, or None."""
@@ -77,6 +96,15 @@ class RunFolder:
     def finish(self, result: Record) -> None:
         """Write how the run ended."""
         self._write("result.json", result)
+        self._forget_failure()
+
+    def fail(self, settings: Record, message: str, trace: str = "") -> None:
+        """Write why the run came to no end; `settings` too, if it had not come that far."""
+        atomic.make_folder(self.path)
+        if not (self.path / "settings.json").exists():
+            self._write("settings.json", settings)
+        now = datetime.now(UTC).isoformat(timespec="seconds")
+        self._write("failure.json", {"message": message, "traceback": trace, "time": now})
 
     def save(self, step: int, state: checkpoints.State) -> None:
         """Write a checkpoint."""
@@ -93,6 +121,10 @@ class RunFolder:
     def cut_back(self, history: list[Record]) -> None:
         """Have exactly these lines in the metrics."""
         atomic.write(self.path / "metrics.jsonl", b"".join(map(_line, history)))
+
+    def _forget_failure(self) -> None:
+        with atomic.writing(self.path / "failure.json"):
+            (self.path / "failure.json").unlink(missing_ok=True)
 
     def _write(self, name: str, record: Record) -> None:
         atomic.write(self.path / name, (json.dumps(finite(record), indent=2) + "\n").encode())

@@ -20,6 +20,8 @@ class Found:
     settings: Record = field(default_factory=dict)
     result: Record | None = None
     failure: Record | None = None
+    reason: str = ""
+    """Why it is damaged."""
 
     @property
     def identity(self) -> str:
@@ -57,16 +59,21 @@ def look(path: Path, warn: Callable[[str], object]) -> Found:
         except FileNotFoundError:
             read[name] = None
         except (OSError, ValueError) as error:
-            warn(f"{file} is damaged ({error}); the run is left out, and the folder as it is")
-            return Found(path, "damaged")
+            return _damaged(path, f"{file} is damaged ({error}); the run is left out, and the folder as it is", warn)
     settings, result, failure = read["settings"] or {}, read["result"], read["failure"]
     status: Status = "unfinished" if failure is None else "failed"
     if result is not None:
         status = result.get("status", "damaged")
         if status not in ("finished", "diverged"):
-            warn(f"{path / 'result.json'} has no status; the run is left out, and the folder as it is")
-            return Found(path, "damaged")
+            return _damaged(
+                path, f"{path / 'result.json'} has no status; the run is left out, and the folder as it is", warn
+            )
     return Found(path, status, settings, result, failure)
+
+
+def _damaged(path: Path, reason: str, warn: Callable[[str], object]) -> Found:
+    warn(reason)
+    return Found(path, "damaged", reason=reason)
 
 
 def _strict(file: Path) -> Record:
