@@ -27,7 +27,12 @@ def save(folder: Path, step: int, state: State) -> Path:
     buffer = io.BytesIO()
     torch.save(state, buffer)
     content = buffer.getvalue()
-    path = folder / f"step-{step:08d}-{_checksum(content)}.pt"
+    return keep(folder, f"step-{step:08d}-{_checksum(content)}.pt", content)
+
+
+def keep(folder: Path, name: str, content: bytes) -> Path:
+    """Write a checkpoint that was made under this name, here or elsewhere, and remove all but the last two."""
+    path = folder / name
     atomic.make_folder(folder)
     atomic.write(path, content)
     for old in saved(folder)[KEPT:]:

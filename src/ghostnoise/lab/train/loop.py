@@ -2,7 +2,9 @@
 
 import math
 import time
+from collections.abc import Callable
 from dataclasses import dataclass
+from pathlib import Path
 from typing import Any, Protocol
 
 import torch
@@ -49,6 +51,7 @@ class Loop:
         self.peak, self.split = settings.optim.lr, settings.data.evaluate
         self.earlier, self.began = session.progress.seconds, time.perf_counter()
         self.speed = 0.0
+        self.saved: Callable[[Path], object] = lambda folder: None
 
     def run(self) -> Ending:
         """Train to the end, or until a signal or a loss that is not finite."""
@@ -139,6 +142,7 @@ class Loop:
         state = self.session.state()
         if self.session.here.first:
             self.folder.save(progress.epoch * self.steps + progress.step, state)
+            self.saved(self.folder.path)
         self.clock.reset()
 
     def _rate(self) -> float:

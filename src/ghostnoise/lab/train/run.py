@@ -22,7 +22,7 @@ from ghostnoise.lab.train.loop import Ending, Loop, Sink
 from ghostnoise.lab.train.machine import Machine
 from ghostnoise.lab.train.session import Session
 from ghostnoise.lab.train.sinks import TensorBoard
-from ghostnoise.lab.train.stop import listening
+from ghostnoise.lab.train.stop import Stop, listening
 
 Record = dict[str, Any]
 
@@ -46,6 +46,10 @@ class Options:
         options.console, options.quiet, epochs, steps
     )
     """Makes what shows the progress of so many epochs of so many steps."""
+    saved: Callable[[Path], object] = lambda folder: None
+    """Is called with the run's folder after each checkpoint."""
+    stop: Stop = field(default_factory=Stop)
+    """Who holds it can ask the run to stop, as a signal does."""
 
 
 @dataclass(frozen=True)
@@ -72,14 +76,14 @@ def train(chosen: Recipe, options: Options) -> Outcome:
         if result is not None:
             _say(options, here, f"{folder.path} is finished; remove the folder to run it again")
         else:
-            stop = stack.enter_context(listening())
+            stop = stack.enter_context(listening(options.stop))
             stack.enter_context(_memory(settings))
             # Before the folder is made: what is wrong with the data or the network leaves nothing behind.
             source, session = _in_memory(settings, options, here)
             stack.callback(folder.release)
             content = here.tell(folder.own_and_read() if here.first else None)
             loop = _loop(chosen, session, source, folder, options, content, raised)
-            loop.clock.stop = stop
+            loop.clock.stop, loop.saved = stop, options.saved
             with loop.display:
                 ending = loop.run()
             if ending.status == "stopped":

@@ -23,9 +23,9 @@ class Stop:
 
 
 @contextmanager
-def listening() -> Iterator[Stop]:
+def listening(stop: Stop | None = None) -> Iterator[Stop]:
     """Take the signals for as long as this lasts."""
-    stop = Stop()
+    stop = stop or Stop()
     if threading.current_thread() is not threading.main_thread():
         yield stop  # only the main thread may take signals
         return
