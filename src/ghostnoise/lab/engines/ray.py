@@ -15,14 +15,14 @@ class RayEngine:
 
     def __init__(
         self, place: Place, *, address: str | None = None, cpus: float = 1, gpus: float = 0,
-        storage: str | None = None, threads: int | None = None, checkpoint_seconds: float = 60.0,
+        storage: str | None = None, threads: int | None = None,
     ) -> None:  # fmt: skip
         if not cpus > 0:
             raise UserError(f"--cpus-per-run {cpus:g}: must be more than 0")
         if gpus < 0 or (gpus > 1 and gpus != int(gpus)):
             raise UserError(f"--gpus-per-run {gpus:g}: must be 0, a part of 1, or a whole number")
         self.terms = Terms(
-            cpus, gpus, max(1, int(cpus)) if threads is None else threads, checkpoint_seconds,
+            cpus, gpus, max(1, int(cpus)) if threads is None else threads, place.checkpoint_seconds,
             None if place.data is None else place.data.absolute(),
             place.runs if storage is None else _folder(storage), storage is not None,
         )  # fmt: skip

@@ -4,21 +4,20 @@ The driver holds the lock of a job's folder for as long as the job is its own. A
 elsewhere, from the last checkpoint that came back.
 """
 
-import json
 import time
 from collections import deque
 from collections.abc import Callable, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
-from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any
 
-from ghostnoise.lab.engines.job import Ended, Event, Job, Progressed, Started, Status
+from ghostnoise.lab.engines.job import Ended, Event, Job, Place, Progressed, Started, Status
 from ghostnoise.lab.engines.ray_connection import Connection
 from ghostnoise.lab.engines.ray_task import Errand, Files, Letter, Mailbox, Report, attempt, write
+from ghostnoise.lab.engines.work import failed
 from ghostnoise.lab.errors import UserError
-from ghostnoise.lab.store import RunFolder, atomic, checkpoints
+from ghostnoise.lab.store import RunFolder, checkpoints
 from ghostnoise.lab.store.folder import Busy
 
 LOSSES = 5  # of one job, before it fails
@@ -217,11 +216,9 @@ class Round:
         self.elsewhere.append(held)
 
     def _fail(self, held: _Held, message: str, trace: str = "") -> None:
-        record = {"message": message, "traceback": trace, "time": datetime.now(UTC).isoformat(timespec="seconds")}
-        with suppress(UserError):  # where nothing can be written, the message says so
-            atomic.make_folder(held.folder.path)
-            atomic.write(held.folder.path / "failure.json", (json.dumps(record, indent=2) + "\n").encode())
-        self._end(held, "failed", message)
+        ended = failed(held.job, Place(self.terms.runs), message, trace)
+        held.folder.release()
+        self.tell(ended)
 
     def _end(self, held: _Held, status: Status, message: str = "") -> None:
         held.folder.release()
