@@ -14,6 +14,12 @@ importlib.import_module("startup.sitecustomize")
 def test_the_trainer_beside_the_bare_step_and_a_plain_loop(tmp_path, capsys):
     assert cli.main(["bench", "lab", "--quick", "--threads", "1", "--out", str(tmp_path)]) == 0
     records = json.loads((tmp_path / "lab.json").read_text())["records"]
+    sweeps = [record for record in records if record["row"].startswith("sweep")]
+    assert [(each["contender"], each["ratio_p50"] > 0) for each in sweeps] == 2 * [
+        ("allowed", True),
+        ("ghostnoise sweep", True),
+    ]
+    records = [record for record in records if record not in sweeps]
     assert {record["row"] for record in records} == {"resnet-20 batch 16 contiguous", "mlp batch 16 contiguous"}
     for record in records:
         assert record["images_per_second"] == pytest.approx(1e3 * 16 * record["steps"] / record["p50_ms"])

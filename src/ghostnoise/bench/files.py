@@ -13,7 +13,8 @@ def write(folder: Path, bench: str, records: list[Record], left_out: list[str]) 
     as_json, as_csv = folder / f"{bench}.json", folder / f"{bench}.csv"
     as_json.write_text(json.dumps({"bench": bench, "left_out": left_out, "records": records}, indent=1) + "\n")
     with as_csv.open("w", newline="") as file:
-        writer = csv.DictWriter(file, list(records[0]))
+        columns = dict.fromkeys(key for record in records for key in record)
+        writer = csv.DictWriter(file, list(columns))
         writer.writeheader()
         writer.writerows(records)
     return [as_json, as_csv]

@@ -1,4 +1,4 @@
-"""`ghostnoise bench lab`: images a second of the trainer, of the bare step, and of a plain DataLoader loop."""
+"""`ghostnoise bench lab`: images a second of the trainer, of the bare step, and of a plain DataLoader loop; sweeps."""
 
 import io
 import math
@@ -15,7 +15,9 @@ from rich.console import Console
 from torch import Tensor, nn
 from torch.utils.data import DataLoader, Dataset
 
+from ghostnoise.bench import overhead
 from ghostnoise.bench.layers import synchronizer, times
+from ghostnoise.bench.overhead import Overhead
 from ghostnoise.bench.settings import Record, Settings, conditions
 from ghostnoise.bench.timing import Length, interleave
 from ghostnoise.lab import models
@@ -65,7 +67,7 @@ class Row:
         )
 
 
-def plan(settings: Settings) -> tuple[list[Row], list[str]]:
+def plan(settings: Settings) -> tuple[list[Row | Overhead], list[str]]:
     """The rows, and a line for everything that is left out of them."""
     if settings.quick:
         every = [Row("resnet-20", ModelSettings(name="resnet20", width=2), 16, 2)]
@@ -78,10 +80,17 @@ def plan(settings: Settings) -> tuple[list[Row], list[str]]:
     every = [Row(row.title, row.model, row.batch, row.steps, form) for row in every for form in settings.formats
              if form == "contiguous" or row.model.name != "mlp"]  # fmt: skip
     left_out = [] if torchvision() else ["torchvision is left out: it cannot be imported here"]
-    return [row for row in every if settings.selects(row.name)], left_out
+    return [row for row in [*every, *overhead.ROWS] if settings.selects(row.name)], left_out
 
 
-def measure(row: Row, settings: Settings, on_progress: Callable[[float], object]) -> list[Record]:
+def measure(row: Row | Overhead, settings: Settings, on_progress: Callable[[float], object]) -> list[Record]:
+    """Time each contender of a row; a record for each."""
+    return (
+        overhead.measure(row, settings) if isinstance(row, Overhead) else measure_training(row, settings, on_progress)
+    )
+
+
+def measure_training(row: Row, settings: Settings, on_progress: Callable[[float], object]) -> list[Record]:
     """Time `row.steps` steps of each; a record for each."""
     generator = torch.Generator().manual_seed(0)
     count = row.batch * row.steps

@@ -68,5 +68,5 @@ def engine(
     except ModuleNotFoundError:
         raise UserError("--engine ray: the package ray is missing; pip install 'ghostnoise[ray]'") from None
     own = {"cpus": threads or 1, "gpus": int("cuda" in devices)} | dict(cluster)
-    made: Engine = found.RayEngine(place, threads=threads, checkpoint_seconds=place.checkpoint_seconds, **own)
+    made: Engine = found.RayEngine(place, threads=threads, **own)
     return made
