@@ -80,7 +80,8 @@ def plan(settings: Settings) -> tuple[list[Row | Overhead], list[str]]:
     every = [Row(row.title, row.model, row.batch, row.steps, form) for row in every for form in settings.formats
              if form == "contiguous" or row.model.name != "mlp"]  # fmt: skip
     left_out = [] if torchvision() else ["torchvision is left out: it cannot be imported here"]
-    return [row for row in [*every, *overhead.ROWS] if settings.selects(row.name)], left_out
+    rows: list[Row | Overhead] = [*every, *overhead.ROWS]
+    return [row for row in rows if settings.selects(row.name)], left_out
 
 
 def measure(row: Row | Overhead, settings: Settings, on_progress: Callable[[float], object]) -> list[Record]:
