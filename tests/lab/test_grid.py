@@ -223,3 +223,10 @@ def test_there_are_as_many_cells_as_places(tmp_path_factory, lengths, methods):
     cells = loaded(tmp_path_factory.mktemp("grid"), plan).cells()
     expected = [(f"M{n}", place) for n in range(methods) for place in itertools.product(*values.values())]
     assert [(cell.method, tuple(value for _, value in cell.at)) for cell in cells] == expected
+
+
+def test_an_override_of_an_axis_leaves_lines_beside_it_alone():
+    cells = grid.load("fig3-gni", ["norm.ghost_size=32"]).cells()
+    assert {cell.method: cell.settings.norm.ghost_size for cell in cells} == {"BN": None, "GBN-16": 16, "GNI": 32}
+    (cell,) = grid.load("table2-c10", ["norm.ghost_size=48"], only=["GNI"]).cells()
+    assert cell.settings.norm.ghost_size == 48

@@ -96,9 +96,9 @@ def load(
     select = sections.read(Select, chosen.plan["select"], "select") if "select" in chosen.plan else None
     report = sections.read(ReportSettings, chosen.plan.get("report", {}), "report")
     sections.check(grid, select, report)
-    grid = _fixed(grid, values_of(overrides), select)
     if only:
         grid = _only(grid, only)
+    grid = _fixed(grid, values_of(overrides), select)
     if seeds is not None:
         if not seeds:
             raise UserError("--seeds: none given; give some, such as 0..4")
@@ -120,12 +120,16 @@ def _places(grid: GridSettings, method: Method) -> list[list[Pairs]]:
 
 
 def _fixed(grid: GridSettings, given: Mapping[str, Any], select: Select | None) -> GridSettings:
-    """With one value on the axes that the command line names; what methods set is not to be changed there."""
+    """With one value on the axes that the command line names; what methods set is not to be changed there.
+
+    A method that goes without an axis and sets that key itself is a line beside the others, and keeps its value.
+    """
     if "seed" in given:
         raise UserError("seed: an experiment has several; give --seeds")
     if select and "data.evaluate" in given:
         raise UserError("data.evaluate: [select] tunes on validation images, and tests on the others; leave it out")
-    for key in (key for method in grid.methods for key in method.set if key in given):
+    set_by_methods = (key for method in grid.methods for key in method.set if key not in method.without)
+    for key in (key for key in set_by_methods if key in given):
         raise UserError(f"{key}: what tells the methods of this experiment apart; choose one with --only LABEL")
 
     def narrowed(table: Axes) -> Axes:

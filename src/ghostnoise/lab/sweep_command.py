@@ -1,6 +1,7 @@
 """The parser of `ghostnoise sweep`, and what it runs."""
 
 import argparse
+from pathlib import Path
 from typing import Any
 
 from ghostnoise.lab.errors import UserError
@@ -47,8 +48,9 @@ def run(options: argparse.Namespace) -> int:
     overrides = options.overrides + ([f"train.device={options.device}"] if options.device else [])
     chosen = None if options.seeds is None else seeds.read(options.seeds)
     experiment = grid.load(options.recipe, overrides, smoke=options.smoke, seeds=chosen, only=options.only)
+    stored = Path(options.storage.removeprefix("file://")) if options.storage else options.runs
     given = Options(
-        runs=options.runs, data=options.data_dir, engine=options.engine, workers=options.workers,
+        runs=stored, data=options.data_dir, engine=options.engine, workers=options.workers,
         threads=options.threads, checkpoint_seconds=options.checkpoint_seconds, quiet=options.quiet,
         cluster=cluster,
     )  # fmt: skip
