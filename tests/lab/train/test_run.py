@@ -248,9 +248,13 @@ def test_memory_stays_flat_over_epochs(tmp_path):
 
 def test_a_missing_data_set_stands_in_for_a_smoke_run_only(tmp_path):
     chosen = options(tmp_path, data=tmp_path / "nothing")
-    outcome = train(recipe.load("cpu-mlp", ["train.device=cpu"], smoke=True), chosen)
+    chosen_again = recipe.load("cpu-mlp", ["train.device=cpu"], smoke=True)
+    outcome = train(chosen_again, chosen)
     assert outcome.result["status"] == "finished"
     assert "random images of its shape stand in" in printed(chosen)[1]
+    resolved = recipe.resolve(chosen_again.settings, device="cpu", processes=1, stand_in=True)
+    again = train(chosen_again.with_settings(resolved), options(tmp_path, data=tmp_path / "nothing"))
+    assert again.result == outcome.result, "as a sweep hands it to its workers"
     with pytest.raises(UserError, match="ghostnoise data get cifar10"):
         train(recipe.load("cpu-mlp", ["train.device=cpu"]), options(tmp_path, data=tmp_path / "nothing"))
     assert Path(tmp_path / "cpu-mlp").exists()

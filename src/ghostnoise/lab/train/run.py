@@ -98,8 +98,9 @@ def train(chosen: Recipe, options: Options) -> Outcome:
 
 def _resolve(settings: Settings, options: Options, here: Machine) -> Settings:
     """Fill in what only the machine knows."""
-    missing = settings.train.smoke and not data.present(settings.data, data.data_folder(options.data))
-    if missing:
+    absent = not data.present(settings.data, data.data_folder(options.data))  # those of a stand-in never are
+    missing = settings.train.smoke and (absent or settings.data.stand_in)
+    if settings.train.smoke and absent:
         _warning(options, here)(f"{settings.data.name} is not here: random images of its shape stand in")
     settings = recipe.resolve(settings, device=here.device.type, processes=here.world, stand_in=missing)
     recipe.check(settings, here.world)
