@@ -93,6 +93,7 @@ def test_without_the_extra_it_says_what_to_install(monkeypatch, capsys):
     assert capsys.readouterr().err == "ghostnoise train: pydantic missing; pip install 'ghostnoise[lab]'\n"
 
 
+@pytest.mark.slow
 def test_two_processes_train_together_and_resume_to_the_bit(tmp_path):
     """Through torchrun: two runs end alike, one of them stopped in the middle by a signal to all."""
     import signal
