@@ -13,8 +13,8 @@ SOURCE = Path(ghostnoise.__file__).parent
 # A batch walks down this list. A module imports from below it only, or from its own room. The lab stands beside the
 # library: the commands at the top of the walk run it, and it imports any of the library.
 WALK = [
-    "__main__", "cli", "bench", "doctor", "conversion", "layers", "functional", "engine", "distributed", "methods",
-    "laws", "ghosts", "moments",
+    "__main__", "cli", "bench", "doctor", "meter", "conversion", "layers", "functional", "engine", "distributed",
+    "methods", "laws", "ghosts", "moments",
 ]  # fmt: skip
 COMMANDS = {"cli", "bench"}
 ANYWHERE = {"checks", "element", "randomness", "tracing", "weights"}  # outside the walk, and below it

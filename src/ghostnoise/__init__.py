@@ -7,7 +7,7 @@ import importlib
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
-    from ghostnoise import functional, layers
+    from ghostnoise import functional, layers, meter
     from ghostnoise.conversion import (
         ConstantSchedule,
         CosineSchedule,
@@ -43,6 +43,7 @@ if TYPE_CHECKING:
         GhostNoiseBatchNorm2d,
         GhostNoiseBatchNorm3d,
     )
+    from ghostnoise.meter import Meter
     from ghostnoise.weights import WSConv2d, WSLinear
 
 __version__ = "0.1.0"
@@ -73,6 +74,7 @@ __all__ = [
     "GhostNoiseBatchNorm2d",
     "GhostNoiseBatchNorm3d",
     "LinearSchedule",
+    "Meter",
     "NoisyDropout",
     "OffAfter",
     "Schedule",
@@ -83,6 +85,7 @@ __all__ = [
     "decompose",
     "functional",
     "layers",
+    "meter",
     "revert",
     "summary",
 ]
@@ -93,6 +96,7 @@ _ELSEWHERE = {
     "CosineSchedule": "conversion",
     "Decomposition": "functional",
     "LinearSchedule": "conversion",
+    "Meter": "meter",
     "NoisyDropout": "element",
     "OffAfter": "conversion",
     "Schedule": "conversion",
@@ -107,7 +111,7 @@ _ELSEWHERE = {
 
 
 def __getattr__(name: str) -> Any:
-    if name in ("functional", "layers"):
+    if name in ("functional", "layers", "meter"):
         return importlib.import_module(f"ghostnoise.{name}")
     if name not in __all__:
         raise AttributeError(f"module 'ghostnoise' has no attribute {name!r}")

@@ -66,7 +66,10 @@ class Law:
 
     def variances(self, moments: Moments, var: Tensor) -> tuple[Tensor, Tensor]:
         """A channel's variance (within, between) samples, (1, C) each, where `var` is its whole variance."""
-        return variance_components(moments, self.spatial) if self.kind == "conv" else (torch.zeros_like(var), var)
+        if self.kind == "fc":
+            return torch.zeros_like(var), var
+        within, between = variance_components(moments, self.spatial)
+        return within, between.clamp_min(0)
 
     def ghost_moments(self, draws: LawDraws, within: Tensor, between: Tensor) -> Moments:
         """The moments of the drawn ghost batches (B, C): the mean relative to the channel's, and the variance."""
@@ -76,7 +79,10 @@ class Law:
 
 
 def variance_components(moments: Moments, spatial: int) -> tuple[Tensor, Tensor]:
-    """Estimate a channel's variance (within, between) its samples from their moments (B, C); (1, C) each."""
+    """Estimate a channel's variance (within, between) its samples from their moments (B, C); (1, C) each.
+
+    They sum up to the whole variance. The second may be below 0, where there is hardly any.
+    """
     inside = moments.var.mean(-2, keepdim=True) / max(spatial - 1, 1)
     around = everyone(moments.mean, torch.zeros_like(moments.var)).var
-    return spatial * inside, (around - inside).clamp_min(0)
+    return spatial * inside, around - inside

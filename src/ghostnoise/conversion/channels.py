@@ -28,7 +28,7 @@ def is_activation(module: nn.Module) -> bool:
 
 def channel_dims(hosts: Sequence[Found], given: int | None) -> list[int]:
     """The channel dimension of each module: the given one, or the one that is known for exactly its type."""
-    known = [_known(host.module) if given is None else given for host in hosts]
+    known = [known_channel_dim(host.module) if given is None else given for host in hosts]
     unknown = [host for host, dim in zip(hosts, known, strict=True) if dim is None]
     if unknown:
         raise ValueError(
@@ -38,7 +38,8 @@ def channel_dims(hosts: Sequence[Found], given: int | None) -> list[int]:
     return [dim for dim in known if dim is not None]
 
 
-def _known(module: nn.Module) -> int | None:
+def known_channel_dim(module: nn.Module) -> int | None:
+    """The channel dimension, if it is known for exactly the type of `module`."""
     kind = parametrize.type_before_parametrizations(module)
     if kind in LAST:
         return -1 if len(getattr(module, "normalized_shape", (1,))) == 1 else None

@@ -101,7 +101,7 @@ def listing(names: Sequence[object], most: int = 3) -> str:
     return ", ".join(map(str, names[:most])) + (f" and {len(names) - most} more" if len(names) > most else "")
 
 
-def _is_norm_layer(module: nn.Module) -> bool:
+def is_norm_layer(module: nn.Module) -> bool:
     """It is called so, and is no network or block with layers of its own, such as a NormFreeBlock."""
     named = "Norm" in type(module).__name__
     return named and not any(True for child in module.children() for _ in child.parameters())
@@ -109,7 +109,7 @@ def _is_norm_layer(module: nn.Module) -> bool:
 
 def _nothing(model: nn.Module, types: Types | None, where: Where | None) -> str:
     found = everything(model)
-    kinds = Counter(type(each.module) for each in found if _is_norm_layer(each.module))
+    kinds = Counter(type(each.module) for each in found if is_norm_layer(each.module))
     norms = [
         f"{kind.__name__} x {count} ({listing([repr(e.names[0]) for e in found if type(e.module) is kind])})"
         for kind, count in kinds.items()
