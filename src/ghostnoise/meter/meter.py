@@ -38,8 +38,8 @@ class Meter:
     ...     for _ in range(10):
     ...         _ = model(torch.randn(128, 20))
     >>> layer = meter.result()["1"]
-    >>> layer.noise["gni"].shift.std.round(1)  # 1/sqrt(16), in a fully connected layer
-    array([0.3, 0.2, 0.3, 0.2, 0.3, 0.3, 0.2, 0.3])
+    >>> float(layer.noise["gni"].shift.std.mean().round(2))  # 1/sqrt(16): the layer is fully connected
+    0.25
     """
 
     def __init__(
