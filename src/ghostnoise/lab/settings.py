@@ -9,7 +9,7 @@ from pydantic import BaseModel, ConfigDict, Field, model_validator
 
 Method = Literal["none", "bn", "gbn", "xbn", "en", "gni", "agni", "dropout", "eagn"]
 Placement = Literal["inside", "after", "activation", "branch"]
-CUTTING = ("gbn", "xbn", "en")  # methods that cut the batch into ghost batches
+CUTTING = ("gbn", "xbn", "en")  # methods that cut the batch into ghost batches: batch norms of their own
 GHOSTLY = (*CUTTING, "gni", "agni")  # methods that have a ghost size
 NOISES = ("gni", "agni", "dropout", "eagn")  # methods that inject noise, and so can stand outside of a batch norm
 SHARING = ("bn", *GHOSTLY)  # methods with statistics that processes can share
