@@ -103,7 +103,7 @@ def test_two_processes_train_together_and_resume_to_the_bit(tmp_path):
         command = [sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc-per-node", "2", "-m",
                    "ghostnoise", "train", "digits", "train.epochs=6", "train.batch_size=64", "--runs", str(runs),
                    "--checkpoint-seconds", "0.05", "--quiet"]  # fmt: skip
-        environment = os.environ | {"OMP_NUM_THREADS": "1"}
+        environment = os.environ | {"OMP_NUM_THREADS": "1", "TMPDIR": str(tmp_path)}  # torchrun leaves its logs
         return subprocess.Popen(command, env=environment, stderr=subprocess.PIPE, text=True)
 
     def finish(process):

@@ -114,8 +114,13 @@ def resolve(settings: Settings, *, device: str, processes: int, stand_in: bool =
 
 
 def identity(settings: Settings) -> str:
-    """12 hexadecimal digits that are the same for the same settings: the start of the SHA-256 of `canonical`."""
-    return hashlib.sha256(canonical(settings).encode()).hexdigest()[:12]
+    """12 hexadecimal digits that are the same for the same settings: the digest of what `canonical` writes."""
+    return digest(settings.model_dump(exclude_none=True))
+
+
+def digest(tree: Tree) -> str:
+    """The first 12 hexadecimal digits of the SHA-256 of a tree of settings as JSON."""
+    return hashlib.sha256(json_text(tree).encode()).hexdigest()[:12]
 
 
 def canonical(settings: Settings) -> str:

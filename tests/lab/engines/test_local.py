@@ -13,7 +13,8 @@ from collections import Counter
 import pytest
 
 import jobs
-from ghostnoise.lab.engines import Place, Progressed, local
+from ghostnoise import doctor
+from ghostnoise.lab.engines import Place, Progressed
 from ghostnoise.lab.engines.local import DEATHS, LocalEngine
 from ghostnoise.lab.store import RunFolder
 
@@ -143,7 +144,7 @@ def test_two_engines_share_the_work_and_train_nothing_twice(engine):
 
 
 def test_threads_and_gpus_are_shared_fairly(tmp_path, monkeypatch):
-    monkeypatch.setattr(local, "cores", lambda: 8)
+    monkeypatch.setattr(doctor, "cores", lambda: 8)
     shares = [
         [(slot.share.threads, slot.share.gpu) for slot in LocalEngine(Place(tmp_path), **options).slots]
         for options in (

@@ -40,6 +40,12 @@ def test_the_environment_says_what_ran():
     assert found["malloc"] == "raised"
 
 
+def test_git_is_asked_once(monkeypatch):
+    machine.commit()
+    monkeypatch.setattr(subprocess, "run", None)  # asking again would raise
+    machine.commit()
+
+
 @pytest.mark.skipif(platform.libc_ver()[0] != "glibc", reason="malloc's thresholds are glibc's")
 def test_freed_memory_stays_in_the_process_with_raised_thresholds():
     """The memory of a large tensor goes back to the system by default, and is kept with raised thresholds."""

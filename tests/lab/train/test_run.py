@@ -96,6 +96,12 @@ def test_settings_are_used_and_learn(tmp_path, overrides):
     assert losses[-1] < losses[0]
 
 
+def test_a_process_alone_is_all_that_a_global_scope_is_over(tmp_path):
+    own, everyone = (run(tmp_path, "train.epochs=1", f"norm.scope={scope}") for scope in ("local", "global"))
+    assert own.result["identity"] != everyone.result["identity"]
+    assert own.result["weights_sha256"] == everyone.result["weights_sha256"]
+
+
 def test_compiled_steps_are_the_same_steps(tmp_path, monkeypatch):
     """Through a compiler that changes nothing: one graph for the network, under the same names, with the same noise."""
     graphs = []

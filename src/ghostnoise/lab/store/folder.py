@@ -38,12 +38,9 @@ class RunFolder:
     def own(self) -> None:
         """Make the folder, and lock it until this process ends; a killed one's lock is free."""
         atomic.make_folder(self.path)
-        with atomic.writing(self.path):
-            lock = FileLock(self.path / ".lock")
-            try:
-                lock.acquire(timeout=0)
-            except Timeout:
-                raise Busy(f"{self.path}: another process trains this run; wait for it, or stop it") from None
+        lock = self._free_lock()
+        if lock is None:
+            raise Busy(f"{self.path}: another process trains this run; wait for it, or stop it")
         self._lock = lock
         atomic.remove_parts(self.path)
         atomic.remove_parts(self.path / "checkpoints")
@@ -66,14 +63,20 @@ class RunFolder:
         """Whether any process has it now, this one included; changes nothing."""
         if not (self.path / ".lock").exists():
             return False
+        lock = self._free_lock()
+        if lock is not None:
+            lock.release()
+        return lock is None
+
+    def _free_lock(self) -> FileLock | None:
+        """The lock, taken; None if it is not free."""
         with atomic.writing(self.path):
             lock = FileLock(self.path / ".lock")
             try:
                 lock.acquire(timeout=0)
             except Timeout:
-                return True
-            lock.release()
-        return False
+                return None
+        return lock
 
     def begin(self, settings: Record, environment: Record) -> None:
         """Write what the run is and where it runs; say where that differs from the last time."""

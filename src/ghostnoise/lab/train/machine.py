@@ -8,6 +8,7 @@ from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass
 from datetime import UTC, datetime
+from functools import cache
 from pathlib import Path
 from typing import Any
 
@@ -117,8 +118,6 @@ def be_deterministic() -> None:
 
 def environment(here: Machine, thresholds: bool) -> dict[str, Any]:
     """What a number is worth nothing without."""
-    on_cpu = here.device.type == "cpu"
-    name = doctor.cpu()[0] if on_cpu else torch.get_device_module(here.device).get_device_name()
     return {
         "ghostnoise": ghostnoise.__version__,
         "commit": commit(),
@@ -128,17 +127,21 @@ def environment(here: Machine, thresholds: bool) -> dict[str, Any]:
         "system": platform.system(),
         "machine": platform.machine(),
         "device": here.device.type,
-        "device_name": name,
+        "device_name": doctor.device_name(here.device),
         "threads": torch.get_num_threads(),
         "processes": here.world,
-        "backend": doctor.automatic() if on_cpu else here.device.type,
+        "backend": doctor.automatic() if here.device.type == "cpu" else here.device.type,
         "malloc": "raised" if thresholds else "as it was",
         "started": datetime.now(UTC).isoformat(timespec="seconds"),
     }
 
 
+@cache
 def commit() -> str | None:
-    """The commit of the source that runs, with "+" if it was changed since; None outside of a checkout."""
+    """The commit of the source that runs, with "+" if it was changed since; None outside of a checkout.
+
+    As it was when this process first asked: it goes on with what it has imported.
+    """
     here = Path(ghostnoise.__file__).parent
     command = ["git", "-C", str(here)]
     try:

@@ -115,8 +115,7 @@ def _in_memory(settings: Settings, options: Options, here: Machine) -> tuple[dat
         workers=options.workers,
     )  # fmt: skip
     generators.seed(settings.seed)
-    norm = settings.norm if here.world > 1 else settings.norm.model_copy(update={"scope": "local"})  # all there are
-    model = models.build(settings.model, norm, source.facts.shape, source.facts.classes)
+    model = models.build(settings.model, settings.norm, source.facts.shape, source.facts.classes)
     session = Session(model, settings, here)
     if here.rank:
         generators.seed((settings.seed + here.rank * 0x9E3779B97F4A7C15) % 2**63)  # noise of its own
