@@ -76,14 +76,13 @@ def train(chosen: Recipe, options: Options) -> Outcome:
         if result is not None:
             _say(options, here, f"{folder.path} is finished; remove the folder to run it again")
         else:
-            stop = stack.enter_context(listening(options.stop))
+            stack.enter_context(listening(options.stop))
             stack.enter_context(_memory(settings))
             # Before the folder is made: what is wrong with the data or the network leaves nothing behind.
             source, session = _in_memory(settings, options, here)
             stack.callback(folder.release)
             content = here.tell(folder.own_and_read() if here.first else None)
             loop = _loop(chosen, session, source, folder, options, content, raised)
-            loop.clock.stop, loop.saved = stop, options.saved
             with loop.display:
                 ending = loop.run()
             if ending.status == "stopped":
@@ -143,7 +142,8 @@ def _loop(
     display.say(_heading(chosen, session, source.facts))
     if content is not None:
         display.say(f"goes on from epoch {progress.epoch + 1}, step {progress.step} of {steps}")
-    return Loop(session, source, folder, Clock(here, options.checkpoint_seconds), display, sinks)
+    clock = Clock(here, options.stop, options.checkpoint_seconds)
+    return Loop(session, source, folder, clock, display, sinks, options.saved)
 
 
 def _heading(chosen: Recipe, session: Session, facts: data.Facts) -> str:
