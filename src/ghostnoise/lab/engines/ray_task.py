@@ -12,7 +12,6 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, Literal
 
-import torch
 from rich.console import Console
 
 from ghostnoise.lab.engines.job import Job
@@ -173,7 +172,6 @@ def _trained(errand: Errand, post: Post, stop: Stop, folder: Path) -> Report:
         display=lambda options, epochs, steps: Telling(post, epochs, steps),
         saved=post.saved if apart else lambda folder: None,
     )  # fmt: skip
-    torch.use_deterministic_algorithms(job.settings.train.deterministic)  # whatever ran in this process before
     try:
         outcome = train(Recipe(job.recipe, "", "", "", "", job.settings, ""), options)
         if outcome.folder != folder:

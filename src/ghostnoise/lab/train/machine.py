@@ -108,11 +108,12 @@ def raise_thresholds() -> bool:
     return [mallopt(name, value) for name, value in RAISED.items()] == [1, 1]
 
 
-def be_deterministic() -> None:
-    """Take only algorithms that give the same result every time, on GPUs too."""
-    os.environ.setdefault("CUBLAS_WORKSPACE_CONFIG", ":4096:8")
-    torch.backends.cudnn.benchmark = False
-    torch.use_deterministic_algorithms(True)
+def be_deterministic(wanted: bool) -> None:
+    """Take only algorithms that give the same result every time, on GPUs too; or any, whatever ran here before."""
+    if wanted:
+        os.environ.setdefault("CUBLAS_WORKSPACE_CONFIG", ":4096:8")
+        torch.backends.cudnn.benchmark = False
+    torch.use_deterministic_algorithms(wanted)
 
 
 def environment(here: Machine, thresholds: bool) -> dict[str, Any]:

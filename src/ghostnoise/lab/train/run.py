@@ -66,8 +66,7 @@ def train(chosen: Recipe, options: Options) -> Outcome:
     if options.threads is not None:
         torch.set_num_threads(options.threads)
     raised = options.thresholds and machine.raise_thresholds()
-    if chosen.settings.train.deterministic:
-        machine.be_deterministic()
+    machine.be_deterministic(chosen.settings.train.deterministic)
     with ExitStack() as stack:
         here = stack.enter_context(machine.machine(chosen.settings.train.device))
         settings = _resolve(chosen.settings, options, here)
