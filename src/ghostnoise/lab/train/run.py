@@ -67,8 +67,12 @@ def train(chosen: Recipe, options: Options) -> Outcome:
         torch.set_num_threads(options.threads)
     raised = options.thresholds and machine.raise_thresholds()
     machine.be_deterministic(chosen.settings.train.deterministic)
+    with machine.machine(chosen.settings.train.device) as here:
+        return _train(chosen, options, here, raised)  # nothing of the run is left when the processes part
+
+
+def _train(chosen: Recipe, options: Options, here: Machine, raised: bool) -> Outcome:
     with ExitStack() as stack:
-        here = stack.enter_context(machine.machine(chosen.settings.train.device))
         settings = _resolve(chosen.settings, options, here)
         folder = RunFolder(options.runs / chosen.name / recipe.identity(settings), _warning(options, here))
         result = here.tell(folder.result() if here.first else None)
