@@ -1,5 +1,6 @@
 """The Ray engine without a cluster: how it refuses, and what goes between nodes and driver."""
 
+import json
 import socket
 import sys
 
@@ -82,6 +83,13 @@ def test_files_go_from_folder_to_folder(tmp_path):
     assert outcome(tmp_path / "copy") == outcome(folder)
     there = [RunFolder(path, pytest.fail).latest() for path in (folder, tmp_path / "copy")]
     assert there[0] == there[1] is not None
+
+
+def test_why_a_run_failed_goes_along(tmp_path):
+    RunFolder(tmp_path, pytest.fail).fail({"seed": 0}, "a reason", "a trace")
+    files = files_of(tmp_path)
+    assert list(files) == ["settings.json", "failure.json"]
+    assert json.loads(files["failure.json"])["traceback"] == "a trace"
 
 
 def test_a_run_tells_what_it_saved_and_can_be_asked_to_stop(tmp_path):

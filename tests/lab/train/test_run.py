@@ -119,6 +119,19 @@ def test_compiled_steps_are_the_same_steps(tmp_path, monkeypatch):
     assert compiled.result["train_loss"] == pytest.approx(run(tmp_path).result["train_loss"], rel=1e-3)
 
 
+def test_each_run_has_its_own_say_whether_algorithms_are_deterministic(tmp_path, monkeypatch):
+    """Also in a process that had a run of the other kind before."""
+    monkeypatch.setenv("CUBLAS_WORKSPACE_CONFIG", ":4096:8")
+    modes = []
+
+    def saved(folder):
+        modes.append(torch.are_deterministic_algorithms_enabled())
+
+    for wanted in ("true", "false"):
+        run(tmp_path, "train.epochs=1", f"train.deterministic={wanted}", saved=saved)
+    assert modes == [True, False]
+
+
 def test_an_average_of_the_weights_is_what_is_scored(tmp_path):
     """With a decay near 1 the average stays where training began, and so does its score."""
     outcome = run(tmp_path, "train.ema=0.9999", "train.epochs=4")
