@@ -117,8 +117,7 @@ def key(settings: Settings) -> str:
 
 def key_of(found: Found) -> str | None:
     """The key of a run folder, or None if its settings are not ours to read."""
-    own = {name: value for name, value in found.settings.items() if name not in ("recipe", "identity")}
     try:
-        return key(Settings.model_validate_json(recipe.json_text(own)))
+        return key(recipe.stored(found.settings))
     except ValueError:
         return None

@@ -10,7 +10,7 @@ import json
 import os
 import re
 import tomllib
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from importlib import resources
 from pathlib import Path
@@ -126,6 +126,12 @@ def digest(tree: Tree) -> str:
 def canonical(settings: Settings) -> str:
     """The settings as JSON: sorted keys, no spaces, defaults written out, and what is unset left out."""
     return json_text(settings.model_dump(exclude_none=True))
+
+
+def stored(record: Mapping[str, Any]) -> Settings:
+    """The settings in the settings.json of a run folder; a ValueError if they are none."""
+    own = {name: value for name, value in record.items() if name not in ("recipe", "identity")}
+    return Settings.model_validate_json(json_text(own))
 
 
 def json_text(tree: Tree) -> str:

@@ -230,6 +230,19 @@ class TrainSettings(Section):
     """Set by --smoke: the run is shrunk to seconds, and its numbers mean nothing."""
 
 
+class MeterSettings(Section):
+    """How often the noise in the network's layers is measured; training goes on as if it were not."""
+
+    every: Count
+    """Epochs between two measurements; the first and the last epoch have one too."""
+    batches: Count = 8
+    """Training batches that are measured."""
+    ghost_size: Count | None = None
+    """Samples in a ghost batch: those of the norm if unset, or else 32."""
+    draws: Count = 256
+    """Ghost batches that are drawn from a batch."""
+
+
 class Settings(Section):
     """All that decides what a run computes."""
 
@@ -238,4 +251,5 @@ class Settings(Section):
     data: DataSettings
     optim: OptimSettings
     train: TrainSettings
+    meter: MeterSettings | None = None
     seed: Annotated[int, Field(ge=0, lt=2**63)] = 0

@@ -12,6 +12,7 @@ from typing import Any
 from ghostnoise.lab.engines.job import Job, Place, Status
 from ghostnoise.lab.engines.work import execute
 from ghostnoise.lab.store import atomic, checkpoints
+from ghostnoise.lab.store.folder import NOISE
 from ghostnoise.lab.train.stop import Stop
 
 TOLD_EVERY = 0.5  # seconds between two letters about progress
@@ -151,7 +152,7 @@ def _trained(errand: Errand, post: Post, stop: Stop, scratch: Path) -> Report:
 def files_of(folder: Path) -> Files:
     """A run folder's files, of the checkpoints the last one."""
     last = checkpoints.saved(folder / "checkpoints")[:1]
-    paths = [*last, *(folder / name for name in WRITTEN)]
+    paths = [*last, *sorted(folder.glob(f"{NOISE}/*.npz")), *(folder / name for name in WRITTEN)]
     return {str(path.relative_to(folder)): path.read_bytes() for path in paths if path.exists()}
 
 
@@ -159,8 +160,8 @@ def write(folder: Path, files: Files) -> None:
     """Write what `files_of` read, each file wholly or not at all; a result comes last, when all else is there."""
     for name, content in files.items():
         place, _, bare = name.rpartition("/")
-        if place:
+        atomic.make_folder(folder / place)
+        if place == "checkpoints":
             checkpoints.keep(folder / place, bare, content)
         else:
-            atomic.make_folder(folder)
             atomic.write(folder / name, content)

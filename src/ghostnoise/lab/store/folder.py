@@ -3,6 +3,7 @@
 settings.json       what the run computes, and the recipe's name
 environment.json    what it ran on
 metrics.jsonl       a line for each epoch
+noise/              what the meter read, a file for each epoch that has one
 checkpoints/        the last two states
 result.json         there when the run is over
 failure.json        why a run of a sweep ended before that, until it runs again
@@ -21,6 +22,7 @@ from ghostnoise.lab.errors import UserError
 from ghostnoise.lab.store import atomic, checkpoints
 
 Record = dict[str, Any]
+NOISE = "noise"
 DIFFERENCES_THAT_MATTER = ("torch", "machine", "device_name", "threads", "backend")
 
 
@@ -44,6 +46,7 @@ class RunFolder:
         self._lock = lock
         atomic.remove_parts(self.path)
         atomic.remove_parts(self.path / "checkpoints")
+        atomic.remove_parts(self.path / NOISE)
 
     def own_and_read(self) -> bytes | None:
         """Own it, unless its run has just ended; the last good checkpoint."""
@@ -124,6 +127,11 @@ class RunFolder:
     def cut_back(self, history: list[Record]) -> None:
         """Have exactly these lines in the metrics."""
         atomic.write(self.path / "metrics.jsonl", b"".join(map(_line, history)))
+
+    def record_noise(self, epoch: int, content: bytes) -> None:
+        """Write what the meter read after an epoch."""
+        atomic.make_folder(self.path / NOISE)
+        atomic.write(self.path / NOISE / f"epoch-{epoch:04d}.npz", content)
 
     def _forget_failure(self) -> None:
         with atomic.writing(self.path / "failure.json"):

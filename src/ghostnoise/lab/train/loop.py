@@ -12,7 +12,7 @@ import torch
 from ghostnoise.lab.data import Source
 from ghostnoise.lab.store import RunFolder
 from ghostnoise.lab.store.folder import finite
-from ghostnoise.lab.train import optimizer
+from ghostnoise.lab.train import metering, optimizer
 from ghostnoise.lab.train.clock import Clock
 from ghostnoise.lab.train.display import Display
 from ghostnoise.lab.train.evaluation import evaluate
@@ -109,6 +109,10 @@ class Loop:
                 "images_per_second": round(self.speed, 1),
             }
         )
+        if metering.due(session.settings.meter, progress.epoch + 1, self.epochs):
+            read = metering.measure(session, self.source, progress.epoch)
+            if session.here.first:
+                self.folder.record_noise(progress.epoch + 1, read)
         progress.epoch += 1
         progress.start_epoch(session.here.device)
         self._save()

@@ -15,7 +15,7 @@ from ghostnoise.lab.errors import UserError
 from ghostnoise.lab.recipe import Recipe
 from ghostnoise.lab.settings import Settings
 from ghostnoise.lab.store import RunFolder, checkpoints
-from ghostnoise.lab.train import generators, machine
+from ghostnoise.lab.train import generators, machine, metering
 from ghostnoise.lab.train.clock import Clock
 from ghostnoise.lab.train.display import Display, Terminal
 from ghostnoise.lab.train.loop import Ending, Loop, Sink
@@ -119,6 +119,8 @@ def _in_memory(settings: Settings, options: Options, here: Machine) -> tuple[dat
     generators.seed(settings.seed)
     model = models.build(settings.model, settings.norm, source.facts.shape, source.facts.classes)
     session = Session(model, settings, here)
+    if settings.meter is not None:
+        metering.meter_of(model, settings)  # refuses a network without anything to measure
     if here.rank:
         generators.seed((settings.seed + here.rank * 0x9E3779B97F4A7C15) % 2**63)  # noise of its own
     return source, session
