@@ -131,7 +131,7 @@ def test_what_is_no_section_is_left_to_validation():
         ("norm.ghost_size", "'norm.ghost_size': must be key=value, such as norm.ghost_size=16"),
         ("=3", "'=3': must be key=value, such as norm.ghost_size=16"),
         ("norm.ghost_sise=3", "norm.ghost_sise: unknown; did you mean norm.ghost_size?"),
-        ("ghost_size=3", "ghost_size: unknown; did you mean norm.ghost_size?"),
+        ("ghost_size=3", "ghost_size: unknown; did you mean norm.ghost_size or meter.ghost_size?"),
         ("eps=3", "eps: unknown; did you mean norm.eps or optim.eps?"),
         ("sed=3", "sed: unknown; did you mean seed?"),
         ("norm=bn", "norm: a section; name one of its settings, such as norm.method=..."),
