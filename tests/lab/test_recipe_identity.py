@@ -171,6 +171,10 @@ OTHERS = {
     "train.compile": ("true", []),
     "train.deterministic": ("true", []),
     "train.device": ("cuda", []),
+    "meter.every": ("2", []),
+    "meter.batches": ("2", ["meter.every=2"]),
+    "meter.ghost_size": ("2", ["meter.every=2"]),
+    "meter.draws": ("2", ["meter.every=2"]),
 }
 BY_THE_MACHINE = {"train.processes", "train.smoke", "data.stand_in"}
 

@@ -98,8 +98,8 @@ def test_all_mistakes_are_in_one_error():
 
 
 def test_keys_are_all_settings():
-    dumped = validated(tree(norm={"placement": "inside"})).model_dump()
-    nested = {f"{section}.{name}" for section in TREE for name in dumped[section]}
+    dumped = validated(tree(norm={"placement": "inside"}) | {"meter": {"every": 1}}).model_dump()
+    nested = {f"{section}.{name}" for section in (*TREE, "meter") for name in dumped[section]}
     assert set(KEYS) == nested | {"seed"}
     assert len(KEYS) == len(set(KEYS))
 
