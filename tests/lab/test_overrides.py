@@ -73,6 +73,11 @@ def test_later_ones_win():
     assert "ghost_size" not in after("norm", "norm.ghost_size=4", "norm.ghost_size=")
 
 
+def test_a_section_of_which_nothing_is_left_is_none():
+    assert changed(TREE, "meter.every=2")["meter"] == {"every": 2}
+    assert "meter" not in changed(TREE | {"meter": {"every": 2}}, "meter.every=unset")
+
+
 @pytest.mark.parametrize("override", ["data.limit=", "data.limit=unset", "data.test_limit=unset"])
 def test_settings_can_be_removed(override):
     name = override.partition("=")[0].removeprefix("data.")
