@@ -71,7 +71,7 @@ def test_the_guides_example_is_a_grid(tmp_path):
 )
 def test_the_guide_has_every_setting_of_a_grid(heading, part):
     table = GUIDE.partition(f"\n| in `{heading}` |")[2].partition("\n\n")[0]
-    cells = dict(re.findall(r"^\| `([a-z]+)` \|(.*?)\|", table, flags=re.MULTILINE))
+    cells = dict(re.findall(r"^\| `([a-z_]+)` \|(.*?)\|", table, flags=re.MULTILINE))
     assert list(cells) == list(part.model_fields)
     for name, field in part.model_fields.items():
         assert (cells[name].strip() == "") == field.is_required()

@@ -89,6 +89,8 @@ class ReportSettings(Part):
     """The method that others are compared with, the first if unset."""
     claims: list[str] = []
     """Such as "GNI > GBN": the best cells of two methods."""
+    law_size: Annotated[int, Field(ge=1, strict=True)] | None = None
+    """The ghost size of the law that is drawn beside measured noise."""
 
 
 Kind = TypeVar("Kind", bound=Part)

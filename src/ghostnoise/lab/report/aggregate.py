@@ -11,6 +11,7 @@ from ghostnoise.lab.grid import Cell
 from ghostnoise.lab.plan import Stage
 from ghostnoise.lab.report.gather import Gathered, Run, number
 from ghostnoise.lab.report.inference import Corrected, Paired, holm, paired
+from ghostnoise.lab.report.noise_runs import Measured
 
 FEW = 5  # below so many seeds, intervals are wide and normality cannot be seen
 
@@ -118,6 +119,8 @@ class Findings:
     baseline: str
     differences: list[Difference] = field(default_factory=list)
     """All comparisons that Holm's correction counts."""
+    noise: list[Measured] = field(default_factory=list)
+    """The runs that have recorded their noise; `noise_runs.measured` finds them."""
 
     def best(self, method: str) -> Score | None:
         """The method's winner, or its cell with the highest mean among those with the fewest gaps."""

@@ -7,6 +7,7 @@ from collections.abc import Sequence
 from itertools import cycle
 from typing import TYPE_CHECKING, Any
 
+from ghostnoise.lab.report import noise_runs
 from ghostnoise.lab.report.aggregate import Findings
 from ghostnoise.lab.report.curves import Curve, Picture, history, picture
 
@@ -22,6 +23,8 @@ def draw(findings: Findings, kind: str) -> bytes:
     """The figure as a "png" or "pdf"."""
     from matplotlib.figure import Figure
 
+    if noise_runs.pictured(findings.gathered, findings.noise):
+        return noise_runs.draw(findings.gathered, findings.noise, kind)
     shown = picture(findings)
     noise = findings.gathered.experiment.report.form == "noise"
     flat = shown.form == "bars" and not noise

@@ -12,7 +12,7 @@ from typing import Any
 
 import ghostnoise
 from ghostnoise.lab.errors import UserError
-from ghostnoise.lab.report import sections
+from ghostnoise.lab.report import noise_page, sections
 from ghostnoise.lab.report.aggregate import Findings
 from ghostnoise.lab.report.claims import Judged
 from ghostnoise.lab.report.curves import MEASURES, Picture, history, picture
@@ -31,7 +31,7 @@ class Made:
 
 def page(findings: Findings, judged: list[Judged], made: Made, *, tag: str = "") -> str:
     """The whole file; one with the `tag` of a state asks where it comes from for a newer one."""
-    script, plotly = asset("page.js"), plotly_script()
+    script, plotly = asset("noise.js") + asset("page.js"), plotly_script()
     name = findings.gathered.experiment.recipe.name
     return Template(asset("page.html")).substitute(
         policy=text(policy(script, plotly, live=bool(tag))),
@@ -48,12 +48,16 @@ def page(findings: Findings, judged: list[Judged], made: Made, *, tag: str = "")
 
 def main(findings: Findings, judged: list[Judged], made: Made) -> str:
     """What changes when runs go on."""
+    noise = noise_page.content(findings.noise)
+    first = findings.gathered.experiment.report.form == "noise"
     return "".join(
         [
             sections.summary(findings, judged),
+            noise if first else "",
             _figure(picture(findings)),
             sections.results(findings),
             _training(),
+            "" if first else noise,
             sections.problems(findings),
             sections.runs(findings),
             sections.environment(findings),
@@ -64,7 +68,12 @@ def main(findings: Findings, judged: list[Judged], made: Made) -> str:
 
 def plots(findings: Findings) -> dict[str, Any]:
     """What the interactive figures show."""
-    return {"main": _picture(picture(findings)), "training": _histories(findings), "measures": _measures(findings)}
+    return {
+        "main": _picture(picture(findings)),
+        "training": _histories(findings),
+        "measures": _measures(findings),
+        "noise": noise_page.plots(findings.noise, findings.gathered.experiment.report.law_size),
+    }
 
 
 def policy(*scripts: str, live: bool) -> str:
@@ -157,7 +166,8 @@ def _training() -> str:
         "Training curves",
         '<div class="controls"><label for="measure">Show</label> <select id="measure"></select> '
         '<button type="button" id="all">All</button> <button type="button" id="none">None</button></div>'
-        '<fieldset class="series"><legend>Lines, one for each seed</legend><div id="series"></div></fieldset>'
+        '<fieldset class="series"><legend>Lines, one for each seed</legend>'
+        '<div class="lines" id="series"></div></fieldset>'
         '<div class="plot" id="plot-training"></div>',
     )
 

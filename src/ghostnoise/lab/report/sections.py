@@ -3,6 +3,7 @@
 from collections.abc import Sequence
 from typing import Any
 
+from ghostnoise.lab.report import noise_runs
 from ghostnoise.lab.report.aggregate import FEW, Findings, Row, Score
 from ghostnoise.lab.report.claims import Judged
 from ghostnoise.lab.report.gather import Run, Status
@@ -76,9 +77,7 @@ def notes(findings: Findings, judged: Sequence[Judged]) -> list[str]:
         )
     if judged and not experiment.select and any(row.at for row in findings.rows):
         made.append("Best cells are chosen by the very runs that are compared, which favours methods with more cells.")
-    if experiment.report.form == "noise":
-        made.append("The figure shows training curves; the noise distributions come with the noise meter.")
-    return made + folder_notes(findings)
+    return made + noise_runs.notes(gathered, findings.noise) + folder_notes(findings)
 
 
 def folder_notes(findings: Findings) -> list[str]:

@@ -86,6 +86,23 @@ def comma_separated(findings: Findings) -> str:
     return file.getvalue()
 
 
+def noise(findings: Findings) -> str:
+    """As CSV, a line for each layer of each reading of each run that has recorded its noise."""
+    axes = list(dict.fromkeys(key for each in findings.noise for key, _ in each.run.point.cell.at))
+    lines: list[dict[str, Any]] = []
+    for each in findings.noise:
+        point, found = each.run.point, each.run.found
+        told = {"run": found.identity if found else "", "method": point.cell.method, "seed": point.seed}
+        for epoch, reading in each.readings.items():
+            lines += [told | dict(point.cell.at) | {"epoch": epoch} | dict(layer.row) for layer in reading.layers]
+    names = dict.fromkeys(["run", "method", *axes, "seed", "epoch", *(name for line in lines for name in line)])
+    file = io.StringIO()
+    writer = csv.writer(file, lineterminator="\n")
+    writer.writerow(names)
+    writer.writerows([_plain(line.get(name)) for name in names] for line in lines)
+    return file.getvalue()
+
+
 def latex(findings: Findings) -> str:
     """A table for the booktabs package."""
     headings, rows = lines(findings)
@@ -126,8 +143,9 @@ def _numbers(findings: Findings, row: Row) -> list[Any]:
 
 
 def _plain(value: Any) -> Any:
-    text = "" if value is None else value
-    return f"'{text}" if isinstance(text, str) and text.startswith(FORMULA) else text
+    if value is None or value != value:  # also NaN: nothing is known
+        return ""
+    return f"'{value}" if isinstance(value, str) and value.startswith(FORMULA) else value
 
 
 def _markdown(text: str) -> str:

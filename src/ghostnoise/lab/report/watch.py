@@ -12,6 +12,7 @@ from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
 
 from ghostnoise.lab.errors import UserError
+from ghostnoise.lab.report.noise import FOLDER
 
 ADDRESS = "127.0.0.1"
 NAMES = (ADDRESS, "localhost")
@@ -57,13 +58,20 @@ def state(folder: Path) -> str:
     except OSError:
         runs = []
     for run in runs:
-        for name in READ:
+        for name in (*READ, *_noise(run)):
             try:
                 found = os.stat(os.path.join(run, name))
                 seen.update(f"{run}/{name} {found.st_mtime_ns} {found.st_size}\n".encode(errors="surrogateescape"))
             except OSError:
                 continue
     return f'"{seen.hexdigest()[:16]}"'
+
+
+def _noise(run: str) -> list[str]:
+    try:
+        return [os.path.join(FOLDER, name) for name in sorted(os.listdir(os.path.join(run, FOLDER)))]
+    except OSError:
+        return []
 
 
 class Server(ThreadingHTTPServer):

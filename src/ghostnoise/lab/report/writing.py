@@ -8,14 +8,15 @@ from pathlib import Path
 
 from ghostnoise.lab.errors import UserError
 from ghostnoise.lab.grid import Experiment
-from ghostnoise.lab.report import figures, page, tables
+from ghostnoise.lab.report import figures, noise_runs, page, tables
 from ghostnoise.lab.report.aggregate import Findings, aggregate
 from ghostnoise.lab.report.claims import Judged, judge
 from ghostnoise.lab.report.gather import gather
 from ghostnoise.lab.report.page import Made
 
 NAMES = ("table.md", "table.csv", "table.tex", "figure.png", "figure.pdf", "index.html")
-SERVED = frozenset((*NAMES, "data.json"))
+NOISE = "noise.csv"  # of runs that have recorded any
+SERVED = frozenset((*NAMES, NOISE, "data.json"))
 
 
 class Report:
@@ -24,6 +25,7 @@ class Report:
     def __init__(self, experiment: Experiment, folder: Path, made: Made, warn: Callable[[str], object]) -> None:
         self.made = made
         self.findings: Findings = aggregate(gather(experiment, folder, warn))
+        self.findings.noise = noise_runs.measured(self.findings.gathered, warn)
         self.judged: list[Judged] = judge(self.findings)
 
     def file(self, name: str, tag: str = "") -> bytes:
@@ -38,6 +40,8 @@ class Report:
                 return tables.latex(findings).encode()
             case "figure.png" | "figure.pdf":
                 return figures.draw(findings, name.removeprefix("figure."))
+            case "noise.csv":
+                return tables.noise(findings).encode()
             case "data.json":
                 news = {"main": page.main(findings, self.judged, self.made), "plots": page.plots(findings)}
                 return json.dumps(news, allow_nan=False).encode()
@@ -47,7 +51,7 @@ class Report:
         """Write all files into `out`, each wholly or not at all; returns the page's path."""
         try:
             out.mkdir(parents=True, exist_ok=True)
-            for name in NAMES:
+            for name in (*NAMES, NOISE) if self.findings.noise else NAMES:
                 _write(out / name, self.file(name))
         except OSError as error:
             raise UserError(f"cannot write {out}: {error.strerror or error}; give another folder with --out") from None

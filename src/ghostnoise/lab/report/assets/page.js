@@ -12,6 +12,7 @@
   const system = matchMedia("(prefers-color-scheme: dark)");
   let chosen = null;
   try { chosen = localStorage.getItem("ghostnoise-theme"); } catch { /* a page from a file may have no storage */ }
+  function repaint() { paint(); noise.recolor(); drawAll(); }
   function paint() {
     const dark = chosen ? chosen === "dark" : system.matches;
     root.dataset.theme = dark ? "dark" : "light";
@@ -20,10 +21,9 @@
   byId("theme").addEventListener("click", () => {
     chosen = root.dataset.theme === "dark" ? "light" : "dark";
     try { localStorage.setItem("ghostnoise-theme", chosen); } catch { /* as above */ }
-    paint();
-    drawAll();
+    repaint();
   });
-  system.addEventListener("change", () => { paint(); drawAll(); });
+  system.addEventListener("change", repaint);
   const color = (name) => getComputedStyle(root).getPropertyValue(name).trim();
 
   // ---- sorting
@@ -176,7 +176,8 @@
     const [traces, made] = main.form === "curves" ? drawCurves(main) : drawBars(main);
     show("plot-main", traces, made, "No run has finished yet.");
   }
-  function drawAll() { drawMain(); drawTraining(); }
+  const noise = noiseSection({ byId, color, html, layout, root, show, state });
+  function drawAll() { drawMain(); drawTraining(); noise.draw(); }
 
   // ---- controls of the training curves
   function prepareControls() {
@@ -214,7 +215,7 @@
   function renew(news) {
     const focused = document.activeElement && document.activeElement.id;
     const scrolled = [...document.querySelectorAll(".scroll")].map((each) => [each.scrollLeft, each.scrollTop]);
-    for (const id of ["plot-main", "plot-training"]) Plotly.purge(byId(id));
+    for (const id of ["plot-main", "plot-training", ...noise.plots]) if (byId(id)) Plotly.purge(byId(id));
     byId("content").innerHTML = news.main; // escaped by the server; the policy runs no script of it
     state.data = news.plots;
     prepareAll();
@@ -238,7 +239,7 @@
     setTimeout(ask, LIVE_MS);
   }
 
-  function prepareAll() { prepareTables(); prepareControls(); drawAll(); }
+  function prepareAll() { prepareTables(); prepareControls(); noise.prepare(); drawAll(); }
   paint();
   prepareAll();
   if (tag) ask();
