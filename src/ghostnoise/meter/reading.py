@@ -55,7 +55,7 @@ class LayerReading:
     within: Array
     """Intra-sample variance σ_I², as a share of the channel's."""
     between: Array
-    """Inter-sample variance σ_B², as a share of the channel's; with σ_I² it is 1."""
+    """Inter-sample variance σ_B², as a share of the channel's, not below 0; with σ_I² it is 1, unless held at 0."""
     noise: Mapping[str, Noise]
     """By method: "gni", drawn with replacement, and "gbn", the parts of a shuffled batch."""
     gaps: Mapping[str, Gap] = field(default_factory=dict)
