@@ -71,6 +71,13 @@ def test_bins_resolve_the_noise_of_wide_images():
     assert masses.max() < 0.12
 
 
+def test_a_value_at_an_edge_is_not_below_it():
+    edges = Gathering(1, 4, 1).edges
+    found = gathered(1, 4, [edges[:, None]])
+    assert found.counts[0].tolist() == [0] + [1] * len(edges)
+    assert found.cdf()[0].tolist() == pytest.approx([k / len(edges) for k in range(len(edges))])
+
+
 def test_values_far_outside_are_counted():
     found = gathered(0, 4, [torch.tensor([[-1e9], [1e9], [0.0]], dtype=torch.float64)])
     assert (found.counts[0, 0], found.counts[0, -1], found.n[0]) == (1, 1, 3)

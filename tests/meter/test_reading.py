@@ -79,10 +79,17 @@ def test_readings_differ_by_any_figure(reading):
     assert reading != 3
 
 
-def test_another_format_is_refused(reading, tmp_path):
+def test_another_format_is_refused(tmp_path):
     path = tmp_path / "noise.npz"
     np.savez(path, about=np.array(json.dumps({"format": FORMAT + 1, "layers": []})))
     with pytest.raises(ValueError, match=f"has format {FORMAT + 1}: must be {FORMAT}; measure again"):
+        Reading.load(path)
+
+
+def test_another_file_of_numpy_is_refused(tmp_path):
+    path = tmp_path / "other.npz"
+    np.savez(path, weights=np.zeros(3))
+    with pytest.raises(ValueError, match=r"holds no reading: must be a file that Reading\.save wrote"):
         Reading.load(path)
 
 

@@ -65,9 +65,15 @@ def test_noise_after_layer_norms_is_measured_in_their_stead():
     )
 
 
-def test_noise_after_batch_norms_is_measured_once():
-    model = ghostnoise.convert(convolutional(), "gni", ghost_size=4, after=nn.BatchNorm2d)
+@pytest.mark.parametrize("place", ["after", "before"])
+def test_noise_at_batch_norms_is_measured_once(place):
+    """At the batch norm's input, without the noise, whose ghost size the layer then has."""
+    model = ghostnoise.convert(convolutional(), "gni", ghost_size=4, **{place: nn.BatchNorm2d})
     assert sides(model) == {"1": "input", "4.1": "input"}
+    noisy, plain = through(model, [images()]), through(convolutional(), [images()])
+    assert (noisy["1"].own, noisy["4.1"].own, plain["1"].own) == (4, None, None)
+    np.testing.assert_array_equal(noisy["1"].mean, plain["1"].mean)
+    np.testing.assert_array_equal(noisy["1"].noise["gni"].scale.counts, plain["1"].noise["gni"].scale.counts)
 
 
 def test_noise_that_stands_alone_and_tokens():
