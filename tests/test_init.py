@@ -87,6 +87,8 @@ for name in ghostnoise.__all__:
 ghostnoise.AnalyticalGhostNoiseBatchNorm1d(3, ghost_size=4)(torch.randn(8, 3)).sum().backward()
 model = torch.nn.Sequential(torch.nn.BatchNorm1d(3))
 ghostnoise.revert(ghostnoise.convert(model, "gni", 4))(torch.randn(8, 3))
+with ghostnoise.Meter(model, 4) as meter: model(torch.randn(8, 3))
+ghostnoise.meter.advise(meter.result()), meter.result().rows()
 """
     subprocess.run([sys.executable, "-c", code], check=True)
 

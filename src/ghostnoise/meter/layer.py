@@ -7,6 +7,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
+from ghostnoise.conversion.insertion import inserted
 from ghostnoise.conversion.table import NOISES
 from ghostnoise.engine import op
 from ghostnoise.ghosts import draws, everyone, ghost_sizes
@@ -158,9 +159,9 @@ def _drawn(samples: int, size: int, count: int, generator: torch.Generator) -> d
 
 
 def own_noise(module: Any) -> int | None:
-    """The ghost size that a layer has itself, if it has one."""
-    size = getattr(module, "ghost_size", None)
-    return size if isinstance(size, int) else None
+    """The ghost size that a layer has itself, or noise that conversion inserted at it; the smaller one of two."""
+    sizes = [getattr(each, "ghost_size", None) for each in (module, inserted(module))]
+    return min((size for size in sizes if isinstance(size, int)), default=None)
 
 
 def _channels_first(x: Tensor, dim: int) -> Tensor:

@@ -40,7 +40,7 @@ class LayerReading:
     side: str
     """Whether the module's input or its output was measured."""
     own: int | None
-    """The ghost size that the layer has itself."""
+    """The ghost size that the layer has itself, or noise that conversion inserted at it."""
     ghost_size: int
     spatial: float
     """Positions in a sample, S; their harmonic mean if they differ."""
@@ -55,7 +55,7 @@ class LayerReading:
     within: Array
     """Intra-sample variance σ_I², as a share of the channel's."""
     between: Array
-    """Inter-sample variance σ_B², as a share of the channel's; with σ_I² it is 1."""
+    """Inter-sample variance σ_B², as a share of the channel's, not below 0; with σ_I² it is 1, unless held at 0."""
     noise: Mapping[str, Noise]
     """By method: "gni", drawn with replacement, and "gbn", the parts of a shuffled batch."""
     gaps: Mapping[str, Gap] = field(default_factory=dict)
@@ -181,6 +181,8 @@ class Reading(Mapping[str, LayerReading]):
         """Read such a file, by its path or open."""
         with np.load(path, allow_pickle=False) as stored:
             arrays = dict(stored)
+        if "about" not in arrays:
+            raise ValueError(f"{path} holds no reading: must be a file that Reading.save wrote; give the path of one")
         about = json.loads(str(arrays.pop("about")))
         if about["format"] != FORMAT:
             raise ValueError(f"{path} has format {about['format']}: must be {FORMAT}; measure again")

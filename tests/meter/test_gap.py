@@ -1,0 +1,152 @@
+"""Training against inference, against naive normalization."""
+
+import numpy as np
+import pytest
+import torch
+from hypothesis import assume, given, settings
+from torch import nn
+
+import ghostnoise
+import reference
+from ghostnoise.meter.gap import METHODS
+from inputs import cases
+from metering import Spy, measure, through
+
+FLOAT32 = 1e-5
+
+
+def random(*shape, seed=0, dtype=torch.float64):
+    return torch.randn(shape, dtype=dtype, generator=torch.Generator().manual_seed(seed))
+
+
+def naive(method, x, size, indices, eps):
+    """The normalized output (B, C, S)."""
+    if method == "gni":
+        return reference.ghost_noise_batch_norm(x, indices, eps=eps)
+    if method == "bn":
+        return reference.batch_norm(x, eps=eps)
+    normalize = reference.ghost_batch_norm if method == "gbn" else reference.exclusive_batch_norm
+    return normalize(x, size, eps=eps)
+
+
+@settings(max_examples=30)
+@given(cases(least_batch=4, least_values=4, least_ghost=3))
+def test_largest_outputs_of_any_kind_of_batch(case):
+    """On float64; the outputs of a module without running statistics have nothing to be compared with."""
+    x = case.tensor()
+    folded = reference.fold(x, case.channel_dim) if x.ndim > 2 else x.unsqueeze(2)
+    assume((folded.var((0, 2)) > 0.05).all())
+    with pytest.MonkeyPatch.context() as patch:
+        spy = Spy(patch)
+        found = measure([x], case.ghost_size, case.channel_dim, draws=2)
+    assert set(found.gaps) == set(METHODS)
+    for method, gap in found.gaps.items():
+        expected = naive(method, folded, case.ghost_size, spy.gap[0], 1e-5).abs().amax((0, 2))
+        np.testing.assert_allclose(gap.largest, expected, rtol=1e-9)
+        assert np.isnan([gap.difference, gap.relative, gap.range_ratio]).all()
+
+
+@pytest.mark.parametrize("method", METHODS)
+@pytest.mark.parametrize("training", [True, False])
+def test_gap_to_the_running_statistics(method, training, monkeypatch):
+    """Those that the layer has when the batch comes: in training, every batch moves them."""
+    torch.manual_seed(0)
+    model = nn.Sequential(nn.BatchNorm2d(3, eps=0.01)).double().train(training)
+    model[0].running_mean.normal_()
+    model[0].running_var.uniform_(0.5, 2)
+    batches = [random(10, 3, 2, 2) + 1, random(6, 3, 3, 1, seed=1) * 2]
+    spy = Spy(monkeypatch)
+    buffers = []
+    model[0].register_forward_pre_hook(
+        lambda module, args: buffers.append((module.running_mean.clone(), module.running_var.clone()))
+    )
+    gap = through(model, batches, 4)["0"].gaps[method]
+    trained, inferred = [], []
+    for x, indices, (mean, var) in zip(batches, spy.gap, buffers, strict=True):
+        folded = reference.fold(x)
+        trained += naive(method, folded, 4, indices, 0.01).movedim(1, 2).flatten(0, 1)
+        inferred += ((folded - mean[:, None]) / (var + 0.01).sqrt()[:, None]).movedim(1, 2).flatten(0, 1)
+    y, z = torch.stack(trained), torch.stack(inferred)  # values x channels
+    np.testing.assert_allclose(gap.difference, (y - z).abs().mean(0), rtol=1e-9)
+    np.testing.assert_allclose(gap.relative, (y - z).abs().mean(0) / z.abs().mean(0), rtol=1e-9)
+    np.testing.assert_allclose(gap.largest, y.abs().amax(0), rtol=1e-9)
+    np.testing.assert_allclose(gap.range_ratio, y.abs().amax(0) / z.abs().amax(0), rtol=1e-9)
+
+
+@pytest.mark.parametrize(("batch_size", "size"), [(12, 4), (14, 4), (5, 8)])
+def test_a_samples_share_in_its_own_statistics(batch_size, size):
+    """Counted by who is in whose ghost batch; BN 1/B, GBN 1/n, XBN 0, GNI 1/B in expectation."""
+    gaps = measure([random(batch_size, 2)], size).gaps
+    groups = [reference.ghost_batch_of(k, batch_size, size) for k in range(batch_size)]
+    shares = {"bn": 1 / batch_size, "gbn": np.mean([1 / len(group) for group in groups]), "xbn": 0,
+              "gni": 1 / batch_size}  # fmt: skip
+    assert {method: gap.self_share for method, gap in gaps.items()} == pytest.approx(shares)
+
+
+def test_shares_and_bounds_over_batches_that_vary():
+    gaps = measure([random(12, 2, 3), random(6, 2, 3)], 4).gaps
+    assert gaps["bn"].self_share == pytest.approx(2 / 18)
+    assert gaps["gbn"].self_share == pytest.approx((3 + 1) / 18)  # four of 4, 4, 4, and one of 6
+    assert gaps["bn"].bound == pytest.approx(35**0.5)
+    assert gaps["gbn"].bound == pytest.approx(17**0.5)
+
+
+@settings(max_examples=40)
+@given(cases(least_batch=2, least_values=2))
+def test_ghost_batch_norm_never_exceeds_its_bound(case):
+    """Not with an outlier either: sqrt(n·S - 1)."""
+    x = case.tensor()
+    x[0] *= 1e4
+    gaps = measure([x], case.ghost_size, case.channel_dim, draws=1).gaps
+    sizes = [len(reference.ghost_batch_of(k, case.batch_size, case.ghost_size)) for k in range(case.batch_size)]
+    assert gaps["gbn"].bound == pytest.approx((max(sizes) * case.spatial - 1) ** 0.5)
+    for method in ("bn", "gbn"):
+        assert (gaps[method].largest <= gaps[method].bound * (1 + 1e-12)).all()
+
+
+@pytest.mark.parametrize("positions", [1, 4])
+def test_exclusive_batch_norm_exceeds_any_bound_where_all_others_are_equal(positions):
+    """The paper's example."""
+    x = torch.zeros(8, 2, positions, dtype=torch.float64)
+    x[3, :, 0] = 1.0
+    gaps = measure([x], 8).gaps
+    bound = (8 * positions - 1) ** 0.5
+    assert gaps["bn"].largest == pytest.approx([bound] * 2, rel=1e-3)
+    assert (gaps["gbn"].largest <= bound).all()
+    assert gaps["xbn"].largest == pytest.approx([1e5**0.5] * 2)  # 1/sqrt(eps)
+    assert gaps["xbn"].bound == gaps["gni"].bound == float("inf")
+
+
+def test_methods_that_cannot_normalize_say_why():
+    """Exclusive batch norm of two samples with one value; what else there is has its gap."""
+    found = measure([random(6, 2)], 2)
+    assert set(found.gaps) == {"bn", "gbn", "gni"}
+    assert list(found.refused) == ["xbn"]
+    assert "exclusive_batch_norm" in found.refused["xbn"]
+    some = measure([random(6, 2), random(6, 2, 3)], 2)  # with more positions it can
+    assert set(some.gaps) == set(METHODS)
+    assert list(some.refused) == ["xbn"]
+
+
+def test_without_the_gap():
+    found = measure([random(8, 2)], 4, gap=False)
+    assert not found.gaps
+    assert not found.refused
+    assert "bn_largest" not in found.row()
+
+
+@pytest.mark.parametrize("dtype", [torch.float16, torch.bfloat16])
+def test_half_precision_is_normalized_in_float32(dtype):
+    x = (random(16, 3, 4, dtype=torch.float32) * 3 + 2).to(dtype)
+    gaps = measure([x], 4).gaps
+    for method in ("bn", "gbn", "xbn"):
+        expected = naive(method, x.double(), 4, None, 1e-5).abs().amax((0, 2))
+        np.testing.assert_allclose(gaps[method].largest, expected, rtol=FLOAT32)
+
+
+def test_noise_of_its_own_lends_no_eps():
+    """The eps of ghost noise is added to variances whose ratio counts, not to that of a normalizer."""
+    x = random(16, 2) * 0.05
+    model = nn.Sequential(ghostnoise.GhostNoise(4)).double()
+    gap = through(model, [x])["0"].gaps["bn"]
+    np.testing.assert_allclose(gap.largest, naive("bn", x.unsqueeze(2), 4, None, 1e-5).abs().amax((0, 2)))
