@@ -1,3 +1,6 @@
+import os
+import subprocess
+import sys
 from types import SimpleNamespace
 
 import numpy
@@ -85,3 +88,25 @@ def test_without_cpuinfo_the_platform_names_the_cpu(tmp_path, monkeypatch):
     assert name
     assert features == []
     assert "features    unknown" in doctor.report()
+
+
+def test_devices_have_names(monkeypatch):
+    """Apple's GPU is a part of the chip, and torch has no name for it."""
+    assert doctor.device_name(torch.device("cpu")) == doctor.device_name(torch.device("mps")) == doctor.cpu()[0]
+    monkeypatch.setattr(torch.cuda, "get_device_name", "GPU of {}".format)
+    assert doctor.device_name(torch.device("cuda", 1)) == "GPU of cuda:1"
+
+
+def test_cores_are_those_of_this_machine():
+    assert 1 <= doctor.cores() <= os.cpu_count()
+
+
+@pytest.mark.skipif(not hasattr(os, "sched_setaffinity"), reason="processes are not bound to cores here")
+def test_cores_are_those_that_a_process_is_bound_to():
+    code = """
+import os
+os.sched_setaffinity(0, {min(os.sched_getaffinity(0))})
+from ghostnoise import doctor
+print(doctor.cores())
+"""
+    assert subprocess.run([sys.executable, "-c", code], capture_output=True, check=True).stdout == b"1\n"

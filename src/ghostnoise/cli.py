@@ -1,4 +1,4 @@
-"""The `ghostnoise` command: `train`, `sweep`, `runs`, `recipes`, `data`, `bench` and `doctor`.
+"""The `ghostnoise` command: the lab's commands, `bench` and `doctor`.
 
 Each command imports what it needs when it runs, so that `doctor` works on a base install, without torch's start-up
 time for `--help`.

@@ -1,5 +1,6 @@
 """What `ghostnoise doctor` says: versions, the CPU, and which backends are usable and why not."""
 
+import os
 import platform
 from pathlib import Path
 
@@ -48,6 +49,19 @@ def cpu() -> tuple[str, list[str]]:
     name = info.get("model name") or platform.processor() or platform.machine() or "unknown"
     flags = (info.get("flags") or info.get("Features") or "").split()
     return name, [feature for feature in FEATURES if feature in flags]
+
+
+def device_name(device: torch.device) -> str:
+    """The name of the GPU, or of the CPU, which that of Apple's is a part of."""
+    if device.type in ("cpu", "mps"):
+        return cpu()[0]
+    name: str = torch.get_device_module(device).get_device_name(device)
+    return name
+
+
+def cores() -> int:
+    """The cores that this process may use."""
+    return len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
 
 
 def reason(name: backends.Name) -> str | None:

@@ -11,6 +11,7 @@ import os
 import re
 import subprocess
 import sys
+import tempfile
 from unittest import mock
 
 import numpy as np
@@ -48,6 +49,12 @@ class TestCompiled:
     """What runs in a process that compiles, as on a GPU."""
 
     __test__ = not backend.INTERPRETED
+
+    @pytest.fixture(autouse=True)
+    def _scratch(self, tmp_path, monkeypatch):
+        """Triton leaves the files that it hands to ptxas."""
+        monkeypatch.setattr(tempfile, "tempdir", str(tmp_path))
+        monkeypatch.setenv("TMPDIR", str(tmp_path))
 
     def test_the_interpreted_tests_pass(self, pytestconfig):
         env = {name: value for name, value in os.environ.items() if not name.startswith("PYTEST")}

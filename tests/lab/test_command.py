@@ -2,8 +2,10 @@
 
 import json
 import os
+import signal
 import subprocess
 import sys
+import time
 
 import pytest
 
@@ -93,35 +95,66 @@ def test_without_the_extra_it_says_what_to_install(monkeypatch, capsys):
     assert capsys.readouterr().err == "ghostnoise train: pydantic missing; pip install 'ghostnoise[lab]'\n"
 
 
-@pytest.mark.slow
-def test_two_processes_train_together_and_resume_to_the_bit(tmp_path):
-    """Through torchrun: two runs end alike, one of them stopped in the middle by a signal to all."""
-    import signal
-    import time
+TOGETHER = """
+import glob, pathlib, sys
+from ghostnoise import cli
 
-    def start(runs):
-        command = [sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc-per-node", "2", "-m",
-                   "ghostnoise", "train", "digits", "train.epochs=6", "train.batch_size=64", "--runs", str(runs),
-                   "--checkpoint-seconds", "0.05", "--quiet"]  # fmt: skip
-        environment = os.environ | {"OMP_NUM_THREADS": "1"}
-        return subprocess.Popen(command, env=environment, stderr=subprocess.PIPE, text=True)
+code = cli.main(sys.argv[1:])
+names = [pathlib.Path(path).read_text() for path in glob.glob("/proc/self/task/*/comm")]
+assert not any("gloo" in name for name in names), "threads that would meet the end of the interpreter"
+sys.exit(code)
+"""
 
-    def finish(process):
-        _, errors = process.communicate(timeout=240)
-        assert process.returncode == 0, errors
 
-    def results(runs):
-        (folder,) = (runs / "digits").iterdir()
-        return json.loads((folder / "result.json").read_text())
+def together(folder, *arguments):
+    """Start two processes that train digits together."""
+    script = folder / "together.py"
+    script.write_text(TOGETHER)
+    command = [sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc-per-node", "2", str(script),
+               "train", "digits", "train.epochs=6", "train.batch_size=64", "--quiet", *arguments]  # fmt: skip
+    environment = os.environ | {"OMP_NUM_THREADS": "1", "TMPDIR": str(folder)}  # torchrun leaves its logs
+    return subprocess.Popen(command, env=environment, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True)
 
-    finish(start(tmp_path / "whole"))
-    stopped = start(tmp_path / "stopped")
-    while stopped.poll() is None and not list(tmp_path.glob("stopped/digits/*/checkpoints/*.pt")):
+
+def stopped_and_resumed(folder, runs):
+    """Stop a run at its first checkpoint by a signal to all, and go on with it; what both said."""
+    often = ("--runs", str(runs), "--checkpoint-seconds", "0.05")
+    first = together(folder, *often)
+    while first.poll() is None and not list(runs.glob("digits/*/checkpoints/*.pt")):
         time.sleep(0.01)
-    stopped.send_signal(signal.SIGTERM)
-    stopped.communicate(timeout=240)
-    finish(start(tmp_path / "stopped"))
-    whole, resumed = results(tmp_path / "whole"), results(tmp_path / "stopped")
-    for name in ("weights_sha256", "accuracy", "train_loss", "identity"):
-        assert whole[name] == resumed[name]
-    assert whole["status"] == "finished"
+    first.send_signal(signal.SIGTERM)
+    said = [first.communicate(timeout=240)]
+    second = together(folder, *often)
+    said.append(second.communicate(timeout=240))
+    told = "\n".join(f"run {number}: {out}{errors}" for number, (out, errors) in enumerate(said))
+    assert "stopped; the same command goes on from here" in said[0][0], told
+    assert second.returncode == 0, told
+    return told
+
+
+def result(runs):
+    (folder,) = (runs / "digits").iterdir()
+    return json.loads((folder / "result.json").read_text())
+
+
+def test_two_processes_train_together_stop_and_go_on(tmp_path):
+    """Through torchrun."""
+    told = stopped_and_resumed(tmp_path, tmp_path / "runs")
+    found = result(tmp_path / "runs")
+    assert (found["status"], found["epochs"], found["steps"]) == ("finished", 6, 120), told
+    (folder,) = (tmp_path / "runs" / "digits").iterdir()
+    assert json.loads((folder / "environment.json").read_text())["processes"] == 2, told
+    assert len((folder / "metrics.jsonl").read_text().splitlines()) == 6, told
+
+
+@pytest.mark.slow
+def test_two_processes_resume_to_the_bit(tmp_path):
+    """Two runs end alike, one of them stopped in the middle."""
+    whole = together(tmp_path, "--runs", str(tmp_path / "whole"))
+    out, errors = whole.communicate(timeout=240)
+    told = stopped_and_resumed(tmp_path, tmp_path / "stopped")
+    told += f"whole: {out}{errors}"
+    assert whole.returncode == 0, told
+    first, second = result(tmp_path / "whole"), result(tmp_path / "stopped")
+    for name in ("status", "weights_sha256", "accuracy", "train_loss", "identity"):
+        assert first[name] == second[name], told

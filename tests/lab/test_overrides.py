@@ -73,6 +73,11 @@ def test_later_ones_win():
     assert "ghost_size" not in after("norm", "norm.ghost_size=4", "norm.ghost_size=")
 
 
+def test_a_section_of_which_nothing_is_left_is_none():
+    assert changed(TREE, "meter.every=2")["meter"] == {"every": 2}
+    assert "meter" not in changed(TREE | {"meter": {"every": 2}}, "meter.every=unset")
+
+
 @pytest.mark.parametrize("override", ["data.limit=", "data.limit=unset", "data.test_limit=unset"])
 def test_settings_can_be_removed(override):
     name = override.partition("=")[0].removeprefix("data.")
@@ -131,7 +136,7 @@ def test_what_is_no_section_is_left_to_validation():
         ("norm.ghost_size", "'norm.ghost_size': must be key=value, such as norm.ghost_size=16"),
         ("=3", "'=3': must be key=value, such as norm.ghost_size=16"),
         ("norm.ghost_sise=3", "norm.ghost_sise: unknown; did you mean norm.ghost_size?"),
-        ("ghost_size=3", "ghost_size: unknown; did you mean norm.ghost_size?"),
+        ("ghost_size=3", "ghost_size: unknown; did you mean norm.ghost_size or meter.ghost_size?"),
         ("eps=3", "eps: unknown; did you mean norm.eps or optim.eps?"),
         ("sed=3", "sed: unknown; did you mean seed?"),
         ("norm=bn", "norm: a section; name one of its settings, such as norm.method=..."),

@@ -44,7 +44,7 @@ def test_sections_become_settings():
         ({"train": {"momentum": 0.5}}, "train.momentum: unknown; did you mean norm.momentum or optim.momentum?"),
         ({"model": {"xyzzy": 1}}, "model.xyzzy: unknown; model has name, width, widths"),
         ({"nrom": {"method": "bn"}}, "nrom: unknown; did you mean norm?"),
-        ({"xyzzy": 1}, "xyzzy: unknown; a recipe has model, norm, data, optim, train, seed"),
+        ({"xyzzy": 1}, "xyzzy: unknown; a recipe has model, norm, data, optim, train, meter, seed"),
         ({"norm": {"method": "gnj"}}, "norm.method='gnj': must be 'none', 'bn', 'gbn', 'xbn', 'en', 'gni', 'agni', "
          "'dropout' or 'eagn'; did you mean 'gni'?"),
         ({"train": {"amp": 3}}, "train.amp=3: must be 'none', 'bf16' or 'fp16'"),
@@ -98,8 +98,8 @@ def test_all_mistakes_are_in_one_error():
 
 
 def test_keys_are_all_settings():
-    dumped = validated(tree(norm={"placement": "inside"})).model_dump()
-    nested = {f"{section}.{name}" for section in TREE for name in dumped[section]}
+    dumped = validated(tree(norm={"placement": "inside"}) | {"meter": {"every": 1}}).model_dump()
+    nested = {f"{section}.{name}" for section in (*TREE, "meter") for name in dumped[section]}
     assert set(KEYS) == nested | {"seed"}
     assert len(KEYS) == len(set(KEYS))
 

@@ -11,6 +11,7 @@ SOURCE = Path(lab.__file__).parent
 # From the top down. Rooms of one line do not import each other.
 WALK = [
     ["command"],
+    ["measuring"],
     ["recipes_command", "report", "runs_command", "sweep_command"],
     ["sweep"],
     ["engines"],

@@ -33,6 +33,7 @@ from ghostnoise.lab.train.display import Terminal
 from ghostnoise.lab.train.loop import Loop
 from ghostnoise.lab.train.machine import Machine
 from ghostnoise.lab.train.session import Session
+from ghostnoise.lab.train.stop import Stop
 
 WORKERS = 2  # of the DataLoader
 PADDING = 2  # of random crops, as in the paper's experiments on CIFAR
@@ -143,7 +144,7 @@ def trainer(row: Row, settings: Settings, source: Source, folder: Path) -> Calla
     torch.manual_seed(0)
     session = Session(models.build(told.model, told.norm, CIFAR.shape, CIFAR.classes), told, here)
     display = Terminal(Console(file=io.StringIO()), False, told.train.epochs, source.steps)
-    loop = Loop(session, source, RunFolder(folder, print), Clock(here, math.inf), display, [])
+    loop = Loop(session, source, RunFolder(folder, print), Clock(here, Stop(), math.inf), display, [])
 
     def run() -> None:
         loop.train_epoch()

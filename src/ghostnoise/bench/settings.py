@@ -34,11 +34,10 @@ class Settings:
 
 def conditions(settings: Settings) -> Record:
     """What a number is worth nothing without: machine, threads, versions, allocator and date."""
-    on_cpu = settings.device.type == "cpu"
     return {
         "dtype": "float32",
         "device": str(settings.device),
-        "device_name": doctor.cpu()[0] if on_cpu else torch.get_device_module(settings.device).get_device_name(),
+        "device_name": doctor.device_name(settings.device),
         "threads": torch.get_num_threads(),
         "torch": str(torch.__version__),
         "ghostnoise": ghostnoise.__version__,

@@ -1,4 +1,4 @@
-"""The lab's part of the `ghostnoise` command: `train`, `sweep`, `runs`, `recipes` and `data`.
+"""The lab's part of the `ghostnoise` command: all but `bench` and `doctor`.
 
 The parsers need no package at all; what a command needs is imported when it runs.
 """
@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING, Any
 
 from ghostnoise.lab import runs_command, sweep_command
 from ghostnoise.lab.errors import UserError
+from ghostnoise.lab.measuring import command as measuring
 from ghostnoise.lab.report import command as reports
 
 if TYPE_CHECKING:
@@ -47,7 +48,11 @@ def add(commands: Any, positive: Any, seconds: Any) -> None:
     data.add_argument("name", nargs="?", help="the data set")
     _data_folder(data)
     reports.add(commands)
-    for parser in (train, sweep, runs, recipes, data):
+    measured = measuring.add(commands, positive)
+    for parser in measured:
+        _runs_folder(parser)
+        _data_folder(parser)
+    for parser in (train, sweep, runs, recipes, data, *measured):
         parser.add_argument("--debug", action="store_true", help="show the traceback of an error")
 
 
@@ -92,7 +97,7 @@ def run(options: argparse.Namespace) -> int:
             raise UserError(f"{' and '.join(missing)} missing; pip install 'ghostnoise[lab]'")
         runners = {
             "train": _train, "sweep": sweep_command.run, "runs": runs_command.run, "recipes": _recipes, "data": _data,
-            **reports.COMMANDS,
+            **reports.COMMANDS, **measuring.COMMANDS,
         }  # fmt: skip
         return runners[options.command](options)
     except UserError as error:

@@ -52,7 +52,7 @@ def applied(tree: Mapping[str, Any], given: Mapping[str, Any]) -> Tree:
             target.pop(name, None)
         else:
             target[name] = value
-    return made
+    return {name: value for name, value in made.items() if value != {}}  # unset to the last: no section any more
 
 
 def _parsed(overrides: Sequence[str]) -> tuple[dict[str, Any], list[str]]:

@@ -3,7 +3,6 @@
 Both the sweep, which runs them, and the report, which reads them, ask here.
 """
 
-import hashlib
 import statistics
 from collections import Counter
 from collections.abc import Callable, Iterable, Mapping
@@ -71,12 +70,10 @@ def points(experiment: Experiment, cell: Cell, stage: Stage, resolve: Resolve) -
     """A cell's runs, one for each seed."""
     settings = resolve(cell.settings)  # the seed changes nothing there
     tree = settings.model_dump(exclude_none=True)
-    made = []
-    for seed in experiment.seeds:
-        text = recipe.json_text(tree | {"seed": seed})
-        identity = hashlib.sha256(text.encode()).hexdigest()[:12]
-        made.append(Point(cell, seed, stage, settings.model_copy(update={"seed": seed}), identity))
-    return made
+    return [
+        Point(cell, seed, stage, settings.model_copy(update={"seed": seed}), recipe.digest(tree | {"seed": seed}))
+        for seed in experiment.seeds
+    ]
 
 
 def winners(
@@ -120,8 +117,7 @@ def key(settings: Settings) -> str:
 
 def key_of(found: Found) -> str | None:
     """The key of a run folder, or None if its settings are not ours to read."""
-    own = {name: value for name, value in found.settings.items() if name not in ("recipe", "identity")}
     try:
-        return key(Settings.model_validate_json(recipe.json_text(own)))
+        return key(recipe.stored(found.settings))
     except ValueError:
         return None

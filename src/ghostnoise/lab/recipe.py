@@ -10,7 +10,7 @@ import json
 import os
 import re
 import tomllib
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from importlib import resources
 from pathlib import Path
@@ -114,13 +114,24 @@ def resolve(settings: Settings, *, device: str, processes: int, stand_in: bool =
 
 
 def identity(settings: Settings) -> str:
-    """12 hexadecimal digits that are the same for the same settings: the start of the SHA-256 of `canonical`."""
-    return hashlib.sha256(canonical(settings).encode()).hexdigest()[:12]
+    """12 hexadecimal digits that are the same for the same settings: the digest of what `canonical` writes."""
+    return digest(settings.model_dump(exclude_none=True))
+
+
+def digest(tree: Tree) -> str:
+    """The first 12 hexadecimal digits of the SHA-256 of a tree of settings as JSON."""
+    return hashlib.sha256(json_text(tree).encode()).hexdigest()[:12]
 
 
 def canonical(settings: Settings) -> str:
     """The settings as JSON: sorted keys, no spaces, defaults written out, and what is unset left out."""
     return json_text(settings.model_dump(exclude_none=True))
+
+
+def stored(record: Mapping[str, Any]) -> Settings:
+    """The settings in the settings.json of a run folder; a ValueError if they are none."""
+    own = {name: value for name, value in record.items() if name not in ("recipe", "identity")}
+    return Settings.model_validate_json(json_text(own))
 
 
 def json_text(tree: Tree) -> str:

@@ -67,6 +67,7 @@ def _all(runs: Path, recipe: str | None) -> list["Found"]:
 def _chosen(runs: Path, filters: list[str], status: str | None) -> Callable[[str | None], list["Found"]]:
     """Finds the runs of a recipe, or of all, that have the status and the settings."""
     from ghostnoise.lab.overrides import overridden, values_of
+    from ghostnoise.lab.sections import flat
 
     _, mistakes = overridden({}, filters)
     if mistakes:
@@ -74,7 +75,7 @@ def _chosen(runs: Path, filters: list[str], status: str | None) -> Callable[[str
     wanted = values_of(filters)
 
     def fits(found: "Found") -> bool:
-        settings = _flat(found.settings)
+        settings = flat(found.settings)
         return status in (None, found.status) and all(_same(settings.get(key), wanted[key]) for key in wanted)
 
     return lambda recipe: [found for found in _all(runs, recipe) if fits(found)]
@@ -84,13 +85,6 @@ def _same(there: object, wanted: object) -> bool:
     from ghostnoise.lab.overrides import Unset
 
     return there is None if wanted is Unset.UNSET else there == wanted
-
-
-def _flat(settings: dict[str, Any]) -> dict[str, Any]:
-    pairs: dict[str, Any] = {}
-    for name, value in settings.items():
-        pairs |= {f"{name}.{key}": each for key, each in value.items()} if isinstance(value, dict) else {name: value}
-    return pairs
 
 
 def _named(runs: Path, name: str) -> "Found":
@@ -144,10 +138,12 @@ def _age(found: "Found") -> str:
 
 def _show(found: "Found", console: "Console") -> None:
     """Settings that are not the defaults, the result or the failure, and the last line of the metrics."""
+    from ghostnoise.lab.sections import flat
+
     lines = [f"{found.path}: {found.status}"]
     if found.reason:
         lines.append(found.reason)
-    lines += [f"  {key} = {value}" for key, value in _not_default(_flat(found.settings)).items()]
+    lines += [f"  {key} = {value}" for key, value in _not_default(flat(found.settings)).items()]
     for title, record in (("result", found.result), ("failure", found.failure)):
         if record:
             lines += [title, *(f"  {key} = {value}" for key, value in record.items() if key != "traceback")]

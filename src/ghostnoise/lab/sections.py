@@ -16,15 +16,18 @@ from ghostnoise.lab.overrides import RESERVED
 from ghostnoise.lab.validation import KEYS, RULES, spelled, unknown
 
 
-def flat(given: object) -> object:
-    """Nested tables as one with dotted keys: TOML reads `norm.method = ...` as a table in a table."""
-    if not isinstance(given, Mapping):
-        return given
+def flat(tables: Mapping[str, Any]) -> dict[str, Any]:
+    """Nested tables as one with dotted keys."""
     pairs: dict[str, Any] = {}
-    for name, value in given.items():
-        inner = flat(value)
-        pairs |= {f"{name}.{key}": each for key, each in inner.items()} if isinstance(inner, dict) else {name: inner}
+    for name, value in tables.items():
+        nested = isinstance(value, Mapping)
+        pairs |= {f"{name}.{key}": each for key, each in flat(value).items()} if nested else {name: value}
     return pairs
+
+
+def _flat(given: object) -> object:
+    """TOML reads `norm.method = ...` as a table in a table."""
+    return flat(given) if isinstance(given, Mapping) else given
 
 
 class Part(BaseModel):
@@ -34,14 +37,14 @@ class Part(BaseModel):
 
 
 Axes = dict[str, Annotated[list[Any], Field(min_length=1)]]
-Table = Annotated[Axes, BeforeValidator(flat)]
+Table = Annotated[Axes, BeforeValidator(_flat)]
 
 
 class Method(Part):
     """A line of a table, or a curve of a figure."""
 
     label: Annotated[str, Field(min_length=1)]
-    set: Annotated[dict[str, Any], BeforeValidator(flat)] = {}
+    set: Annotated[dict[str, Any], BeforeValidator(_flat)] = {}
     axes: Table = {}
     without: list[str] = []
     paper: str | dict[str, str] | None = None

@@ -9,7 +9,7 @@ from pydantic import BaseModel, ConfigDict, Field, model_validator
 
 Method = Literal["none", "bn", "gbn", "xbn", "en", "gni", "agni", "dropout", "eagn"]
 Placement = Literal["inside", "after", "activation", "branch"]
-CUTTING = ("gbn", "xbn", "en")  # methods that cut the batch into ghost batches
+CUTTING = ("gbn", "xbn", "en")  # methods that cut the batch into ghost batches: batch norms of their own
 GHOSTLY = (*CUTTING, "gni", "agni")  # methods that have a ghost size
 NOISES = ("gni", "agni", "dropout", "eagn")  # methods that inject noise, and so can stand outside of a batch norm
 SHARING = ("bn", *GHOSTLY)  # methods with statistics that processes can share
@@ -26,6 +26,20 @@ class Section(BaseModel):
     model_config = ConfigDict(extra="forbid", frozen=True, strict=True, use_attribute_docstrings=True)
     OWNERS: ClassVar[dict[str, tuple[str, tuple[str, ...]]]] = {}
     """Settings that belong to some values of another one: that one's name, and these values."""
+    DEFAULTS: ClassVar[dict[str, dict[str, dict[str, object]]]] = {}
+    """Defaults that belong to a value of another one, by that one's name and this value."""
+
+    @model_validator(mode="before")
+    @classmethod
+    def _filled_in(cls, given: object) -> object:
+        """Unset settings take the defaults of what is chosen, so that both ways to write them are one run."""
+        if not isinstance(given, dict):
+            return given
+        own: dict[str, object] = {}
+        for choice, defaults in cls.DEFAULTS.items():
+            chosen = given.get(choice, cls.model_fields[choice].default)
+            own |= next((each for value, each in defaults.items() if value == chosen), {})
+        return own | {name: value for name, value in given.items() if value is not None or name not in own}
 
     @model_validator(mode="after")
     def _belong(self) -> Self:
@@ -91,22 +105,13 @@ class NormSettings(Section):
         "law": ("method", ("agni",)), "dof": ("method", ("agni",)), "std": ("method", ("eagn",)),
         "rate": ("method", ("dropout",)), "distribution": ("method", ("dropout",)), "per": ("method", ("dropout",)),
     }  # fmt: skip
-
-    @model_validator(mode="before")
-    @classmethod
-    def _defaults_of_the_method(cls, given: object) -> object:
-        """Unset settings of a method take its defaults, so that both ways to write them are one run."""
-        if not isinstance(given, dict):
-            return given
-        own: dict[str, object] = {}
-        match given.get("method"):
-            case "gni":
-                own = {"components": "both", "noise_eps": 1e-3}
-            case "agni":
-                own = {"components": "both", "noise_eps": 1e-3, "law": "fc", "dof": "paper"}
-            case "dropout":
-                own = {"distribution": "bernoulli", "per": "element"}
-        return own | {name: value for name, value in given.items() if value is not None or name not in own}
+    DEFAULTS = {
+        "method": {
+            "gni": {"components": "both", "noise_eps": 1e-3},
+            "agni": {"components": "both", "noise_eps": 1e-3, "law": "fc", "dof": "paper"},
+            "dropout": {"distribution": "bernoulli", "per": "element"},
+        }
+    }
 
     @model_validator(mode="after")
     def _has_a_strength(self) -> Self:
@@ -146,16 +151,9 @@ class DataSettings(Section):
         "padding": ("augment", ("flip-crop",)), "folder": ("name", ("imagefolder",)),
         "image_size": ("name", ("imagefolder",)), "resize": ("name", ("imagefolder",)),
     }  # fmt: skip
-
-    @model_validator(mode="before")
-    @classmethod
-    def _defaults(cls, given: object) -> object:
-        if not isinstance(given, dict):
-            return given
-        own: dict[str, object] = {"padding": 4} if given.get("augment") == "flip-crop" else {}
-        if given.get("name") == "imagefolder":
-            own |= {"image_size": 224, "resize": 256}
-        return own | {name: value for name, value in given.items() if value is not None or name not in own}
+    DEFAULTS = {
+        "augment": {"flip-crop": {"padding": 4}}, "name": {"imagefolder": {"image_size": 224, "resize": 256}},
+    }  # fmt: skip
 
     @model_validator(mode="after")
     def _fits(self) -> Self:
@@ -183,7 +181,7 @@ class OptimSettings(Section):
     """Of sgd (0.9 if unset)."""
     nesterov: bool | None = None
     """Of sgd (false if unset)."""
-    betas: tuple[Share, Share] | None = None
+    betas: Annotated[tuple[Share, Share], Field(strict=False)] | None = None
     """Of adamw (0.9, 0.999 if unset)."""
     eps: Above0 | None = None
     """Of adamw (1e-8 if unset)."""
@@ -198,17 +196,9 @@ class OptimSettings(Section):
         "momentum": ("name", ("sgd",)), "nesterov": ("name", ("sgd",)),
         "betas": ("name", ("adamw",)), "eps": ("name", ("adamw",)),
     }  # fmt: skip
-
-    @model_validator(mode="before")
-    @classmethod
-    def _defaults_of_the_optimizer(cls, given: object) -> object:
-        if not isinstance(given, dict):
-            return given
-        own: dict[str, object] = {"momentum": 0.9, "nesterov": False}
-        if given.get("name") == "adamw":
-            own = {"betas": (0.9, 0.999), "eps": 1e-8}
-        given = {name: tuple(value) if isinstance(value, list) else value for name, value in given.items()}
-        return own | {name: value for name, value in given.items() if value is not None or name not in own}
+    DEFAULTS = {
+        "name": {"sgd": {"momentum": 0.9, "nesterov": False}, "adamw": {"betas": (0.9, 0.999), "eps": 1e-8}},
+    }  # fmt: skip
 
     @model_validator(mode="after")
     def _moves(self) -> Self:
@@ -240,6 +230,19 @@ class TrainSettings(Section):
     """Set by --smoke: the run is shrunk to seconds, and its numbers mean nothing."""
 
 
+class MeterSettings(Section):
+    """How often the noise in the network's layers is measured; training goes on as if it were not."""
+
+    every: Count
+    """Epochs between two measurements; the first and the last epoch have one too."""
+    batches: Count = 8
+    """Training batches that are measured."""
+    ghost_size: Count | None = None
+    """Samples in a ghost batch: those of the norm if unset, or else 32."""
+    draws: Count = 256
+    """Ghost batches that are drawn from a batch."""
+
+
 class Settings(Section):
     """All that decides what a run computes."""
 
@@ -248,4 +251,5 @@ class Settings(Section):
     data: DataSettings
     optim: OptimSettings
     train: TrainSettings
+    meter: MeterSettings | None = None
     seed: Annotated[int, Field(ge=0, lt=2**63)] = 0

@@ -11,6 +11,7 @@ TIMM_BATCH = 8  # networks of timm keep their size
 BATCHES, TEST_BATCHES = 5, 2
 WIDTH, MLP_WIDTH = 16, 64  # 16 channels divide into heads and into quarters for bottlenecks
 IMAGE_SIZE, RESIZE = 64, 72
+METERED, DRAWS = 2, 32  # batches that the meter measures, and ghost batches that it draws from each
 
 
 def shrink(settings: Settings) -> Settings:
@@ -40,6 +41,8 @@ def shrink(settings: Settings) -> Settings:
         model["widths"] = [min(width, MLP_WIDTH) for width in model["widths"]]
     elif not timm:
         model["width"] = _least(model, "width", MLP_WIDTH if model["name"] == "mlp" else WIDTH)
+    if "meter" in tree:
+        tree["meter"] |= {"every": 1, "batches": min(tree["meter"]["batches"], METERED), "draws": DRAWS}
     train |= {"epochs": epochs, "batch_size": batch, "compile": False, "smoke": True}
     if train["device"] == "cpu" and train["amp"] == "fp16":
         train["amp"] = "bf16"

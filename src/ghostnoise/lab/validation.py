@@ -2,7 +2,7 @@
 
 import difflib
 from collections.abc import Iterator, Mapping, Sequence
-from typing import Any
+from typing import Any, get_args
 
 from pydantic import ValidationError
 from pydantic_core import ErrorDetails
@@ -11,9 +11,10 @@ from ghostnoise.lab.errors import UserError
 from ghostnoise.lab.settings import CUTTING, NormSettings, Section, Settings
 
 SECTIONS: dict[str, type[Section]] = {
-    name: field.annotation
+    name: kind
     for name, field in Settings.model_fields.items()
-    if isinstance(field.annotation, type) and issubclass(field.annotation, Section)
+    for kind in (field.annotation, *get_args(field.annotation))  # a section, or one that may be left out
+    if isinstance(kind, type) and issubclass(kind, Section)
 }
 KEYS = [
     *(name for name in Settings.model_fields if name not in SECTIONS),

@@ -1,6 +1,7 @@
 """A first ghost size to try, and where its noise would be strong or faint, with the figures behind it."""
 
 import math
+from collections.abc import Callable
 from dataclasses import dataclass
 
 import numpy as np
@@ -55,10 +56,10 @@ class Advice:
     def _now(self) -> list[str]:
         if not self.already:
             return ["Now: none of these layers has ghost noise, since none is a batch norm or has a ghost size."]
-        weakest, strongest = _ends(self.already)
-        span = f"the shift is {_percent(weakest.shift)} to {_percent(strongest.shift)} of a standard deviation"
+        least, most = _ends(self.already)
+        span = f"the shift is {_percent(least.shift)} to {_percent(most.shift)} of a standard deviation"
         if not self.strong:
-            return [f"Now: the noise is nowhere strong; {span} (most in {strongest.layer})."]
+            return [f"Now: the noise is nowhere strong; {span} (most in {most.layer})."]
         return [
             f"Now: the noise is strong already in {_listed(self.strong)}, as in a fully connected layer with ghost "
             f"batches of fewer than {STRONG:g}; overall, {span}."
@@ -73,11 +74,13 @@ class Advice:
         ]
 
     def _first(self) -> list[str]:
-        weakest, strongest = _ends(self.expected)
+        least, most = _ends(self.expected)
+        strongest = min(self.expected, key=lambda each: each.size)
         return [
             f'First size to try: ghostnoise.convert(model, "gni", ghost_size={self.ghost_size}). Its shift would be '
-            f"{_percent(weakest.shift)} ({weakest.layer}) to {_percent(strongest.shift)} ({strongest.layer}) of a "
-            f"standard deviation; the strongest is that of a fully connected layer with N = {strongest.size:.0f}.",
+            f"{_percent(least.shift)} ({least.layer}) to {_percent(most.shift)} ({most.layer}) of a standard "
+            f"deviation; the strongest noise ({strongest.layer}) is that of a fully connected layer with "
+            f"N = {strongest.size:.0f}.",
             f"Then try {max(self.ghost_size // 2, 1)} and {self.ghost_size * 2}, and keep what is best on validation "
             "data. This says how strong the noise is, not what it does to accuracy: that was not measured here.",
         ]
@@ -86,9 +89,9 @@ class Advice:
 def advise(reading: Reading) -> Advice:
     """Judge the noise that a model has, and the noise that it would have.
 
-    The first ghost size to try is 32, or what is nearest to it between two ends: small enough that the median layer
-    has noise as strong as that of the paper's ResNet-18 (figure 4), and large enough that no layer has noise stronger
-    than that of the paper's MLP. Where these disagree, the second counts.
+    The first ghost size to try is 32, or the power of two nearest to it between two ends: small enough that the
+    median layer has noise as strong as that of the paper's ResNet-18 (figure 4), and large enough that no layer has
+    noise stronger than that of the paper's MLP. Where these disagree, the second counts.
     """
     layers = [layer for layer in reading.layers if layer.constant < layer.channels]
     if not layers:
@@ -96,7 +99,7 @@ def advise(reading: Reading) -> Advice:
     asked = layers[0].ghost_size
     per_sample = [_at(layer, asked).size / asked for layer in layers]  # the effective size is a multiple of N
     most, least = TYPICAL / float(np.median(per_sample)), STRONG / min(per_sample)
-    size = _power_of_two(max(min(FIRST, most), least))
+    size = min(max(min(FIRST, _power_of_two(most, math.floor)), _power_of_two(least, math.ceil)), LARGEST)
     now = [(layer, _present(layer)) for layer in layers]
     already = tuple(_at(layer, present) for layer, present in now if present is not None)
     measured = tuple(_at(layer, asked) for layer in layers)
@@ -112,11 +115,15 @@ def advise(reading: Reading) -> Advice:
 def _about(layers: list[LayerReading]) -> str:
     first = layers[0]
     each = f"{first.samples / first.batches:.4g} samples"
-    several = "batch" if first.batches == 1 else "batches"
+    channels = sum(layer.channels for layer in layers)
     return (
-        f"{len(layers)} layers, {sum(layer.channels for layer in layers):,} channels, measured on {first.batches} "
-        f"{several} of {each}."
+        f"{_counted(len(layers), 'layer')}, {_counted(channels, 'channel')}, measured on "
+        f"{_counted(first.batches, 'batch', 'es')} of {each}."
     )
+
+
+def _counted(number: int, what: str, several: str = "s") -> str:
+    return f"{number:,} {what}{'' if number == 1 else several}"
 
 
 def _present(layer: LayerReading) -> float | None:
@@ -136,13 +143,14 @@ def _at(layer: LayerReading, ghost_size: float) -> Strength:
 
 
 def _ends(strengths: tuple[Strength, ...]) -> tuple[Strength, Strength]:
-    """The weakest and the strongest."""
-    ordered = sorted(strengths, key=lambda each: -each.size)
+    """Those with the least and the most shift."""
+    ordered = sorted(strengths, key=lambda each: each.shift)
     return ordered[0], ordered[-1]
 
 
-def _power_of_two(size: float) -> int:
-    return int(min(2 ** round(math.log2(max(size, 2))), LARGEST))
+def _power_of_two(size: float, rounded: Callable[[float], int]) -> int:
+    """Of 2 or more."""
+    return int(2 ** rounded(math.log2(max(size, 2))))
 
 
 def _listed(strengths: tuple[Strength, ...]) -> str:

@@ -35,14 +35,16 @@ def law_cdf(
     kind, dof = LAWS[law]
     if kind == "fc" or within is None or between is None:
         within, between = np.zeros(1), np.ones(1)
-    if part == "shift":
-        std = np.sqrt(within / (ghost_size * spatial) + between / ghost_size)
-        return _normal_cdf(at, std)
     terms = ghost_size * spatial
-    if dof == "paper":
-        return _mixture_cdf(at, within / terms, terms, between / ghost_size, ghost_size)
-    around = (between + within / spatial) / ghost_size
-    return _mixture_cdf(at, within / terms, terms - ghost_size, around, ghost_size - 1)
+    if part == "shift":
+        below = _normal_cdf(at, np.sqrt(within / terms + between / ghost_size))
+    elif dof == "paper":
+        below = _mixture_cdf(at, within / terms, terms, between / ghost_size, ghost_size)
+    else:
+        around = (between + within / spatial) / ghost_size
+        below = _mixture_cdf(at, within / terms, terms - ghost_size, around, ghost_size - 1)
+    below[np.isnan(within + between)] = np.nan
+    return below
 
 
 def distance(measured: Array, law: Array) -> Array:
@@ -86,8 +88,8 @@ def _integrated(at: Array, factor: Array, degrees: float, other: Array, other_de
 
 
 def _chi_square_cdf(at: Array, degrees: float) -> Array:
-    if degrees <= 0:  # always 0
-        return (at >= 0).astype(float)
+    if degrees <= 0:  # always 0, which is not below 0
+        return (at > 0).astype(float)
     return np.interp(at, *_chi_square_table(degrees), left=0, right=1)
 
 

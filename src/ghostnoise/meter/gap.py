@@ -3,6 +3,7 @@
 from collections.abc import Callable
 from dataclasses import dataclass
 from functools import partial
+from typing import Any
 
 import numpy as np
 import torch
@@ -16,7 +17,7 @@ from ghostnoise.meter.histogram import Array
 METHODS = ("bn", "gbn", "xbn", "gni")
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, eq=False)
 class Gap:
     """What a method's normalized output (before weight and bias) is in training, against inference.
 
@@ -84,12 +85,21 @@ def outputs(
         "bn": partial(plain, functional.batch_norm),
         "gbn": partial(plain, functional.ghost_batch_norm, ghost_size=ghost_size),
         "xbn": partial(plain, functional.exclusive_batch_norm, ghost_size=ghost_size),
-        "gni": partial(plain, functional.ghost_noise_batch_norm, ghost_size=ghost_size, indices=indices),
+        "gni": partial(plain, _noisy, ghost_size=ghost_size, indices=indices),
     }
 
 
 def _trained(x: Tensor, function: Callable[..., Tensor], **options: object) -> Tensor:
     return function(x, None, None, None, None, True, **options)
+
+
+def _noisy(x: Tensor, *given: Any, ghost_size: int, channel_dim: int, **options: Any) -> Tensor:
+    if ghost_size * x.numel() == x.shape[0] * x.shape[channel_dim]:
+        raise ValueError(
+            f"ghost_size=1 on samples of shape {tuple(x.shape[1:])}: a ghost batch of a single value has no variance, "
+            "so gni would divide by sqrt(eps); raise ghost_size"
+        )
+    return functional.ghost_noise_batch_norm(x, *given, ghost_size=ghost_size, channel_dim=channel_dim, **options)
 
 
 def inferred(x: Tensor, mean: Tensor, var: Tensor, eps: float) -> Tensor:

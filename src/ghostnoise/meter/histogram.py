@@ -16,7 +16,7 @@ NARROWEST, WIDEST = 0.02, 32.0  # about where bins begin to widen, and where the
 MOMENTS = 4
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, eq=False)
 class Distribution:
     """What was drawn in each channel: a histogram and moments, of NaN for a channel in which nothing was.
 
@@ -57,7 +57,7 @@ class Distribution:
         return slope
 
     def pooled(self) -> "Distribution":
-        """The distribution over all channels that have one, as one channel: each counts as much as any other."""
+        """The distribution of what was drawn in all channels, as one channel."""
         live = self.n > 0
         if not live.any():
             return Distribution(
@@ -65,7 +65,8 @@ class Distribution:
                 self.kurtosis[:1],
             )  # fmt: skip
         mean, var = self.mean[live], self.var[live]
-        raw = _raw_moments(mean - self.center, var, self.skewness[live], self.kurtosis[live]).mean(1, keepdims=True)
+        raw = _raw_moments(mean - self.center, var, self.skewness[live], self.kurtosis[live])
+        raw = np.average(raw, axis=1, weights=self.n[live], keepdims=True)
         counts = self.counts[live].sum(0, keepdims=True, dtype=np.int64)
         return Distribution(self.center, self.edges, counts, *_central(raw, self.center))
 

@@ -7,6 +7,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
+from ghostnoise.conversion.table import NOISES
 from ghostnoise.engine import op
 from ghostnoise.ghosts import draws, everyone, ghost_sizes
 from ghostnoise.laws import variance_components
@@ -42,7 +43,8 @@ class Layer:
             self.skipped += 1
             return
         spatial = math.prod(x.shape[1:]) // x.shape[dim]
-        moments = Moments(*(table.cpu().double() for table in op.measure(_five_at_most(x, dim), dim)))
+        x, dim = _five_at_most(x, dim)
+        moments = Moments(*(table.cpu().double() for table in op.measure(x, dim)))
         if not all(table.isfinite().all() for table in moments):
             self.skipped += 1
             return
@@ -94,8 +96,9 @@ class Layer:
 
     def _add_gap(self, x: Tensor, dim: int, generator: torch.Generator) -> None:
         module: Any = self.place.found.module
-        eps = getattr(module, "eps", 1e-5) if self.place.side == "input" else 1e-5
-        wide = _five_at_most(x, dim).to(torch.promote_types(x.dtype, torch.float32))
+        own = self.place.side == "input" and not isinstance(module, NOISES)  # whose eps is that of a ratio
+        eps = getattr(module, "eps", 1e-5) if own else 1e-5
+        wide = x.to(torch.promote_types(x.dtype, torch.float32))
         indices = torch.randint(x.shape[0], (x.shape[0], self.ghost_size), generator=generator).to(x.device)
         mean, var = (getattr(module, name, None) for name in ("running_mean", "running_var"))
         inference = None
@@ -165,8 +168,6 @@ def _channels_first(x: Tensor, dim: int) -> Tensor:
     return x.movedim(dim, 0).flatten(2) if x.ndim > 2 else x.movedim(dim, 0).unsqueeze(2)
 
 
-def _five_at_most(x: Tensor, dim: int) -> Tensor:
-    """With the last positions as one dimension where there are more than the engine takes."""
-    if x.ndim <= 5:
-        return x
-    return x.flatten(2) if dim % x.ndim == 1 else x.flatten(1, -2)
+def _five_at_most(x: Tensor, dim: int) -> tuple[Tensor, int]:
+    """x and its channel dimension, with all positions as one dimension where there are more than the engine takes."""
+    return (x, dim) if x.ndim <= 5 else (x.movedim(dim, 1).flatten(2), 1)

@@ -61,7 +61,7 @@ class Meter:
             checks.dimension(channel_dim)
         if isinstance(draws, bool) or not isinstance(draws, int) or draws < 1:
             raise ValueError(f"draws={draws!r}: must be an integer of 1 or more, the ghost batches drawn from a batch")
-        self.generator = torch.Generator().manual_seed(seed)
+        self.generator = torch.Generator("cpu").manual_seed(seed)
         self.layers = [Layer(place, size, draws, gap, channel_dim) for place in places(model, modules, side)]
         self.called: list[Layer] = []
         self.handles: list[RemovableHandle] = []
@@ -115,5 +115,6 @@ class Meter:
             return
         if layer not in self.called:
             self.called.append(layer)
-        with torch.no_grad():
+        # Tables outlive the mode and the default device of one forward pass.
+        with torch.inference_mode(False), torch.no_grad(), torch.device("cpu"):
             layer.see(value, self.generator)

@@ -2,7 +2,7 @@
 
 import json
 from collections.abc import Iterator, Mapping
-from dataclasses import asdict, dataclass, field, fields
+from dataclasses import asdict, dataclass, field, fields, is_dataclass
 from functools import cached_property
 from pathlib import Path
 from typing import Any
@@ -18,7 +18,7 @@ PARTS: tuple[Part, Part] = ("shift", "scale")
 FORMAT = 1
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, eq=False)
 class Noise:
     """The noise of ghost batches, in units of the batch's own moments: 0 and 1 would be none.
 
@@ -29,7 +29,7 @@ class Noise:
     scale: Distribution
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, eq=False)
 class LayerReading:
     """A layer: arrays have an entry for each channel (C,), NaN for one that was constant."""
 
@@ -61,7 +61,7 @@ class LayerReading:
     gaps: Mapping[str, Gap] = field(default_factory=dict)
     """By method: "bn", "gbn", "xbn" and "gni"."""
     refused: Mapping[str, str] = field(default_factory=dict)
-    """Why a method has no gap."""
+    """Why a method has no gap, or not that of every batch."""
 
     @property
     def channels(self) -> int:
@@ -92,15 +92,16 @@ class LayerReading:
 
     @cached_property
     def layer_distances(self) -> dict[tuple[Part, str], float]:
-        """By part and law: the same for the layer, the average of its channels' distributions (GNI)."""
+        """By part and law: the same for the layer, for all that was drawn in its channels (GNI)."""
         made: dict[tuple[Part, str], float] = {}
         for part in PARTS:
             found: Distribution = getattr(self.noise["gni"], part)
             pooled = found.pooled().cdf()[0]
-            live = found.n > 0
+            shares = found.n / max(found.n.sum(), 1)
             for law in laws_of(part):
                 curve = self.law(law, part, found.edges)
-                made[part, law] = float(distance(pooled, (curve if len(curve) == 1 else curve[live]).mean(0)))
+                expected = curve[0] if len(curve) == 1 else shares @ np.nan_to_num(curve)
+                made[part, law] = float(distance(pooled, expected))
         return made
 
     def row(self) -> dict[str, Any]:
@@ -144,6 +145,9 @@ class Reading(Mapping[str, LayerReading]):
     def __len__(self) -> int:
         return len(self.layers)
 
+    def __eq__(self, other: object) -> bool:
+        return isinstance(other, Reading) and _same(self.layers, other.layers)
+
     def rows(self) -> list[dict[str, Any]]:
         """Each layer in a line of figures."""
         return [layer.row() for layer in self.layers]
@@ -186,6 +190,21 @@ class Reading(Mapping[str, LayerReading]):
 def laws_of(part: Part) -> tuple[str, ...]:
     """The laws that a part of the noise has: the shift has no other one around the ghost batch's own mean."""
     return tuple(law for law, (_, dof) in LAWS.items() if part == "scale" or dof == "paper")
+
+
+def _same(one: Any, other: Any) -> bool:
+    """They hold the same figures; NaN is the same as NaN."""
+    if isinstance(one, np.ndarray):
+        return np.array_equal(one, other, equal_nan=True)
+    if is_dataclass(one):
+        return type(one) is type(other) and all(
+            _same(getattr(one, each.name), getattr(other, each.name)) for each in fields(one)
+        )
+    if isinstance(one, Mapping):
+        return one.keys() == other.keys() and all(_same(one[key], other[key]) for key in one)
+    if isinstance(one, tuple):
+        return len(one) == len(other) and all(map(_same, one, other))
+    return bool(one == other)
 
 
 def _average(values: Array) -> float:

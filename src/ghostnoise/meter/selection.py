@@ -7,7 +7,7 @@ from typing import Any, Literal, NamedTuple, TypeAlias
 
 from torch import Tensor, nn
 
-from ghostnoise.conversion.channels import known_channel_dim
+from ghostnoise.conversion.channels import is_activation, known_channel_dim
 from ghostnoise.conversion.selection import Found, check_model, everything, is_batch_norm, is_norm_layer, listing
 from ghostnoise.conversion.table import NOISES
 
@@ -48,11 +48,16 @@ def places(model: nn.Module, modules: str | Sequence[str] | None, side: Side | N
 def channel_dim(place: Place, x: Tensor, given: int | None) -> int:
     """Where the channels of x are: as given, as the type of the module tells, or where its weights fit alone."""
     module = place.found.module
-    if given is not None:
-        return given
-    if isinstance(module, NOISES):
-        return module.channel_dim
-    known = known_channel_dim(module)
+    known = given
+    if given is None and isinstance(module, NOISES):
+        known = module.channel_dim
+    elif given is None and not (is_activation(module) and x.ndim == 3):  # tokens (B, T, C), or a sequence (B, C, L)
+        known = known_channel_dim(module)
+    if known is not None and not -x.ndim < known < x.ndim:
+        raise ValueError(
+            f"channel_dim={known}: must be a dimension of the {place.side} of {place.found}, of shape "
+            f"{tuple(x.shape)}, other than the batch; use 1, or -1 where channels come last"
+        )
     if known is not None:
         return known
     weight = getattr(module, "weight", None)

@@ -6,7 +6,6 @@ from rich.console import Console
 
 from ghostnoise.lab.data import catalog, command
 from ghostnoise.lab.errors import UserError
-from lab.data.serving import serving
 from lab.data.writing import described, small, write
 
 
@@ -100,20 +99,18 @@ def test_get_of_what_is_there_verifies_it(tmp_path, mnist, console):
     assert "mnist: whole in" in said(console)
 
 
-def test_get_downloads(tmp_path, tmp_path_factory, mnist, console, monkeypatch):
-    monkeypatch.setenv("no_proxy", "*")
+def test_get_downloads(tmp_path, tmp_path_factory, mnist, console, monkeypatch, server):
     entry, arrays = mnist
     source = tmp_path_factory.mktemp("zipped") / "mnist"
     write(entry.layouts[0], arrays, source, zipped=True)
-    contents = {path.name: path.read_bytes() for path in source.iterdir()}
-    downloads = tuple(described(file.name, contents[file.name]) for file in entry.layouts[0].downloads)
-    with serving(contents) as server:
-        layout = replace(entry.layouts[0], downloads=downloads, addresses=(server.address,))
-        monkeypatch.setitem(catalog.CATALOG, "mnist", replace(entry, layouts=(layout,)))
-        assert command.run("get", "mnist", tmp_path / "new", console) == 0
-        assert len(server.requests) == 4
-        assert command.run("get", "mnist", tmp_path / "new", console) == 0
-        assert len(server.requests) == 4
+    server.contents = {path.name: path.read_bytes() for path in source.iterdir()}
+    downloads = tuple(described(file.name, server.contents[file.name]) for file in entry.layouts[0].downloads)
+    layout = replace(entry.layouts[0], downloads=downloads, addresses=(server.address,))
+    monkeypatch.setitem(catalog.CATALOG, "mnist", replace(entry, layouts=(layout,)))
+    assert command.run("get", "mnist", tmp_path / "new", console) == 0
+    assert len(server.requests) == 4
+    assert command.run("get", "mnist", tmp_path / "new", console) == 0
+    assert len(server.requests) == 4
     assert said(console).count(f"mnist: whole in {tmp_path}/new/mnist") == 2
 
 

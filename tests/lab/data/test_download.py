@@ -10,22 +10,9 @@ import pytest
 from filelock import FileLock
 from rich.console import Console
 
-from ghostnoise.lab.data import download, files, transfer
+from ghostnoise.lab.data import download, files
 from ghostnoise.lab.errors import UserError
-from lab.data.serving import serving
 from lab.data.writing import described, small, write
-
-
-@pytest.fixture(autouse=True)
-def direct(monkeypatch):
-    monkeypatch.setenv("no_proxy", "*")
-    monkeypatch.setattr(transfer, "CHUNK", 10_000)
-
-
-@pytest.fixture
-def server():
-    with serving({}) as made:
-        yield made
 
 
 def quiet():
@@ -65,7 +52,7 @@ def test_an_archive_is_unpacked_and_removed(cifar, tmp_path):
     assert np.array_equal(files.load(entry, folder, "test").labels, arrays["test"].labels)
     assert sorted(os.listdir(folder / "cifar-10-batches-bin"))[-2:] == ["readme.html", "test_batch.bin"]
     left = sorted(str(path.relative_to(folder)) for path in folder.rglob("*") if "batches-bin" not in str(path))
-    assert left == [".downloads", ".downloads/cifar10.lock"]
+    assert left == []
 
 
 def test_damaged_files_are_replaced_and_others_stay(cifar, tmp_path):
@@ -133,6 +120,22 @@ def test_four_files_of_their_own(tmp_path, tmp_path_factory, server):
     download.download(entry, tmp_path, quiet())
     assert [name for name, _ in server.requests] == [path.name]
     assert files.whole(entry, tmp_path)
+
+
+def test_what_keeps_nothing_leaves_nothing(cifar, tmp_path, server):
+    """But for what is there already, of this set or of another."""
+    entry, _ = cifar
+    server.contents.clear()
+    for others in ([], ["mnist"], ["mnist", "cifar10"]):
+        kept = [tmp_path / ".downloads" / name / "file.part" for name in others]
+        for path in kept:
+            path.parent.mkdir(parents=True, exist_ok=True)
+            path.touch()
+        with pytest.raises(UserError, match="answers 404 Not Found; nothing was kept"):
+            download.download(entry, tmp_path, quiet())
+        assert sorted(path for path in tmp_path.rglob("*") if path.suffix == ".part") == sorted(kept)
+        assert (tmp_path / ".downloads").exists() == bool(others)
+        assert (tmp_path / ".downloads" / "cifar10").exists() == ("cifar10" in others)
 
 
 def hostile(name, kind=tarfile.REGTYPE, link=""):

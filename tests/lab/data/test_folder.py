@@ -12,6 +12,7 @@ from ghostnoise.lab.data import open_source
 from ghostnoise.lab.data.draws import Purpose, words
 from ghostnoise.lab.errors import UserError
 from ghostnoise.lab.settings import DataSettings
+from lab.data.comparing import global_numpy, same
 
 importlib.import_module("startup.sitecustomize")
 vision = importlib.import_module("torchvision.transforms")
@@ -49,18 +50,6 @@ def settings(**given):
 def source(root, batch_size=4, *, data=None, **options):
     options = {"seed": 3, "device": CPU, "workers": 0, **options}
     return open_source(data or settings(augment="resized-crop"), root, batch_size=batch_size, **options)
-
-
-def global_numpy():
-    return np.random.get_state()[1].tolist()  # noqa: NPY002
-
-
-def same(found, expected):
-    found, expected = list(found), list(expected)
-    assert len(found) == len(expected)
-    for (x, y), (other_x, other_y) in zip(found, expected, strict=True):
-        assert torch.equal(x, other_x)
-        assert torch.equal(y, other_y)
 
 
 def pixels(x):

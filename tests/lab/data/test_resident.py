@@ -10,6 +10,7 @@ from ghostnoise.lab.data.catalog import Entry
 from ghostnoise.lab.data.readers import Arrays
 from ghostnoise.lab.data.resident import Images, Resident, chosen
 from ghostnoise.lab.data.source import Facts, Share
+from lab.data.comparing import global_numpy, same
 
 CPU = torch.device("cpu")
 SHAPE = (3, 4, 5)
@@ -30,18 +31,6 @@ def noisy(count):
 def source(train, batch_size, *, rank=0, world=1, held_out=7, **options):
     options = {"seed": 1, "device": CPU, **options}
     return Resident(ENTRY, train, images(held_out, 100), Share(batch_size, rank, world), **options)
-
-
-def global_numpy():
-    return np.random.get_state()[1].tolist()  # noqa: NPY002
-
-
-def same(found, expected):
-    found, expected = list(found), list(expected)
-    assert len(found) == len(expected)
-    for (x, y), (other_x, other_y) in zip(found, expected, strict=True):
-        assert torch.equal(x, other_x)
-        assert torch.equal(y, other_y)
 
 
 cases = st.fixed_dictionaries({

@@ -7,23 +7,16 @@ from rich.progress import Progress
 
 from ghostnoise.lab.data import transfer
 from ghostnoise.lab.errors import UserError
-from lab.data.serving import serving
 from lab.data.writing import described
 
 DATA = random.Random(0).randbytes(300_000)
 FILE = described("set.bin", DATA)
 
 
-@pytest.fixture(autouse=True)
-def direct(monkeypatch):
-    monkeypatch.setenv("no_proxy", "*")
-    monkeypatch.setattr(transfer, "CHUNK", 10_000)
-
-
 @pytest.fixture
-def server():
-    with serving({"set.bin": DATA}) as made:
-        yield made
+def server(server):
+    server.contents["set.bin"] = DATA
+    return server
 
 
 def quiet():

@@ -13,7 +13,8 @@ from collections import Counter
 import pytest
 
 import jobs
-from ghostnoise.lab.engines import Place, Progressed, local
+from ghostnoise import doctor
+from ghostnoise.lab.engines import Place, Progressed
 from ghostnoise.lab.engines.local import DEATHS, LocalEngine
 from ghostnoise.lab.store import RunFolder
 
@@ -143,14 +144,15 @@ def test_two_engines_share_the_work_and_train_nothing_twice(engine):
 
 
 def test_threads_and_gpus_are_shared_fairly(tmp_path, monkeypatch):
-    monkeypatch.setattr(local, "cores", lambda: 8)
-    shares = [
-        [(slot.share.threads, slot.share.gpu) for slot in LocalEngine(Place(tmp_path), **options).slots]
-        for options in (
-            {}, {"workers": 3}, {"workers": 9}, {"workers": 2, "threads": 1},
-            {"gpus": ["0", "3"]}, {"gpus": ["0", "3"], "workers": 4},
-        )
-    ]  # fmt: skip
+    monkeypatch.setattr(doctor, "cores", lambda: 8)
+    shares = []
+    for options in (
+        {}, {"workers": 3}, {"workers": 9}, {"workers": 2, "threads": 1},
+        {"gpus": ["0", "3"]}, {"gpus": ["0", "3"], "workers": 4},
+    ):  # fmt: skip
+        engine = LocalEngine(Place(tmp_path), **options)
+        shares.append([(slot.share.threads, slot.share.gpu) for slot in engine.slots])
+        engine.close()
     assert shares == [
         [(1, None)] * 8, [(2, None)] * 3, [(1, None)] * 9, [(1, None)] * 2,
         [(4, "0"), (4, "3")], [(2, "0"), (2, "3"), (2, "0"), (2, "3")],
@@ -178,7 +180,8 @@ engine = LocalEngine(Place(Path({str(tmp_path)!r})), workers=1, threads=1)
 given = [jobs.job("train.epochs=3000", "train.batch_size=64")]
 engine.run(given, lambda event: print(engine.slots[0].process.pid, flush=True), lambda: False)
 """
-    process = subprocess.Popen([sys.executable, "-c", code], stdout=subprocess.PIPE, text=True)
+    environment = os.environ | {"TMPDIR": str(tmp_path)}  # what is killed removes no logs
+    process = subprocess.Popen([sys.executable, "-c", code], env=environment, stdout=subprocess.PIPE, text=True)
     worker = int(process.stdout.readline())
     assert alive(worker)
     process.kill()

@@ -1,5 +1,6 @@
 """The Ray engine without a cluster: how it refuses, and what goes between nodes and driver."""
 
+import json
 import socket
 import sys
 
@@ -74,7 +75,7 @@ def test_the_mailbox_keeps_the_latest_of_each_kind():
 
 
 def test_files_go_from_folder_to_folder(tmp_path):
-    chosen = recipe.load("digits", SHORT)
+    chosen = recipe.load("digits", [*SHORT, "meter.every=1", "meter.batches=1", "meter.draws=8"])
     folder = train(chosen, Options(runs=tmp_path, quiet=True, thresholds=False)).folder
     files = files_of(folder)
     assert list(files)[-1] == "result.json", "what ends a run is written when all else is there"
@@ -82,6 +83,18 @@ def test_files_go_from_folder_to_folder(tmp_path):
     assert outcome(tmp_path / "copy") == outcome(folder)
     there = [RunFolder(path, pytest.fail).latest() for path in (folder, tmp_path / "copy")]
     assert there[0] == there[1] is not None
+    noise = [
+        {path.name: path.read_bytes() for path in (place / "noise").iterdir()} for place in (folder, tmp_path / "copy")
+    ]
+    assert noise[0] == noise[1]
+    assert len(noise[0]) == chosen.settings.train.epochs
+
+
+def test_why_a_run_failed_goes_along(tmp_path):
+    RunFolder(tmp_path, pytest.fail).fail({"seed": 0}, "a reason", "a trace")
+    files = files_of(tmp_path)
+    assert list(files) == ["settings.json", "failure.json"]
+    assert json.loads(files["failure.json"])["traceback"] == "a trace"
 
 
 def test_a_run_tells_what_it_saved_and_can_be_asked_to_stop(tmp_path):

@@ -1,10 +1,12 @@
 import json
+from dataclasses import replace
 
 import pytest
 
 import jobs
 from ghostnoise.lab.engines import Ended, Place, work
 from ghostnoise.lab.store import RunFolder, scan
+from ghostnoise.lab.train.stop import Stop
 
 
 def executed(each, runs, report=lambda *numbers: None, **options):
@@ -21,6 +23,46 @@ def test_a_job_reports_and_ends_with_a_result(tmp_path):
     assert 0 < loss < 10
     assert 0 <= accuracy <= 100
     assert scan.look(tmp_path / "digits" / each.identity, pytest.fail).status == "finished"
+
+
+def test_what_is_reported_is_of_training_at_most_so_often_and_only_while_ready(tmp_path):
+    """Of 3 steps in each of 4 epochs, never the held-out accuracy, which would jump between training's."""
+    overrides = [*jobs.SHORT, "train.epochs=4"]
+
+    def told(name, **options):
+        numbers = []
+        executed(jobs.job(*overrides), tmp_path / name, lambda *given: numbers.append(given), **options)
+        return numbers
+
+    every = told("always", every=0)
+    lines = (tmp_path / "always/digits" / jobs.job(*overrides).identity / "metrics.jsonl").read_text().splitlines()
+    assert [(done, total) for done, total, *_ in every] == [(step, 12) for step in range(1, 13)]
+    assert [accuracy for *_, accuracy in every[2::3]] == pytest.approx(
+        [json.loads(line)["train_accuracy"] for line in lines]
+    )
+    assert told("seldom", every=1e9) == []
+    ready = iter([False, False, True] * 4)
+    assert [done for done, *_ in told("ready", every=0, ready=lambda: next(ready))] == [3, 6, 9, 12]
+
+
+def test_a_job_tells_what_it_saved_and_can_be_asked_to_stop(tmp_path):
+    each, stop, folders = jobs.job(*jobs.SHORT, "train.epochs=9"), Stop(), []
+
+    def saved(folder):
+        folders.append(folder)
+        stop.signal = 15
+
+    assert executed(each, tmp_path, saved=saved, stop=stop) == Ended(each, "stopped")
+    assert folders == [tmp_path / "digits" / each.identity] * 2, "after an epoch, and when it stopped"
+
+
+def test_a_job_that_is_another_run_here_has_failed(tmp_path):
+    given = jobs.job(*jobs.SHORT)
+    each = replace(given, identity="0" * len(given.identity))
+    ended = executed(each, tmp_path)
+    assert ended.status == "failed"
+    assert f"run 0: is {given.identity} on " in ended.message
+    assert "machines must have the same version of ghostnoise" in ended.message
 
 
 def test_a_defect_is_recorded_and_forgotten_when_the_run_begins_again(tmp_path, monkeypatch):

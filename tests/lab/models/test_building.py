@@ -194,8 +194,3 @@ def test_settings_of_batch_norms_where_there_are_none():
 def test_errors_of_layers_are_the_users():
     said = refused({"name": "resnet8"}, NormSettings(method="xbn", ghost_size=1))
     assert said.startswith("ghost_size=1: must be an integer of 2 or more")
-
-
-def test_global_scope_needs_processes():
-    said = "norm.scope='global' without processes to share statistics: run with torchrun, or leave it out"
-    assert refused({"name": "resnet8"}, norm("gbn", scope="global")) == said

@@ -181,5 +181,12 @@ def test_global_scope(one_rank):
     assert {module.process_group for module in noises} == {"world"}
 
 
+def test_global_scope_of_one_process_is_local():
+    for name, methods in (("test_resnet", METHODS), ("test_vit", ("gni", "agni"))):
+        for method in methods:
+            everyone, own = (build(name, method, scope=scope) for scope in ("global", "local"))
+            assert repr(everyone) == repr(own)
+
+
 def test_the_settings_of_the_tests_are_of_every_method():
     assert {"none", *METHODS} <= SETTINGS.keys()

@@ -181,6 +181,18 @@ def test_global_scope_of_networks_without_batch_norm(one_rank):
         assert found(build(name, "gni", scope="global"), GhostNoise).process_group == "world"
 
 
+@pytest.mark.parametrize("method", ["bn", "gbn", "xbn", "en", "gni", "agni"])
+def test_global_scope_of_one_process_is_local(method):
+    for place in models.CATALOG["resnet8"].offered(method) or [None]:
+        everyone, own = (build("resnet8", method, place, scope=scope) for scope in ("global", "local"))
+        assert repr(everyone) == repr(own)
+        results = []
+        for model in (everyone, own):
+            torch.manual_seed(1)
+            results.append(model(images()))
+        assert torch.equal(*results)
+
+
 def test_a_plain_norm_of_global_scope_is_one_of_ours(one_rank):
     slots = Slots(norm("bn", scope="global"), "batch", None)
     assert type(slots.norm(3)) is BatchNorm2d

@@ -20,12 +20,29 @@ def test_a_run_is_unfinished_failed_and_finished_in_turn(tmp_path):
     run.fail(SETTINGS, "no memory", "trace")
     found = look(run.path, pytest.fail)
     assert (found.status, found.failure["message"]) == ("failed", "no memory")
+    assert found.failed_for == "no memory"
     run.begin(SETTINGS, {})
     assert look(run.path, pytest.fail).status == "unfinished"
     run.fail(SETTINGS, "no memory")
     run.finish({"status": "finished"})
     found = look(run.path, pytest.fail)
-    assert (found.status, found.failure) == ("finished", None)
+    assert (found.status, found.failure, found.failed_for) == ("finished", None, "")
+
+
+@pytest.mark.parametrize(
+    ("failure", "line"),
+    [
+        ({"traceback": "trace", "message": "\n  first\nsecond"}, "first"),
+        ({"message": 3, "error": "error"}, "error"),
+        ({"code": 1, "traceback": "trace"}, "trace"),
+        ({}, "no reason was recorded"),
+    ],
+)
+def test_why_a_run_failed_is_the_first_line_that_says_so(tmp_path, failure, line):
+    run = folder(tmp_path)
+    run.path.mkdir(parents=True)
+    (run.path / "failure.json").write_text(json.dumps(failure))
+    assert look(run.path, pytest.fail).failed_for == line
 
 
 def test_a_failure_before_the_run_began_has_its_settings(tmp_path):

@@ -4,6 +4,7 @@ import torch
 
 from ghostnoise.lab.train.clock import Clock
 from ghostnoise.lab.train.machine import Machine
+from ghostnoise.lab.train.stop import Stop
 
 CPU = torch.device("cpu")
 
@@ -18,7 +19,7 @@ class Watch:
 
 def test_alone_it_saves_when_the_interval_is_over():
     watch = Watch()
-    clock = Clock(Machine(CPU), 60, watch)
+    clock = Clock(Machine(CPU), Stop(), 60, watch)
     saves = []
     for _ in range(200):
         watch.time += 1
@@ -31,7 +32,7 @@ def test_alone_it_saves_when_the_interval_is_over():
 
 
 def test_alone_a_signal_is_seen_after_the_next_step():
-    clock = Clock(Machine(CPU), 60, Watch())
+    clock = Clock(Machine(CPU), Stop(), 60, Watch())
     clock.stop.ask(signal.SIGTERM)
     assert clock.tick() == (False, signal.SIGTERM)
     signal.signal(signal.SIGTERM, signal.SIG_DFL)
@@ -50,7 +51,7 @@ talks: list[torch.Tensor] = []
 
 def test_together_they_talk_seldom_and_still_save_every_interval():
     watch, talks[:] = Watch(), []
-    clock = Clock(Together(CPU, 0, 2), 60, watch)
+    clock = Clock(Together(CPU, 0, 2), Stop(), 60, watch)
     saves = []
     for _ in range(30_000):
         watch.time += 0.01
@@ -66,7 +67,7 @@ def test_together_they_talk_seldom_and_still_save_every_interval():
 
 def test_only_the_first_ones_clock_counts_but_anyones_signal():
     watch, talks[:] = Watch(), []
-    other = Clock(Together(CPU, 1, 2), 60, watch)
+    other = Clock(Together(CPU, 1, 2), Stop(), 60, watch)
     watch.time = 1000
     other.stop.ask(signal.SIGINT)
     assert other.tick() == (False, signal.SIGINT)

@@ -1,6 +1,7 @@
 """The trainer against a plain loop that shares nothing with it but the data and the network."""
 
 import io
+from types import SimpleNamespace
 
 import pytest
 import torch
@@ -10,10 +11,16 @@ from torch.optim.lr_scheduler import CosineAnnealingLR, LinearLR, SequentialLR
 
 from ghostnoise.lab import data, models, recipe
 from ghostnoise.lab.store import checkpoints
-from ghostnoise.lab.train import Options, train
+from ghostnoise.lab.train import Options, loop, train
+from ghostnoise.lab.train.session import Session
+from ghostnoise.lab.train.stop import Stop
 
 SHORT = ["train.epochs=3", "train.batch_size=64", "data.limit=640", "train.device=cpu", "optim.warmup_epochs=1"]
 CPU = torch.device("cpu")
+
+
+def quiet(tmp_path, **more):
+    return Options(runs=tmp_path, thresholds=False, quiet=True, console=Console(file=io.StringIO()), **more)
 
 
 def plain_loop(settings, tmp_path, optimizer):
@@ -60,7 +67,7 @@ def plain_loop(settings, tmp_path, optimizer):
 @pytest.mark.filterwarnings("ignore:The epoch parameter in:UserWarning")  # SequentialLR's own
 def test_the_same_network_comes_out(tmp_path, overrides, optimizer):
     chosen = recipe.load("digits", [*SHORT, *overrides])
-    outcome = train(chosen, Options(runs=tmp_path, thresholds=False, quiet=True, console=Console(file=io.StringIO())))
+    outcome = train(chosen, quiet(tmp_path))
     model, accuracy, an_image = plain_loop(chosen.settings, tmp_path, optimizer)
     state = checkpoints.read(checkpoints.latest(outcome.folder / "checkpoints", pytest.fail))["model"]
     for name, value in model.state_dict().items():
@@ -68,3 +75,41 @@ def test_the_same_network_comes_out(tmp_path, overrides, optimizer):
             state[name], value, rtol=1e-3, atol=1e-4, msg=lambda text, name=name: f"{name}: {text}"
         )
     assert outcome.result["accuracy"] == pytest.approx(accuracy, abs=an_image)
+
+
+class Watch:
+    """The loop's time: a second passes in each step."""
+
+    def __init__(self, monkeypatch):
+        self.time, step = 0.0, Session.step
+        monkeypatch.setattr(loop, "time", SimpleNamespace(perf_counter=lambda: self.time))
+        monkeypatch.setattr(Session, "step", lambda *given: (step(*given), self.pass_by(1)))
+
+    def pass_by(self, seconds):
+        self.time += seconds
+
+
+def test_each_checkpoint_has_the_training_time_of_its_images(tmp_path, monkeypatch):
+    """64 images a second after every step, also of a run that was stopped and goes on."""
+    watch, stop, seen = Watch(monkeypatch), Stop(), []
+
+    def saved(folder):
+        watch.pass_by(100)
+        state = checkpoints.read(checkpoints.latest(folder / "checkpoints", pytest.fail))
+        seen.append((state["images"], state["training_seconds"]))
+        stop.signal = 15 * (len(seen) == 3)
+
+    chosen, options = recipe.load("digits", SHORT), quiet(tmp_path, checkpoint_seconds=0, saved=saved, stop=stop)
+    assert train(chosen, options).signal == 15
+    result = train(chosen, options).result
+    assert result["images_per_second"] == 64
+    assert seen == [(64 * step, step) for step in range(1, result["steps"] + 1)]
+
+
+@pytest.mark.parametrize(("size", "steps"), [(8, 32), (64, 9)], ids=["in the middle", "at the end"])
+def test_a_run_that_diverges_counts_the_time_of_its_images(tmp_path, monkeypatch, size, steps):
+    """Of an epoch: after 32 steps its loss is looked at, and after the last one."""
+    Watch(monkeypatch)
+    overrides = [*SHORT, f"train.batch_size={size}", "optim.lr=1e12", "optim.warmup_epochs=0"]
+    result = train(recipe.load("digits", overrides), quiet(tmp_path)).result
+    assert (result["status"], result["steps"], result["images_per_second"]) == ("diverged", steps, size)

@@ -32,12 +32,57 @@ def test_alone_there_is_nobody_to_talk_to():
         assert here.add(torch.ones(2)).tolist() == [1, 1]
 
 
+TOGETHER = """
+import gc, glob, pathlib, sys, time
+import torch
+from torch.nn.parallel import DistributedDataParallel
+from ghostnoise.lab.train import machine
+
+def threads():
+    names = [pathlib.Path(path).read_text() for path in glob.glob("/proc/self/task/*/comm")]
+    return sum("gloo" in name for name in names)
+
+def train(here):
+    network = DistributedDataParallel(torch.nn.Linear(4, 1))
+    for _ in range(3):
+        network(torch.ones(2, 4)).sum().backward()
+    assert here.gather(here.rank) == ([] if here.rank else [0, 1])
+
+gc.disable()
+slow = pathlib.Path(sys.argv[1])
+with machine.machine("cpu") as here:
+    train(here)
+    assert threads() >= 2, "of the group"
+    if here.rank:
+        time.sleep(0.5)
+        slow.touch()
+assert slow.exists(), "the first one left alone"
+assert threads() == 0, "they would meet the end of the interpreter"
+"""
+
+
+@pytest.mark.skipif(not os.path.exists("/proc/self/task"), reason="reads /proc")
+def test_processes_part_together_and_leave_no_thread(tmp_path):
+    script = tmp_path / "together.py"
+    script.write_text(TOGETHER)
+    command = [sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc-per-node", "2", str(script),
+               str(tmp_path / "slow")]  # fmt: skip
+    done = subprocess.run(command, capture_output=True, text=True, env=os.environ | {"OMP_NUM_THREADS": "1"})
+    assert done.returncode == 0, done.stderr
+
+
 def test_the_environment_says_what_ran():
     found = machine.environment(machine.Machine(torch.device("cpu")), thresholds=True)
     assert found["torch"] == str(torch.__version__)
     assert found["threads"] == torch.get_num_threads()
     assert found["device_name"]
     assert found["malloc"] == "raised"
+
+
+def test_git_is_asked_once(monkeypatch):
+    machine.commit()
+    monkeypatch.setattr(subprocess, "run", None)  # asking again would raise
+    machine.commit()
 
 
 @pytest.mark.skipif(platform.libc_ver()[0] != "glibc", reason="malloc's thresholds are glibc's")

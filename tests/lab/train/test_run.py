@@ -96,6 +96,12 @@ def test_settings_are_used_and_learn(tmp_path, overrides):
     assert losses[-1] < losses[0]
 
 
+def test_a_process_alone_is_all_that_a_global_scope_is_over(tmp_path):
+    own, everyone = (run(tmp_path, "train.epochs=1", f"norm.scope={scope}") for scope in ("local", "global"))
+    assert own.result["identity"] != everyone.result["identity"]
+    assert own.result["weights_sha256"] == everyone.result["weights_sha256"]
+
+
 def test_compiled_steps_are_the_same_steps(tmp_path, monkeypatch):
     """Through a compiler that changes nothing: one graph for the network, under the same names, with the same noise."""
     graphs = []
@@ -111,6 +117,19 @@ def test_compiled_steps_are_the_same_steps(tmp_path, monkeypatch):
     assert compiled.result["identity"] != run(tmp_path).result["identity"]
     assert compiled.result["accuracy"] == pytest.approx(run(tmp_path).result["accuracy"], abs=5)
     assert compiled.result["train_loss"] == pytest.approx(run(tmp_path).result["train_loss"], rel=1e-3)
+
+
+def test_each_run_has_its_own_say_whether_algorithms_are_deterministic(tmp_path, monkeypatch):
+    """Also in a process that had a run of the other kind before."""
+    monkeypatch.setenv("CUBLAS_WORKSPACE_CONFIG", ":4096:8")
+    modes = []
+
+    def saved(folder):
+        modes.append(torch.are_deterministic_algorithms_enabled())
+
+    for wanted in ("true", "false"):
+        run(tmp_path, "train.epochs=1", f"train.deterministic={wanted}", saved=saved)
+    assert modes == [True, False]
 
 
 def test_an_average_of_the_weights_is_what_is_scored(tmp_path):

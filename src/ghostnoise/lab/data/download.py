@@ -6,7 +6,7 @@ import shutil
 import tarfile
 import zlib
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from pathlib import Path
 
 from filelock import FileLock, Timeout
@@ -73,14 +73,27 @@ def _unpack(archive: Path, layout: Layout, place: Path, inside: Path) -> None:
 
 @contextmanager
 def _alone(staging: Path) -> Iterator[None]:
-    """Hold a lock that dies with the process: two would write into the same file."""
+    """Hold a lock that dies with the process: two would write into the same file. What keeps nothing leaves nothing."""
+    lock = staging.with_name(f"{staging.name}.lock")
     staging.mkdir(parents=True, exist_ok=True)
     try:
-        with FileLock(staging.with_name(f"{staging.name}.lock"), timeout=0):
-            staging.mkdir(exist_ok=True)  # the one before may have removed it just now
-            yield
+        with FileLock(lock, timeout=0):
+            staging.mkdir(parents=True, exist_ok=True)  # the one before may have removed it just now
+            try:
+                yield
+            finally:
+                _tidy(staging, lock)
     except Timeout:
         raise UserError(f"{staging}: another process is downloading into it; wait for it to end") from None
+
+
+def _tidy(staging: Path, lock: Path) -> None:
+    """Remove what is empty."""
+    with suppress(OSError):  # something was kept, of this set or another; or an open file cannot be removed here
+        if staging.exists():
+            staging.rmdir()
+        lock.unlink()
+        staging.parent.rmdir()
 
 
 @contextmanager

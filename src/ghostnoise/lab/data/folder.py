@@ -11,6 +11,7 @@ import torch
 from torch import Tensor
 from torch.utils.data import DataLoader, Dataset
 
+from ghostnoise import doctor
 from ghostnoise.lab.data.augment import Normalization
 from ghostnoise.lab.data.catalog import IMAGENET_MEAN, IMAGENET_STD, Part
 from ghostnoise.lab.data.draws import Purpose, order, words
@@ -179,8 +180,7 @@ class Folder:
 
 def _workers(world: int) -> int:
     """Processes to read with: the cores that this rank has for itself, up to 8; none where there is but one core."""
-    cores = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
-    cores //= int(os.environ.get("LOCAL_WORLD_SIZE", world))
+    cores = doctor.cores() // int(os.environ.get("LOCAL_WORLD_SIZE", world))
     return min(8, cores) if cores > 1 else 0
 
 

@@ -25,11 +25,6 @@ PATIENCE = 5.0  # seconds for idle workers to go
 Tell = Callable[[Event], object]
 
 
-def cores() -> int:
-    """The cores that this process may use."""
-    return len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
-
-
 def gpus() -> list[str]:
     """The CUDA devices, as CUDA_VISIBLE_DEVICES names them."""
     import torch
@@ -65,8 +60,10 @@ class LocalEngine:
     def __init__(
         self, place: Place, workers: int | None = None, threads: int | None = None, gpus: Sequence[str] = ()
     ) -> None:
-        workers = workers or len(gpus) or cores()
-        threads = threads or max(1, cores() // workers)
+        from ghostnoise import doctor  # imports torch, which workers do once their GPU is chosen
+
+        workers = workers or len(gpus) or doctor.cores()
+        threads = threads or max(1, doctor.cores() // workers)
         self.place = place
         self.logs = tempfile.TemporaryDirectory(prefix="ghostnoise-workers-")
         self.slots = [

@@ -26,6 +26,8 @@ LOOKED_EVERY = 5.0  # seconds between two looks at the nodes, and at runs that o
 STOPPED_WITHIN = 60.0  # seconds for running jobs to save and end
 NODES_WITHIN = 300.0  # seconds without a node that can hold a run
 
+ELSEWHERE = "another process trains this run"
+
 
 @dataclass(frozen=True)
 class Terms:
@@ -102,7 +104,7 @@ class Round:
         while self.waiting:
             self._end(self.waiting.popleft(), "stopped")
         while self.elsewhere:
-            self._end(self.elsewhere.pop(), "elsewhere", "another process trains this run")
+            self._end(self.elsewhere.pop(), "elsewhere", ELSEWHERE)
 
     def _look_around(self) -> None:
         """Count nodes, give up if there have been none for long, and see to runs that others had."""
@@ -189,14 +191,14 @@ class Round:
         except UserError as error:
             self._fail(held, str(error))
         else:
-            if report.status == "busy":
-                self._put_off(held, report.message)
-            elif report.status == "failed":
-                self._fail(held, report.message, report.trace)
+            if report.status == "elsewhere":
+                self._put_off(held, ELSEWHERE)
             elif report.status == "stopped":
                 self._lose(held, "stopped by a signal to its process")
+            elif report.status == "failed" and not (held.folder.path / "failure.json").exists():
+                self._fail(held, report.message)  # its node could not write
             else:
-                self._end(held, report.status)
+                self._end(held, report.status, report.message)
 
     def _lose(self, held: _Held, reason: str) -> None:
         """Start again elsewhere, unless all are to stop, or it was lost too often."""

@@ -1,32 +1,24 @@
 """What a node of a Ray cluster does: one attempt at a job, and the letters that it sends home on the way."""
 
-import io
 import signal
 import socket
 import tempfile
-import time
-import traceback
 from concurrent.futures import Executor, Future, ThreadPoolExecutor
 from contextlib import suppress
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any, Literal
+from typing import Any
 
-import torch
-from rich.console import Console
-
-from ghostnoise.lab.engines.job import Job
-from ghostnoise.lab.errors import UserError
-from ghostnoise.lab.recipe import Recipe
+from ghostnoise.lab.engines.job import Job, Place, Status
+from ghostnoise.lab.engines.work import execute
 from ghostnoise.lab.store import atomic, checkpoints
-from ghostnoise.lab.store.folder import Busy
-from ghostnoise.lab.train import Options, train
-from ghostnoise.lab.train.display import Display
+from ghostnoise.lab.store.folder import NOISE
 from ghostnoise.lab.train.stop import Stop
 
 TOLD_EVERY = 0.5  # seconds between two letters about progress
 WAITED = 120.0  # seconds for a letter to arrive; a checkpoint can be large
-WRITTEN = ("settings.json", "environment.json", "metrics.jsonl", "result.json")  # the result last: it ends a run
+# The result last: it ends a run.
+WRITTEN = ("settings.json", "environment.json", "metrics.jsonl", "failure.json", "result.json")
 
 Files = dict[str, bytes]
 
@@ -60,9 +52,8 @@ class Letter:
 class Report:
     """How an attempt ended, and the files of its folder."""
 
-    status: Literal["finished", "diverged", "failed", "stopped", "busy"]
+    status: Status
     message: str = ""
-    trace: str = ""
     files: Files = field(default_factory=dict)
 
 
@@ -109,6 +100,10 @@ class Post:
         letter = Letter(self.key, self.attempt, self.where, progress, files)
         self.pending = self.thread.submit(self._deliver, letter)
 
+    def progress(self, done: int, total: int, loss: float, accuracy: float) -> None:
+        """Send how far a run is."""
+        self.send((done, total, loss, accuracy))
+
     def free(self) -> bool:
         """Whether the last letter has arrived."""
         return self.pending is None or self.pending.done()
@@ -130,27 +125,6 @@ class Post:
         self.send(files=files_of(folder))
 
 
-class Telling(Display):
-    """Sends progress home; steps never wait for it."""
-
-    def __init__(self, post: Post, epochs: int, steps: int) -> None:
-        self.post, self.steps, self.total = post, steps, epochs * steps
-        self.told = 0.0
-
-    def due(self) -> bool:
-        """Whether it is time, and the last letter has arrived."""
-        return time.monotonic() - self.told >= TOLD_EVERY and self.post.free()
-
-    def step(self, epoch: int, step: int, loss: float, accuracy: float, speed: float) -> None:
-        """Send the running means."""
-        self.told = time.monotonic()
-        self.post.send((epoch * self.steps + step, self.total, loss, accuracy))
-
-    def epoch(self, line: dict[str, Any], best: bool) -> None:
-        """Send the means of an epoch."""
-        self.post.send((line["step"], self.total, line["train_loss"], line["train_accuracy"]))
-
-
 def attempt(errand: Errand, mailbox: Any) -> Report:
     """Run a job on this node, from the checkpoint that came with it, to its end or until it is told to stop."""
     stop = Stop()
@@ -160,40 +134,25 @@ def attempt(errand: Errand, mailbox: Any) -> Report:
         post.wait()
         if stop.signal:
             return Report("stopped")
-        folder = (errand.storage or Path(scratch)) / errand.job.recipe / errand.job.identity
-        write(folder, errand.files)
-        return _trained(errand, post, stop, folder)  # once the last letter has arrived: the thread ends first
+        return _trained(errand, post, stop, Path(scratch))  # once the last letter has arrived: the thread ends first
 
 
-def _trained(errand: Errand, post: Post, stop: Stop, folder: Path) -> Report:
+def _trained(errand: Errand, post: Post, stop: Stop, scratch: Path) -> Report:
     job, apart = errand.job, errand.storage is None
-    options = Options(
-        runs=folder.parent.parent, data=errand.data, threads=errand.threads, quiet=True,
-        checkpoint_seconds=errand.checkpoint_seconds, console=Console(file=io.StringIO()), stop=stop,
-        display=lambda options, epochs, steps: Telling(post, epochs, steps),
-        saved=post.saved if apart else lambda folder: None,
-    )  # fmt: skip
-    torch.use_deterministic_algorithms(job.settings.train.deterministic)  # whatever ran in this process before
-    try:
-        outcome = train(Recipe(job.recipe, "", "", "", "", job.settings, ""), options)
-        if outcome.folder != folder:
-            raise UserError(
-                f"{job.name}: is {outcome.folder.name} on {post.where}, not {job.identity}; nodes must have the same "
-                "version of ghostnoise, and the same data"
-            )
-    except Busy as error:
-        return Report("busy", str(error))
-    except Exception as error:
-        message = str(error) if isinstance(error, UserError) else f"{type(error).__name__}: {error}"
-        return Report("failed", message, traceback.format_exc(), files_of(folder) if apart else {})
-    files = files_of(folder) if apart else {}
-    return Report("stopped", files=files) if outcome.result is None else Report(outcome.result["status"], files=files)
+    place = Place(errand.storage or scratch, errand.data, errand.checkpoint_seconds)
+    folder = place.folder(job)
+    write(folder, errand.files)
+    saved = post.saved if apart else lambda folder: None
+    ended = execute(
+        job, place, post.progress, errand.threads, saved=saved, stop=stop, every=TOLD_EVERY, ready=post.free
+    )  # steps never wait for a letter
+    return Report(ended.status, ended.message, files_of(folder) if apart else {})
 
 
 def files_of(folder: Path) -> Files:
     """A run folder's files, of the checkpoints the last one."""
     last = checkpoints.saved(folder / "checkpoints")[:1]
-    paths = [*last, *(folder / name for name in WRITTEN)]
+    paths = [*last, *sorted(folder.glob(f"{NOISE}/*.npz")), *(folder / name for name in WRITTEN)]
     return {str(path.relative_to(folder)): path.read_bytes() for path in paths if path.exists()}
 
 
@@ -201,8 +160,8 @@ def write(folder: Path, files: Files) -> None:
     """Write what `files_of` read, each file wholly or not at all; a result comes last, when all else is there."""
     for name, content in files.items():
         place, _, bare = name.rpartition("/")
-        if place:
+        atomic.make_folder(folder / place)
+        if place == "checkpoints":
             checkpoints.keep(folder / place, bare, content)
         else:
-            atomic.make_folder(folder)
             atomic.write(folder / name, content)

@@ -39,8 +39,9 @@ def main(connection: Connection, share: Share) -> None:
 
     while (job := jobs.get()) is not None:
         ended = execute(
-            job, share.place, lambda *numbers: send("progress", *numbers), share.threads, begun=lambda: send("started")
-        )
+            job, share.place, lambda *numbers: send("progress", *numbers), share.threads, share.threads,
+            begun=lambda: send("started"),
+        )  # fmt: skip
         send("ended", ended.status, ended.message)
 
 

@@ -5,7 +5,6 @@ from collections.abc import Iterable
 
 from torch import nn
 
-from ghostnoise.distributed import initialized
 from ghostnoise.lab.errors import UserError
 from ghostnoise.lab.models import from_timm
 from ghostnoise.lab.models.catalog import CATALOG, Network, having
@@ -15,6 +14,8 @@ from ghostnoise.lab.settings import ModelSettings, NormSettings, Placement
 
 def build(model: ModelSettings, norm: NormSettings, shape: tuple[int, int, int], classes: int) -> nn.Module:
     """A network for images of `shape`, (C, H, W), on the CPU; its weights are drawn from torch's default generator.
+
+    A global scope is over all ranks of torch.distributed, and local where there are none.
 
     >>> build(ModelSettings(name="mlp", widths=[8]), NormSettings(method="gni", ghost_size=4), (1, 4, 4), 10)
     Sequential(
@@ -28,8 +29,6 @@ def build(model: ModelSettings, norm: NormSettings, shape: tuple[int, int, int],
     """
     if len(shape) != 3 or min(shape) < 1 or classes < 1:
         raise UserError(f"shape={shape}, classes={classes}: must be (channels, height, width) and a count, 1 or more")
-    if norm.scope == "global" and not initialized():
-        raise UserError("norm.scope='global' without processes to share statistics: run with torchrun, or leave it out")
     try:
         if model.name.startswith(from_timm.PREFIX):
             return from_timm.build(model, norm, shape, classes)

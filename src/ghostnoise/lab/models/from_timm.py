@@ -12,11 +12,11 @@ from torch.nn.modules.conv import _ConvNd
 from ghostnoise.conversion import convert
 from ghostnoise.lab.errors import UserError
 from ghostnoise.lab.models.catalog import having
-from ghostnoise.lab.models.slots import NORMALIZERS, PLACEMENTS, noise_options, refuse_batch_norm_settings
-from ghostnoise.lab.settings import ModelSettings, NormSettings, Placement
+from ghostnoise.lab.models.slots import PLACEMENTS, group, noise_options, refuse_batch_norm_settings
+from ghostnoise.lab.settings import CUTTING, ModelSettings, NormSettings, Placement
 
 PREFIX = "timm:"
-OFFERED = ("none", "bn", *NORMALIZERS, "gni", "agni")
+OFFERED = ("none", "bn", *CUTTING, "gni", "agni")
 # By name, since timm has its own beside torch's. Sigmoid, tanh and softmax are gates there.
 ACTIVATIONS = {
     "CELU", "ELU", "GELU", "GELUTanh", "GammaAct", "HardMish", "HardMishMe", "HardSwish", "HardSwishMe", "Hardswish",
@@ -120,9 +120,13 @@ def _convert(model: nn.Module, norm: NormSettings, place: Placement | None, name
         given = f"norm.placement={place!r}" if place else f"norm.method={norm.method!r}"
         remedy = "'after' or 'activation'" if place else "'none', 'gni' or 'agni'"
         raise UserError(f"{given} for {name!r}: it needs batch norms, and there are none; take {remedy}")
-    elif norm.method != "bn" or norm.scope == "global":
+    elif norm.method != "bn" or group(norm):
         size: Any = {} if norm.ghost_size is None else {"ghost_size": norm.ghost_size}
-        convert(model, norm.method, scope=norm.scope, **size, **noise_options(norm))
+        convert(model, norm.method, scope=_scope(norm), **size, **noise_options(norm))
+
+
+def _scope(norm: NormSettings) -> str:
+    return "global" if group(norm) else "local"
 
 
 def _after_norms(model: nn.Module, name: str) -> dict[str, int]:
@@ -167,7 +171,7 @@ def _channel_dim(activation: nn.Module, parent: nn.Module) -> int:
 
 
 def _inject(model: nn.Module, norm: NormSettings, dims: dict[str, int], side: str) -> None:
-    options: Any = {side: nn.Module, "scope": norm.scope, **noise_options(norm, standalone=True)}
+    options: Any = {side: nn.Module, "scope": _scope(norm), **noise_options(norm, standalone=True)}
     for dim in sorted(set(dims.values())):
 
         def here(name: str, _: nn.Module, dim: int = dim) -> bool:

@@ -6,14 +6,13 @@ from typing import Any, Literal, NamedTuple
 from torch import nn
 
 from ghostnoise.conversion.table import METHODS
-from ghostnoise.distributed import WORLD
+from ghostnoise.distributed import WORLD, initialized
 from ghostnoise.element import AdditiveGaussianNoise, NoisyDropout
 from ghostnoise.lab.errors import UserError
 from ghostnoise.lab.models.noisy import NoisyBatchNorm1d, NoisyBatchNorm2d, NoisyGroupNorm, NoisyLayerNorm
-from ghostnoise.lab.settings import NormSettings, Placement
+from ghostnoise.lab.settings import CUTTING, NormSettings, Placement
 
 Normalization = Literal["batch", "layer", "none"]
-NORMALIZERS = ("gbn", "xbn", "en")  # methods that are a batch norm of their own
 # Where each noise can be. The paper has dropout in branches, and additive noise before or after the affine.
 PLACEMENTS: dict[str, tuple[Placement, ...]] = {
     "gni": ("inside", "after", "activation"),
@@ -81,7 +80,7 @@ class Slots:
     def _batch_norm(self, channels: int, ndim: int) -> nn.Module:
         method, ranks = self.settings.method, group(self.settings)
         shared: Any = {"eps": self.settings.eps, "momentum": self.settings.momentum}
-        if method in NORMALIZERS or (self.placement == "inside" and method in METHODS):
+        if method in CUTTING or (self.placement == "inside" and method in METHODS):
             sized = {"ghost_size": self.settings.ghost_size} | noise_options(self.settings)
             return METHODS[method].ranked[ndim - 1](channels, **shared, **sized, process_group=ranks)
         if self.placement in ("inside", "after"):
@@ -103,8 +102,8 @@ def refuse_batch_norm_settings(settings: NormSettings, name: str) -> None:
 
 
 def group(settings: NormSettings) -> str | None:
-    """The ranks that share a batch, as a layer takes them."""
-    return WORLD if settings.scope == "global" else None
+    """The ranks that share a batch, as a layer takes them; None where this process is all there is."""
+    return WORLD if settings.scope == "global" and initialized() else None
 
 
 def noise_options(settings: NormSettings, standalone: bool = False) -> dict[str, Any]:

@@ -2,7 +2,7 @@
 
 import statistics
 from collections import Counter
-from collections.abc import Iterable, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -147,7 +147,7 @@ def aggregate(gathered: Gathered) -> Findings:
     """The table's rows with their differences to the baseline; `claims.judge` adds its own, then `correct`."""
     experiment = gathered.experiment
     won = {plan.key(experiment.tested(cell).settings) for cell in gathered.winners.values()}
-    scores = _scores(gathered.runs, won)
+    scores = _scores(gathered, won)
     tuning = [score for score in scores if score.stage == "tune"]
     rows = [_row(score) for score in scores if score.stage == "test"]
     rows += _undecided(gathered, tuning)
@@ -159,15 +159,15 @@ def aggregate(gathered: Gathered) -> Findings:
     return findings
 
 
-def _scores(runs: Iterable[Run], won: set[str]) -> list[Score]:
+def _scores(gathered: Gathered, won: set[str]) -> list[Score]:
     cells: dict[tuple[Stage, str], list[Run]] = {}
-    for run in runs:
+    for run in gathered.runs:
         cells.setdefault((run.point.stage, plan.key(run.point.cell.settings)), []).append(run)
     made = []
     for (stage, _), several in cells.items():
         cell = several[0].point.cell
-        tested = cell.settings.model_copy(update={"data": cell.settings.data.model_copy(update={"evaluate": "test"})})
-        made.append(Score(cell, stage, tuple(several), stage == "tune" and plan.key(tested) in won))
+        chosen = stage == "tune" and plan.key(gathered.experiment.tested(cell).settings) in won
+        made.append(Score(cell, stage, tuple(several), chosen))
     return made
 
 

@@ -42,7 +42,7 @@ class Run:
     @property
     def reason(self) -> str:
         """The first line of why it failed."""
-        return _reason((self.found and self.found.failure) or {}) if self.status == "failed" else ""
+        return self.found.failed_for if self.found else ""
 
 
 @dataclass(frozen=True)
@@ -118,10 +118,3 @@ def _by_point(points: Iterable[Point], results: Mapping[str, Mapping[str, Any]])
 def _order(found: Found) -> tuple[int, str, str]:
     """The first is taken: the furthest, then the one on the device that sorts first, for it not to change."""
     return FURTHER.index(found.status), str(found.settings.get("train")), found.identity
-
-
-def _reason(failure: Mapping[str, Any]) -> str:
-    texts = [failure[name] for name in ("message", "error", "reason") if isinstance(failure.get(name), str)]
-    texts += [value for value in failure.values() if isinstance(value, str)]
-    lines = [line.strip() for text in texts for line in text.splitlines() if line.strip()]
-    return lines[0] if lines else "no reason was recorded"

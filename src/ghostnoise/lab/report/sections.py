@@ -173,7 +173,7 @@ def problems(findings: Findings) -> str:
 
 def runs(findings: Findings) -> str:
     """All runs, with the settings in which they differ."""
-    flats = [_flat(run) for run in findings.gathered.runs]
+    flats = [flat(run.point.settings.model_dump(exclude_none=True)) for run in findings.gathered.runs]
     keys = dict.fromkeys(key for each in flats for key in each)
     differing = [key for key in keys if key != "seed" and len({str(each.get(key)) for each in flats}) > 1]
     headings = ["method", "seed", "stage", "status", "accuracy, %", "best, %", "time", *differing, "folder"]
@@ -199,12 +199,6 @@ def _run(run: Run) -> list[Cell | str]:
 
 def _stage(run: Run) -> str:
     return "tuning" if run.point.stage == "tune" else "final"
-
-
-def _flat(run: Run) -> dict[str, Any]:
-    found = flat(run.point.settings.model_dump(exclude_none=True))
-    assert isinstance(found, dict)
-    return found
 
 
 def environment(findings: Findings) -> str:

@@ -3,6 +3,7 @@
 settings.json       what the run computes, and the recipe's name
 environment.json    what it ran on
 metrics.jsonl       a line for each epoch
+noise/              what the meter read, a file for each epoch that has one
 checkpoints/        the last two states
 result.json         there when the run is over
 failure.json        why a run of a sweep ended before that, until it runs again
@@ -21,6 +22,7 @@ from ghostnoise.lab.errors import UserError
 from ghostnoise.lab.store import atomic, checkpoints
 
 Record = dict[str, Any]
+NOISE = "noise"
 DIFFERENCES_THAT_MATTER = ("torch", "machine", "device_name", "threads", "backend")
 
 
@@ -38,15 +40,13 @@ class RunFolder:
     def own(self) -> None:
         """Make the folder, and lock it until this process ends; a killed one's lock is free."""
         atomic.make_folder(self.path)
-        with atomic.writing(self.path):
-            lock = FileLock(self.path / ".lock")
-            try:
-                lock.acquire(timeout=0)
-            except Timeout:
-                raise Busy(f"{self.path}: another process trains this run; wait for it, or stop it") from None
+        lock = self._free_lock()
+        if lock is None:
+            raise Busy(f"{self.path}: another process trains this run; wait for it, or stop it")
         self._lock = lock
         atomic.remove_parts(self.path)
         atomic.remove_parts(self.path / "checkpoints")
+        atomic.remove_parts(self.path / NOISE)
 
     def own_and_read(self) -> bytes | None:
         """Own it, unless its run has just ended; the last good checkpoint."""
@@ -66,14 +66,20 @@ class RunFolder:
         """Whether any process has it now, this one included; changes nothing."""
         if not (self.path / ".lock").exists():
             return False
+        lock = self._free_lock()
+        if lock is not None:
+            lock.release()
+        return lock is None
+
+    def _free_lock(self) -> FileLock | None:
+        """The lock, taken; None if it is not free."""
         with atomic.writing(self.path):
             lock = FileLock(self.path / ".lock")
             try:
                 lock.acquire(timeout=0)
             except Timeout:
-                return True
-            lock.release()
-        return False
+                return None
+        return lock
 
     def begin(self, settings: Record, environment: Record) -> None:
         """Write what the run is and where it runs; say where that differs from the last time."""
@@ -121,6 +127,11 @@ class RunFolder:
     def cut_back(self, history: list[Record]) -> None:
         """Have exactly these lines in the metrics."""
         atomic.write(self.path / "metrics.jsonl", b"".join(map(_line, history)))
+
+    def record_noise(self, epoch: int, content: bytes) -> None:
+        """Write what the meter read after an epoch."""
+        atomic.make_folder(self.path / NOISE)
+        atomic.write(self.path / NOISE / f"epoch-{epoch:04d}.npz", content)
 
     def _forget_failure(self) -> None:
         with atomic.writing(self.path / "failure.json"):

@@ -29,6 +29,17 @@ class Found:
         """The folder's name."""
         return self.path.name
 
+    @property
+    def failed_for(self) -> str:
+        """The first line of why it failed; empty if it did not."""
+        if self.status != "failed":
+            return ""
+        failure = self.failure or {}
+        texts = [failure[name] for name in ("message", "error", "reason") if isinstance(failure.get(name), str)]
+        texts += [value for value in failure.values() if isinstance(value, str)]
+        lines = [line.strip() for text in texts for line in text.splitlines() if line.strip()]
+        return lines[0] if lines else "no reason was recorded"
+
     def environment(self) -> Record:
         """What it ran on, as far as that can be read."""
         return _json(self.path / "environment.json") or {}

@@ -1,6 +1,5 @@
 """What a sweep needs to know of the machine: the device and data of its runs, and the engine for them."""
 
-import importlib
 from collections.abc import Iterable, Mapping
 from functools import cache
 from pathlib import Path
@@ -8,7 +7,7 @@ from types import MappingProxyType
 from typing import Any
 
 from ghostnoise.lab import data, recipe
-from ghostnoise.lab.engines import Engine, Place, local
+from ghostnoise.lab.engines import Engine, Place, local, ray
 from ghostnoise.lab.errors import UserError
 from ghostnoise.lab.plan import Point, Resolve
 from ghostnoise.lab.settings import Settings
@@ -63,10 +62,5 @@ def engine(
         if "mps" in devices:
             workers = workers or 1
         return local.LocalEngine(place, workers, threads, local.gpus() if "cuda" in devices else ())
-    try:
-        found = importlib.import_module("ghostnoise.lab.engines.ray")
-    except ModuleNotFoundError:
-        raise UserError("--engine ray: the package ray is missing; pip install 'ghostnoise[ray]'") from None
     own = {"cpus": threads or 1, "gpus": int("cuda" in devices)} | dict(cluster)
-    made: Engine = found.RayEngine(place, threads=threads, **own)
-    return made
+    return ray.RayEngine(place, threads=threads, **own)

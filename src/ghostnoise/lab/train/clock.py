@@ -15,8 +15,8 @@ ASKED_EVERY = 2.0  # seconds between two talks of processes that train together
 class Clock:
     """Asked after every step."""
 
-    def __init__(self, here: Machine, interval: float, now: Callable[[], float] = time.monotonic) -> None:
-        self.here, self.interval, self.now, self.stop = here, interval, now, Stop()
+    def __init__(self, here: Machine, stop: Stop, interval: float, now: Callable[[], float] = time.monotonic) -> None:
+        self.here, self.stop, self.interval, self.now = here, stop, interval, now
         self.saved = self.asked = now()
         self.wait = self.waited = 0
 

@@ -12,11 +12,11 @@ import torch
 from ghostnoise.lab.data import Source
 from ghostnoise.lab.store import RunFolder
 from ghostnoise.lab.store.folder import finite
-from ghostnoise.lab.train import optimizer
+from ghostnoise.lab.train import metering, optimizer
 from ghostnoise.lab.train.clock import Clock
 from ghostnoise.lab.train.display import Display
 from ghostnoise.lab.train.evaluation import evaluate
-from ghostnoise.lab.train.session import Session
+from ghostnoise.lab.train.session import Progress, Session
 
 Record = dict[str, Any]
 LOOKED_AT_EVERY = 32  # steps between two looks at whether the loss is finite: a GPU is waited for
@@ -41,17 +41,17 @@ class Loop:
     """A run's loop over what it has in memory, its data and its folder."""
 
     def __init__(
-        self, session: Session, source: Source, folder: RunFolder, clock: Clock, display: Display, sinks: list[Sink]
-    ) -> None:
+        self, session: Session, source: Source, folder: RunFolder, clock: Clock, display: Display, sinks: list[Sink],
+        saved: Callable[[Path], object] = lambda folder: None,
+    ) -> None:  # fmt: skip
         self.session, self.source, self.folder, self.clock = session, source, folder, clock
-        self.display, self.sinks = display, sinks
+        self.display, self.sinks, self.saved = display, sinks, saved
         settings = session.settings
         self.batch_size, self.epochs, self.steps = settings.train.batch_size, settings.train.epochs, source.steps
         self.warmup = round(settings.optim.warmup_epochs * self.steps)
         self.peak, self.split = settings.optim.lr, settings.data.evaluate
         self.earlier, self.began = session.progress.seconds, time.perf_counter()
         self.speed = 0.0
-        self.saved: Callable[[Path], object] = lambda folder: None
 
     def run(self) -> Ending:
         """Train to the end, or until a signal or a loss that is not finite."""
@@ -59,16 +59,17 @@ class Loop:
         if progress.history and progress.history[-1]["train_loss"] is None:
             return Ending("diverged")
         while progress.epoch < self.epochs:
-            ending = self.train_epoch() or self._close()
+            ending = self.train_epoch()
             if ending is not None:
                 return ending
+            self._close()
         return Ending("finished")
 
     def train_epoch(self) -> Ending | None:
         """The rest of the epoch's steps; an ending if there are no more epochs."""
         session, progress = self.session, self.session.progress
         session.model.train()
-        segment = Segment()
+        segment = Segment(progress)
         for images, labels in self.source.batches(progress.epoch, progress.step):
             optimizer.set_rate(session.optimizer, self._rate())
             session.step(images, labels)
@@ -76,6 +77,7 @@ class Loop:
             progress.images += self.batch_size
             segment.images += self.batch_size
             if progress.step % LOOKED_AT_EVERY == 0 and not self._finite():
+                segment.pause()
                 return self._diverge()
             if self.display.due():
                 self._show(segment)
@@ -86,14 +88,13 @@ class Loop:
                     self._save()
                     segment.go_on()
                 if signal:
-                    progress.training_seconds += segment.stop()
                     return Ending("stopped", signal)
         finite = self._finite()  # waits for a GPU too
-        progress.training_seconds += segment.stop()
+        segment.pause()
         self.speed = segment.speed
         return None if finite else self._diverge()
 
-    def _close(self) -> Ending | None:
+    def _close(self) -> None:
         """Evaluate at the end of an epoch, record it, save."""
         session, progress = self.session, self.session.progress
         loss, right = session.here.add(torch.stack([progress.loss, progress.right.float()])).tolist()
@@ -108,10 +109,13 @@ class Loop:
                 "images_per_second": round(self.speed, 1),
             }
         )
+        if metering.due(session.settings.meter, progress.epoch + 1, self.epochs):
+            read = metering.measure(session, self.source, progress.epoch)
+            if session.here.first:
+                self.folder.record_noise(progress.epoch + 1, read)
         progress.epoch += 1
         progress.start_epoch(session.here.device)
         self._save()
-        return None
 
     def _diverge(self) -> Ending:
         """Record that the loss is not finite any more; the history stays."""
@@ -167,22 +171,20 @@ class Loop:
 class Segment:
     """Time spent in training steps, without the checkpoints between them."""
 
-    def __init__(self) -> None:
+    def __init__(self, progress: Progress) -> None:
+        self.progress = progress
         self.images, self.spent, self.since = 0, 0.0, time.perf_counter()
 
     def pause(self) -> None:
-        """Stop the watch."""
-        self.spent += time.perf_counter() - self.since
+        """Stop the watch, and add what it shows to the progress: a checkpoint has the images, and so their time."""
+        now = time.perf_counter()
+        passed, self.since = now - self.since, now
+        self.spent += passed
+        self.progress.training_seconds += passed
 
     def go_on(self) -> None:
         """Start it again."""
         self.since = time.perf_counter()
-
-    def stop(self) -> float:
-        """The seconds of the whole segment."""
-        self.pause()
-        self.go_on()
-        return self.spent
 
     @property
     def speed(self) -> float:

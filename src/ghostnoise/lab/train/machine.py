@@ -1,19 +1,23 @@
 """What a run runs on: device, processes, threads, memory."""
 
 import ctypes
+import gc
 import os
 import platform
 import subprocess
 from collections.abc import Iterator, Mapping
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass
-from datetime import UTC, datetime
+from datetime import UTC, datetime, timedelta
+from functools import cache
 from pathlib import Path
 from typing import Any
 
 import numpy
 import torch
 import torch.distributed as dist
+from torch.distributed.distributed_c10d import PrefixStore, Store
+from torch.distributed.rendezvous import rendezvous
 
 import ghostnoise
 from ghostnoise import doctor
@@ -22,6 +26,7 @@ from ghostnoise.lab.errors import UserError
 # Of glibc's malloc.h. The values are an int's: at most 2 GiB.
 M_TRIM_THRESHOLD, M_MMAP_THRESHOLD = -1, -3
 RAISED = {M_MMAP_THRESHOLD: 2**30, M_TRIM_THRESHOLD: 2**31 - 1}
+PATIENCE = timedelta(minutes=1)  # with processes that are not at their end
 
 
 @dataclass(frozen=True)
@@ -76,11 +81,37 @@ def machine(device: str, environment: Mapping[str, str] = os.environ) -> Iterato
         return
     if found.type == "cuda":
         torch.cuda.set_device(found)
-    dist.init_process_group("nccl" if found.type == "cuda" else "gloo")
-    try:
+    with _group("nccl" if found.type == "cuda" else "gloo", rank, world):
         yield Machine(found, rank, world)
+
+
+@contextmanager
+def _group(backend: str, rank: int, world: int) -> Iterator[None]:
+    """The processes as torch's default group, which is gone with all of its threads when this ends.
+
+    Threads of gloo give tensors back to Python: one that does it while the interpreter ends aborts the process. They
+    end with the last reference to the group, not when it is destroyed.
+    """
+    import torch.distributed.nn.functional  # noqa: F401 its defaults would hold the group that is there when it comes
+
+    store, _, _ = next(rendezvous("env://", rank, world))
+    dist.init_process_group(backend, store=PrefixStore("group", store), rank=rank, world_size=world)
+    try:
+        yield
+        _meet(store, world)
     finally:
+        gc.collect()  # the network that was trained: it is in cycles, and holds the group
         dist.destroy_process_group()
+
+
+def _meet(store: Store, world: int) -> None:
+    """Wait until all processes are here, so that none closes what another still reads from."""
+    with suppress(dist.DistError):  # the store may go with the first process, or one has failed: all is done anyway
+        here = store.add("leaving", 1)
+        meeting = f"left {(here - 1) // world}"  # a number: the next group of this process may have the same store
+        if here % world == 0:
+            store.set(meeting, "")
+        store.wait([meeting], PATIENCE)
 
 
 def choose(name: str, local_rank: int | None = None) -> torch.device:
@@ -108,17 +139,16 @@ def raise_thresholds() -> bool:
     return [mallopt(name, value) for name, value in RAISED.items()] == [1, 1]
 
 
-def be_deterministic() -> None:
-    """Take only algorithms that give the same result every time, on GPUs too."""
-    os.environ.setdefault("CUBLAS_WORKSPACE_CONFIG", ":4096:8")
-    torch.backends.cudnn.benchmark = False
-    torch.use_deterministic_algorithms(True)
+def be_deterministic(wanted: bool) -> None:
+    """Take only algorithms that give the same result every time, on GPUs too; or any, whatever ran here before."""
+    if wanted:
+        os.environ.setdefault("CUBLAS_WORKSPACE_CONFIG", ":4096:8")
+        torch.backends.cudnn.benchmark = False
+    torch.use_deterministic_algorithms(wanted)
 
 
 def environment(here: Machine, thresholds: bool) -> dict[str, Any]:
     """What a number is worth nothing without."""
-    on_cpu = here.device.type == "cpu"
-    name = doctor.cpu()[0] if on_cpu else torch.get_device_module(here.device).get_device_name()
     return {
         "ghostnoise": ghostnoise.__version__,
         "commit": commit(),
@@ -128,17 +158,21 @@ def environment(here: Machine, thresholds: bool) -> dict[str, Any]:
         "system": platform.system(),
         "machine": platform.machine(),
         "device": here.device.type,
-        "device_name": name,
+        "device_name": doctor.device_name(here.device),
         "threads": torch.get_num_threads(),
         "processes": here.world,
-        "backend": doctor.automatic() if on_cpu else here.device.type,
+        "backend": doctor.automatic() if here.device.type == "cpu" else here.device.type,
         "malloc": "raised" if thresholds else "as it was",
         "started": datetime.now(UTC).isoformat(timespec="seconds"),
     }
 
 
+@cache
 def commit() -> str | None:
-    """The commit of the source that runs, with "+" if it was changed since; None outside of a checkout."""
+    """The commit of the source that runs, with "+" if it was changed since; None outside of a checkout.
+
+    As it was when this process first asked: it goes on with what it has imported.
+    """
     here = Path(ghostnoise.__file__).parent
     command = ["git", "-C", str(here)]
     try:

@@ -15,7 +15,7 @@ from ghostnoise.lab.errors import UserError
 from ghostnoise.lab.recipe import Recipe
 from ghostnoise.lab.settings import Settings
 from ghostnoise.lab.store import RunFolder, checkpoints
-from ghostnoise.lab.train import generators, machine
+from ghostnoise.lab.train import generators, machine, metering
 from ghostnoise.lab.train.clock import Clock
 from ghostnoise.lab.train.display import Display, Terminal
 from ghostnoise.lab.train.loop import Ending, Loop, Sink
@@ -66,24 +66,26 @@ def train(chosen: Recipe, options: Options) -> Outcome:
     if options.threads is not None:
         torch.set_num_threads(options.threads)
     raised = options.thresholds and machine.raise_thresholds()
-    if chosen.settings.train.deterministic:
-        machine.be_deterministic()
+    machine.be_deterministic(chosen.settings.train.deterministic)
+    with machine.machine(chosen.settings.train.device) as here:
+        return _train(chosen, options, here, raised)  # nothing of the run is left when the processes part
+
+
+def _train(chosen: Recipe, options: Options, here: Machine, raised: bool) -> Outcome:
     with ExitStack() as stack:
-        here = stack.enter_context(machine.machine(chosen.settings.train.device))
         settings = _resolve(chosen.settings, options, here)
         folder = RunFolder(options.runs / chosen.name / recipe.identity(settings), _warning(options, here))
         result = here.tell(folder.result() if here.first else None)
         if result is not None:
             _say(options, here, f"{folder.path} is finished; remove the folder to run it again")
         else:
-            stop = stack.enter_context(listening(options.stop))
+            stack.enter_context(listening(options.stop))
             stack.enter_context(_memory(settings))
             # Before the folder is made: what is wrong with the data or the network leaves nothing behind.
             source, session = _in_memory(settings, options, here)
             stack.callback(folder.release)
             content = here.tell(folder.own_and_read() if here.first else None)
             loop = _loop(chosen, session, source, folder, options, content, raised)
-            loop.clock.stop, loop.saved = stop, options.saved
             with loop.display:
                 ending = loop.run()
             if ending.status == "stopped":
@@ -115,9 +117,10 @@ def _in_memory(settings: Settings, options: Options, here: Machine) -> tuple[dat
         workers=options.workers,
     )  # fmt: skip
     generators.seed(settings.seed)
-    norm = settings.norm if here.world > 1 else settings.norm.model_copy(update={"scope": "local"})  # all there are
-    model = models.build(settings.model, norm, source.facts.shape, source.facts.classes)
+    model = models.build(settings.model, settings.norm, source.facts.shape, source.facts.classes)
     session = Session(model, settings, here)
+    if settings.meter is not None:
+        metering.meter_of(model, settings)  # refuses a network without anything to measure
     if here.rank:
         generators.seed((settings.seed + here.rank * 0x9E3779B97F4A7C15) % 2**63)  # noise of its own
     return source, session
@@ -143,7 +146,8 @@ def _loop(
     display.say(_heading(chosen, session, source.facts))
     if content is not None:
         display.say(f"goes on from epoch {progress.epoch + 1}, step {progress.step} of {steps}")
-    return Loop(session, source, folder, Clock(here, options.checkpoint_seconds), display, sinks)
+    clock = Clock(here, options.stop, options.checkpoint_seconds)
+    return Loop(session, source, folder, clock, display, sinks, options.saved)
 
 
 def _heading(chosen: Recipe, session: Session, facts: data.Facts) -> str:

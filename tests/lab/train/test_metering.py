@@ -1,0 +1,130 @@
+"""Noise recorded in training, which goes on as if it were not."""
+
+import copy
+import json
+
+import numpy as np
+import pytest
+import torch
+
+from ghostnoise.lab import recipe
+from ghostnoise.lab.errors import UserError
+from ghostnoise.lab.settings import MeterSettings
+from ghostnoise.lab.train import Options, metering, train
+from ghostnoise.meter import Reading
+
+SHORT = ["train.epochs=3", "train.batch_size=64", "data.limit=256", "train.device=cpu", "optim.warmup_epochs=0"]
+METER = ["meter.every=2", "meter.batches=2", "meter.draws=16"]
+
+
+@pytest.fixture(autouse=True)
+def one_thread():
+    before = torch.get_num_threads()
+    torch.set_num_threads(1)
+    yield
+    torch.set_num_threads(before)
+
+
+def run(path, *overrides, **more):
+    chosen = recipe.load("digits", [*SHORT, *overrides])
+    return train(chosen, Options(runs=path, thresholds=False, quiet=True, **more))
+
+
+def recorded(outcome):
+    return sorted(path.name for path in outcome.folder.glob("noise/*"))
+
+
+@pytest.mark.parametrize(
+    ("every", "epochs", "expected"),
+    [(100, 200, [1, 100, 200]), (2, 5, [1, 2, 4, 5]), (1, 3, [1, 2, 3]), (9, 3, [1, 3]), (1, 1, [1])],
+)
+def test_the_first_the_last_and_every_so_many(every, epochs, expected):
+    meter = MeterSettings(every=every)
+    assert [epoch for epoch in range(1, epochs + 1) if metering.due(meter, epoch, epochs)] == expected
+    assert not metering.due(None, 1, epochs)
+
+
+@pytest.mark.parametrize("method", [["norm.method=gni", "norm.ghost_size=8"], ["norm.method=dropout", "norm.rate=0.2"]])
+def test_a_metered_run_learns_the_same_weights(tmp_path, method):
+    plain, metered = run(tmp_path, *method), run(tmp_path, *method, *METER)
+    assert plain.folder != metered.folder
+    for name in ("weights_sha256", "accuracy", "train_loss"):
+        assert plain.result[name] == metered.result[name]
+    assert recorded(plain) == []
+    assert recorded(metered) == ["epoch-0001.npz", "epoch-0002.npz", "epoch-0003.npz"]
+    reading = Reading.load(metered.folder / "noise" / "epoch-0003.npz")
+    assert {layer.batches for layer in reading.layers} == {2}
+    assert {layer.samples for layer in reading.layers} == {128}
+
+
+def test_the_ghost_size_is_the_norms_unless_given(tmp_path):
+    sizes = {}
+    for given in ([], ["meter.ghost_size=4"]):
+        for method in (["norm.method=gni", "norm.ghost_size=8"], ["norm.method=bn"]):
+            outcome = run(tmp_path, "train.epochs=1", *method, *METER, *given)
+            reading = Reading.load(outcome.folder / "noise" / "epoch-0001.npz")
+            sizes[method[0], bool(given)] = {layer.ghost_size for layer in reading.layers}
+    assert sizes == {
+        ("norm.method=gni", False): {8}, ("norm.method=bn", False): {32}, ("norm.method=gni", True): {4},
+        ("norm.method=bn", True): {4},
+    }  # fmt: skip
+
+
+def test_a_resumed_run_records_the_same(tmp_path):
+    """Stopped inside the second epoch, it has the first record, and then makes the others."""
+    from ghostnoise.lab.train.stop import Stop
+
+    whole = run(tmp_path / "whole", *METER)
+    stop, saves = Stop(), []
+
+    def saved(folder):
+        saves.append(folder)
+        if len(saves) == 2:
+            stop.signal = 15
+
+    first = run(tmp_path / "cut", *METER, stop=stop, saved=saved, checkpoint_seconds=0.0)
+    assert first.result is None
+    second = run(tmp_path / "cut", *METER)
+    assert recorded(second) == recorded(whole)
+    for name in recorded(whole):
+        ours, theirs = (Reading.load(outcome.folder / "noise" / name) for outcome in (second, whole))
+        assert json.dumps(ours.rows()) == json.dumps(theirs.rows())
+
+
+def test_the_measured_network_is_a_copy_in_training_mode(tmp_path):
+    """What is read is what a naive pass over the same batches gives, and nothing of the network moves."""
+    from ghostnoise.lab import data, models
+    from ghostnoise.lab.train.machine import Machine
+    from ghostnoise.lab.train.session import Session
+
+    settings = recipe.load("digits", [*SHORT, "norm.method=bn", *METER]).settings
+    here = Machine(torch.device("cpu"))
+    source = data.open_source(settings.data, tmp_path, batch_size=64, seed=0, device=here.device)
+    model = models.build(settings.model, settings.norm, source.facts.shape, source.facts.classes)
+    session = Session(model, settings, here)
+    before, random = copy.deepcopy(model.state_dict()), torch.get_rng_state()
+    (tmp_path / "read.npz").write_bytes(metering.measure(session, source, 1))
+    assert torch.equal(torch.get_rng_state(), random)
+    for name, value in model.state_dict().items():
+        assert torch.equal(value, before[name])
+    reading = Reading.load(tmp_path / "read.npz")
+    first = reading.layers[0]
+    seen = []
+    module = dict(model.named_modules())[first.name]
+    handle = module.register_forward_pre_hook(lambda module, args: seen.append(args[0].double()))
+    with torch.no_grad():
+        for number, (images, _) in enumerate(source.batches(1)):
+            if number < 2:
+                model(images)
+    handle.remove()
+    dims = [dim for dim in range(seen[0].ndim) if dim != 1]
+    np.testing.assert_allclose(first.mean, torch.stack([x.mean(dims) for x in seen]).mean(0), atol=1e-6)
+
+
+def test_a_network_without_norms_is_refused_before_anything_is_written(tmp_path, monkeypatch):
+    from ghostnoise.lab import models
+
+    monkeypatch.setattr(models, "build", lambda *args: torch.nn.Sequential(torch.nn.Flatten(), torch.nn.Linear(64, 10)))
+    with pytest.raises(UserError, match=r"meter: no normalization layer .* leave the section \[meter\] out"):
+        run(tmp_path, *METER)
+    assert list(tmp_path.iterdir()) == []
