@@ -12,6 +12,7 @@ from ghostnoise.lab.report.page import Made
 from ghostnoise.lab.report.watch import Files, Server
 from ghostnoise.lab.report.writing import SERVED, Report
 from lab.report.folders import experiment, fill, points, write
+from lab.report.readings import NASTY, connected, convolutional, record
 
 pytestmark = pytest.mark.slow
 MADE = Made("ghostnoise report tiny", datetime(2030, 1, 2, tzinfo=UTC))
@@ -174,3 +175,46 @@ def test_a_served_page_follows_the_runs_and_keeps_what_was_chosen(tmp_path):
         finally:
             server.shutdown()
             thread.join()
+
+
+def shown_table(driver):
+    script = "return [...document.querySelectorAll('.noise-at')].filter(each => !each.hidden).map(each => each.id)"
+    return driver.execute_script(script)
+
+
+@pytest.mark.parametrize("dark", [False, True])
+def test_noise_by_run_epoch_and_layer(tmp_path, dark):
+    from selenium.webdriver.common.by import By
+    from selenium.webdriver.common.keys import Keys
+    from selenium.webdriver.support.ui import Select
+
+    made = experiment(tmp_path, form="noise")
+    folders = {point.name: write(tmp_path, point) for point in points(made)}
+    record(folders["BN seed 0"], e1=convolutional(), e20=convolutional(seed=1))
+    record(folders["GNI ghost_size=4 seed 0"], e3=connected(names=(NASTY, "second")))
+    page = Report(made, tmp_path / "tiny", MADE, pytest.fail).write(tmp_path / "out").as_uri()
+    with browser(tmp_path / "profile", dark) as driver:
+        metrics = {"width": 375, "height": 700, "deviceScaleFactor": 2, "mobile": True}
+        driver.execute_cdp_cmd("Emulation.setDeviceMetricsOverride", metrics)
+        driver.get(page)
+        assert driver.execute_script("return document.documentElement.scrollWidth") <= 375
+        assert shown_table(driver) == ["noise-0-1"]
+        assert [drawn(driver, f"plot-{part}") for part in ("shift", "scale")] == [3, 3]  # two layers and the law
+        Select(driver.find_element(By.ID, "noise-epoch")).select_by_visible_text("20")
+        assert shown_table(driver) == ["noise-0-20"]
+        driver.find_element(By.ID, "noise-run").send_keys(Keys.ARROW_DOWN)
+        assert shown_table(driver) == ["noise-1-3"]
+        assert [drawn(driver, f"plot-{part}") for part in ("shift", "scale")] == [3, 4]
+        assert driver.find_element(By.ID, "noise-layers").text.split("\n")[0] == f"{NASTY}.1"
+        driver.find_element(By.ID, "noise-layer-0").send_keys(Keys.SPACE)
+        assert drawn(driver, "plot-scale") == 3
+        color = "return document.getElementById('plot-scale').data[0].line.color"
+        before = driver.execute_script(color)
+        driver.find_element(By.ID, "theme").click()
+        assert driver.execute_script(color) != before
+        assert not driver.find_element(By.ID, "noise-layer-0").is_selected()
+        driver.find_element(By.ID, "noise-none").click()
+        assert drawn(driver, "plot-shift") == 1
+        driver.find_element(By.ID, "noise-table-1-3-4").send_keys(Keys.ENTER)
+        deviations = [float(each) for each in column(driver, 4, "noise-table-1-3")]
+        assert deviations == sorted(deviations)

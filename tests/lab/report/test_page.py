@@ -92,7 +92,7 @@ def test_well_formed_and_alone(tmp_path, form):
     shown = " ".join(reader.texts)
     for words in ("noise helps", "GNI > BN", "Supported", "93.30 ± 0.42 (2)", "90.1 ± 0.2", "4 missing", "2030-01-02"):
         assert words in shown, words
-    assert ("noise meter" in shown) == (form == "noise")
+    assert ("No run has recorded its noise" in shown) == (form == "noise")
     data = json.loads(reader.scripts[0])
     assert [len(group["runs"]) for group in data["training"]] == [3, 2]
     assert data["training"][0]["runs"][0]["accuracy"] == [88.0, 89.0, 90.0]

@@ -8,7 +8,16 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, TypeVar
 
 from ghostnoise.lab.errors import UserError
-from ghostnoise.lab.report.noise_lines import Digest, digest, extent, law_line, law_lines, law_size, layer_line
+from ghostnoise.lab.report.noise_lines import (
+    Digest,
+    digest,
+    extent,
+    law_line,
+    law_lines,
+    law_size,
+    layer_line,
+    shortened,
+)
 from ghostnoise.meter.curves import Part
 from ghostnoise.meter.reading import PARTS, Reading
 
@@ -20,6 +29,7 @@ FOLDER = "noise"
 WORDS: dict[Part, str] = {"shift": "shift noise, (m − μ)/σ", "scale": "scale noise, s²/σ²"}
 POINTS = 400
 NAMED = 10  # layers that a legend can name
+WIDTH = 24  # signs of a name
 COLUMNS = 4
 STYLES: tuple[dict[str, Any], ...] = ({"color": "black", "linestyle": ":"}, {"color": "dimgray", "linestyle": "-."})
 
@@ -28,7 +38,7 @@ Kept = TypeVar("Kept")
 
 def recorded(folder: Path, warn: Callable[[str], object]) -> dict[int, Reading]:
     """The readings that a run has left in its folder, by epoch; damaged ones are said and left out."""
-    return _each(folder, warn, Reading.load)
+    return _each(folder, warn, _load)
 
 
 def digests(folder: Path, warn: Callable[[str], object]) -> dict[int, Digest]:
@@ -70,7 +80,7 @@ def rendered(shown: Mapping[str, Digest], size: int | None, kind: str) -> bytes:
     file = io.BytesIO()
     # Without the date: the same readings give the same bytes.
     dates: dict[str, Any] = {"metadata": {"CreationDate": None}} if kind == "pdf" else {}
-    _figure(shown, law_size(shown.values(), size)).savefig(file, format=kind, dpi=160, **dates)
+    figure(shown, law_size(shown.values(), size)).savefig(file, format=kind, dpi=160, **dates)
     return file.getvalue()
 
 
@@ -87,19 +97,25 @@ def _each(folder: Path, warn: Callable[[str], object], read: Callable[[Path], Ke
     return dict(sorted(found.items()))
 
 
+def _load(path: Path) -> Reading:
+    with path.open("rb") as file:  # numpy leaves a damaged file open
+        return Reading.load(file)
+
+
 @lru_cache(maxsize=512)
 def _kept(path: Path, _time: int, _size: int) -> Digest:
-    return digest(Reading.load(path))
+    return digest(_load(path))
 
 
-def _figure(shown: Mapping[str, Digest], size: int) -> "Figure":
+def figure(shown: Mapping[str, Digest], size: int) -> "Figure":
+    """Two rows of panels, shift and scale, a column for each reading; laws are those of ghost batches of `size`."""
     from matplotlib.figure import Figure
     from matplotlib.ticker import MaxNLocator
 
     names = list(dict.fromkeys(layer.name for each in shown.values() for layer in each.layers))
     colors = _rainbow(len(names))
-    figure = Figure(figsize=(1.9 + 3.1 * len(shown), 5.4), layout="constrained")
-    grid = figure.subplots(len(PARTS), len(shown), sharex="row", sharey="row", squeeze=False)
+    made = Figure(figsize=(1.9 + 3.1 * len(shown), 5.4), layout="constrained")
+    grid = made.subplots(len(PARTS), len(shown), sharex="row", sharey="row", squeeze=False)
     for row, part in zip(grid, PARTS, strict=True):
         within = extent(shown.values(), part, size)
         for axes, each in zip(row, shown.values(), strict=True):
@@ -113,10 +129,10 @@ def _figure(shown: Mapping[str, Digest], size: int) -> "Figure":
         row[0].set_ylim(bottom=0)
         row[0].xaxis.set_major_locator(MaxNLocator(5, prune="both"))
     for axes, title in zip(grid[0], shown, strict=True):
-        axes.set_title(title, fontsize=11, parse_math=False)
-    _name_laws(figure, grid)
-    _name_layers(figure, grid, names, colors)
-    return figure
+        axes.set_title(shortened(title, 2 * WIDTH), fontsize=11, parse_math=False)
+    _name_laws(made, grid)
+    _name_layers(made, grid, names, colors)
+    return made
 
 
 def _laws(axes: "Axes", shown: Digest, part: Part, within: tuple[float, float], size: int) -> None:
@@ -142,7 +158,7 @@ def _name_layers(figure: "Figure", grid: Any, names: Sequence[str], colors: Sequ
         )
         for text, name in zip(legend.get_texts(), names, strict=True):
             text.set_parse_math(False)  # names are not formulas, and a legend would leave out one such as "_norm"
-            text.set_text(name)
+            text.set_text(shortened(name, WIDTH))
         return
     from matplotlib.cm import ScalarMappable
     from matplotlib.colors import ListedColormap
@@ -150,7 +166,7 @@ def _name_layers(figure: "Figure", grid: Any, names: Sequence[str], colors: Sequ
     bar = figure.colorbar(ScalarMappable(cmap=ListedColormap(colors)), ax=grid, aspect=40, fraction=0.03, pad=0.02)
     bar.outline.set_visible(False)
     half = 0.5 / len(names)
-    bar.set_ticks([half, 1 - half], labels=[names[0], names[-1]])
+    bar.set_ticks([half, 1 - half], labels=[shortened(name, WIDTH) for name in (names[0], names[-1])])
     for text in bar.ax.get_yticklabels():
         text.set_parse_math(False)
     bar.ax.tick_params(length=0, labelsize=9)

@@ -126,10 +126,16 @@ def law_line(line: LawLine, part: Part, within: tuple[float, float], points: int
     return (edges[1:] + edges[:-1]) / 2, np.diff(below) / np.diff(edges)
 
 
+def shortened(name: str, width: int) -> str:
+    """The end of a long name, which tells layers apart."""
+    return name if len(name) <= width else "…" + name[1 - width :]
+
+
 def _places(found: Distribution, shares: Array) -> Array:
     """Below which these shares of a pooled distribution lie."""
     cdf = found.cdf()[0]
-    rising = np.concatenate([[True], np.diff(cdf) > 0])  # np.interp needs it
+    rising = np.append(np.diff(cdf) > 0, False)  # where nothing was drawn, no share tells places apart
+    rising[cdf.argmax()] = True
     places: Array = np.interp(shares, cdf[rising], found.edges[rising])
     return places
 

@@ -90,12 +90,11 @@ def _run(each: Measured, given: int | None) -> dict[str, Any]:
 
 
 def _line(line: tuple[Array, Array] | None) -> dict[str, Any] | None:
-    """A line as the page draws it, in few digits."""
-    return (
-        None
-        if line is None
-        else {name: [float(f"{v:.4g}") for v in each] for name, each in zip("xy", line, strict=True)}
-    )
+    """A line as the page draws it, in few digits; places near 1 need more of them."""
+    if line is None:
+        return None
+    places, density = line
+    return {"x": [float(f"{x:.6g}") for x in places], "y": [float(f"{y:.4g}") for y in density]}
 
 
 def _table(name: str, each: Measured, epoch: int, reading: Digest) -> str:

@@ -11,6 +11,7 @@ from rich.table import Table
 from rich.text import Text
 
 from ghostnoise.lab.errors import UserError
+from ghostnoise.lab.report.noise_lines import shortened
 from ghostnoise.lab.report.words import NOTHING
 from ghostnoise.meter.curves import LAWS, Part
 from ghostnoise.meter.gap import METHODS
@@ -93,7 +94,7 @@ def _table(reading: Reading, width: int) -> Table:
             else Text(column.cells[at])
             for column in columns
         ]
-        table.add_row(Text(_shortened(name, longest)), *cells)
+        table.add_row(Text(shortened(name, longest)), *cells)
     return table
 
 
@@ -140,8 +141,3 @@ def _size(value: float) -> str:
         if value >= 9.9995 * unit:
             return f"{value / unit:.3g}{sign}" if value < 999.5 * unit else f"{value / unit:.0f}{sign}"
     return f"{value:.0f}"
-
-
-def _shortened(name: str, width: int) -> str:
-    """The end of a long name, which tells layers apart."""
-    return name if len(name) <= width else "…" + name[1 - width :]

@@ -1,0 +1,62 @@
+"""Small readings of real layers."""
+
+from dataclasses import replace
+from functools import cache
+
+import torch
+from torch import nn
+
+from ghostnoise.meter import Meter
+
+NASTY = """</script><img src='x' onerror="alert(2)">&amp;$x_{1}$[red]"""
+
+
+class Named(nn.Sequential):
+    """Modules by names that may be anything."""
+
+    def __init__(self, **modules):
+        super().__init__()
+        for name, module in modules.items():
+            self.add_module(name, module)
+
+
+@cache
+def connected(seed=0, ghost_size=8, names=("first", "second")):
+    """Of a perceptron, whose input and layers are normal."""
+    torch.manual_seed(seed)
+    layers = {name: nn.Sequential(nn.Linear(6, 6), nn.BatchNorm1d(6)) for name in names}
+    return _measure(Named(**layers), torch.randn(4, 64, 6), ghost_size)
+
+
+@cache
+def convolutional(layers=2, seed=0, ghost_size=8):
+    """Of 5 x 5 images."""
+    torch.manual_seed(seed)
+    model = nn.Sequential(*(nn.BatchNorm2d(4) for _ in range(layers)))
+    return _measure(model, torch.randn(3, 32, 4, 5, 5), ghost_size)
+
+
+def constant(layer):
+    """A layer of a digest as if nothing in it had varied."""
+    parts = {
+        part: replace(each, counts=0 * each.counts, var=each.var * float("nan")) for part, each in layer.parts.items()
+    }
+    return replace(layer, parts=parts, row={name: _unknown(value) for name, value in layer.row.items()})
+
+
+def _unknown(value):
+    return float("nan") if isinstance(value, float) else value
+
+
+def _measure(model, batches, ghost_size):
+    with torch.no_grad(), Meter(model, ghost_size, draws=64) as meter:
+        for batch in batches:
+            model(batch)
+    return meter.result()
+
+
+def record(folder, **readings):
+    """Leave readings in a run folder as a run does; `e12` is that of epoch 12."""
+    (folder / "noise").mkdir(exist_ok=True)
+    for name, reading in readings.items():
+        reading.save(folder / "noise" / f"epoch-{int(name[1:]):04}.npz")
