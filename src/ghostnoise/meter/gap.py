@@ -1,9 +1,10 @@
 """Training against inference: what each method makes of a batch, and what the running statistics make of it."""
 
+import math
 from collections.abc import Callable
 from dataclasses import dataclass
 from functools import partial
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 import torch
@@ -45,21 +46,21 @@ class GapSums:
         self.method = method
         self.difference, self.reference = (torch.zeros(channels, dtype=torch.float64) for _ in range(2))
         self.largest, self.largest_reference = (torch.zeros(channels, dtype=torch.float64) for _ in range(2))
-        self.values, self.samples, self.compared, self.share, self.bound = 0, 0, 0, 0.0, 0.0
+        self.values, self.samples, self.share, self.bound = 0, 0, 0.0, 0.0
 
-    def add(self, y: Tensor, inference: Tensor | None, ghost_size: int) -> None:
-        """Take a batch's outputs (C, B, S)."""
-        _, samples, spatial = y.shape
+    def add(self, y: Tensor, inference: "Inference | None", ghost_size: int) -> None:
+        """Take a batch's outputs (B, C, S)."""
+        samples, _, spatial = y.shape
         sizes = [samples] if self.method in ("bn", "gni") else ghost_sizes(samples, ghost_size)
         self.samples += samples
         self.share += 0 if self.method == "xbn" else len(sizes)
         self.bound = max(self.bound, largest_normalized(max(sizes) * spatial))
-        self.largest = torch.maximum(self.largest, y.abs().amax((1, 2)).cpu().double())
+        self.largest = torch.maximum(self.largest, _largest(y))
         if inference is not None:
             self.values += samples * spatial
-            self.difference += (y - inference).abs().sum((1, 2), dtype=torch.float64).cpu()
-            self.reference += inference.abs().sum((1, 2), dtype=torch.float64).cpu()
-            self.largest_reference = torch.maximum(self.largest_reference, inference.abs().amax((1, 2)).cpu().double())
+            self.difference += _total(y - inference.y)
+            self.reference += inference.total
+            self.largest_reference = torch.maximum(self.largest_reference, inference.largest)
 
     def result(self) -> Gap:
         """What was gathered so far."""
@@ -102,7 +103,28 @@ def _noisy(x: Tensor, *given: Any, ghost_size: int, channel_dim: int, **options:
     return functional.ghost_noise_batch_norm(x, *given, ghost_size=ghost_size, channel_dim=channel_dim, **options)
 
 
-def inferred(x: Tensor, mean: Tensor, var: Tensor, eps: float) -> Tensor:
-    """x (C, B, S) normalized with running statistics."""
-    mean, var = (table.to(x)[:, None, None] for table in (mean, var))
-    return (x - mean) * (var + eps).rsqrt()
+class Inference(NamedTuple):
+    """A batch's normalized output at inference (B, C, S); the sum and the largest of its absolute values (C,)."""
+
+    y: Tensor
+    total: Tensor
+    largest: Tensor
+
+
+def inferred(x: Tensor, mean: Tensor, var: Tensor, eps: float) -> Inference:
+    """What running statistics make of x (B, C, S)."""
+    mean, var = (table.to(x)[:, None] for table in (mean, var))
+    y = (x - mean).mul_((var + eps).rsqrt())
+    return Inference(y, _total(y), _largest(y))
+
+
+def _total(y: Tensor) -> Tensor:
+    """The sum of absolute values, of each channel."""
+    sums: Tensor = torch.linalg.vector_norm(y, 1, dim=2)
+    return sums.cpu().double().sum(0)
+
+
+def _largest(y: Tensor) -> Tensor:
+    """The largest absolute value, of each channel."""
+    found: Tensor = torch.linalg.vector_norm(y, math.inf, dim=(0, 2))
+    return found.cpu().double()

@@ -104,14 +104,14 @@ class Layer:
         mean, var = (getattr(module, name, None) for name in ("running_mean", "running_var"))
         inference = None
         if self.place.side == "input" and isinstance(mean, Tensor) and isinstance(var, Tensor):
-            inference = inferred(_channels_first(wide, dim), mean, var, eps)
+            inference = inferred(_folded(wide, dim), mean, var, eps)
         for method, made in outputs(wide, dim, self.ghost_size, eps, indices).items():
             try:
                 y = made()
             except ValueError as error:  # of a method that cannot normalize so few values
                 self.refused[method] = str(error)
                 continue
-            self.gaps[method].add(_channels_first(y, dim), inference, self.ghost_size)
+            self.gaps[method].add(_folded(y, dim), inference, self.ghost_size)
 
     def result(self) -> LayerReading | None:
         """What was measured so far, or None."""
@@ -164,9 +164,9 @@ def own_noise(module: Any) -> int | None:
     return min((size for size in sizes if isinstance(size, int)), default=None)
 
 
-def _channels_first(x: Tensor, dim: int) -> Tensor:
-    """As (C, B, S)."""
-    return x.movedim(dim, 0).flatten(2) if x.ndim > 2 else x.movedim(dim, 0).unsqueeze(2)
+def _folded(x: Tensor, dim: int) -> Tensor:
+    """As (B, C, S)."""
+    return x.movedim(dim, 1).flatten(2) if x.ndim > 2 else x.unsqueeze(2)
 
 
 def _five_at_most(x: Tensor, dim: int) -> tuple[Tensor, int]:
