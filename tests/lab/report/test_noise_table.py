@@ -76,6 +76,21 @@ def test_fits_and_cuts_nothing_but_the_beginnings_of_names(measure):
         assert layer.name.endswith(line.removeprefix("…").split()[0])
 
 
+@pytest.mark.parametrize("width", [40, 60, 80, 99])
+def test_a_narrow_terminal_has_all_figures_in_several_tables(width):
+    reading = connected()
+    wide, narrow = printed({"now": reading}), printed({"now": reading}, width)
+    assert max(map(len, narrow)) <= width
+    signs = set("▏▎▍▌▋▊▉█")
+
+    def cells(lines):
+        found = [line.split()[1:] for line in lines if line.startswith("second.1")]
+        return [cell for row in found for cell in row if not set(cell) & signs], len(found)
+
+    assert cells(narrow)[0] == cells(wide)[0]
+    assert cells(wide)[1] == 1 < cells(narrow)[1] or width == 99
+
+
 def test_names_are_no_markup():
     assert any("[red].1" in line for line in printed({"now": connected(names=(NASTY,))}))
 

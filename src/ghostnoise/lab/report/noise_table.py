@@ -37,8 +37,9 @@ def terminal(readings: Mapping[str, Reading], console: Console) -> None:
     heading = f"Noise of ghost batches of {several(reading.layers[0].ghost_size, 'sample')}"
     console.print(Text.assemble((heading, "bold"), "  ", (title, "dim")), width=width)
     console.print()
-    console.print(_table(reading, width), width=width)
-    console.print()
+    for table in _tables(reading, width):
+        console.print(table, width=width)
+        console.print()
     console.print(Text(LEGEND, style="dim"), width=width)
 
 
@@ -74,9 +75,18 @@ class _Column:
         return max(map(len, self.cells))
 
 
-def _table(reading: Reading, width: int) -> Table:
-    columns = _columns(reading)
+def _tables(reading: Reading, width: int) -> list[Table]:
+    """One table, or as many as it takes in a narrow terminal."""
     names = [" ".join(layer.name.split()) for layer in reading.layers]
+    parts: list[list[_Column]] = [[]]
+    for column in _columns(reading):
+        if parts[-1] and SHORTEST + sum(1 + each.width(BARS[0]) for each in (*parts[-1], column)) > width:
+            parts.append([])
+        parts[-1].append(column)
+    return [_table(names, columns, width) for columns in parts]
+
+
+def _table(names: list[str], columns: list[_Column], width: int) -> Table:
 
     def left(bars: int) -> int:
         return width - sum(1 + column.width(bars) for column in columns)
