@@ -8,7 +8,7 @@ from ghostnoise.lab.report.markup import Cell, section, table, text
 from ghostnoise.lab.report.noise import WORDS, spread
 from ghostnoise.lab.report.noise_lines import Digest, Layer, extent, law_line, law_lines, law_size, layer_line
 from ghostnoise.lab.report.noise_runs import Measured
-from ghostnoise.lab.report.words import NOTHING
+from ghostnoise.lab.report.words import NOTHING, several
 from ghostnoise.meter.gap import METHODS
 from ghostnoise.meter.histogram import Array
 from ghostnoise.meter.reading import PARTS, laws_of
@@ -47,8 +47,9 @@ def content(noise: Sequence[Measured]) -> str:
     few = "" if len(runs) == len(noise) else " The page has the first run of each method."
     return section(
         "noise", "Noise",
-        f"<p>What ghost batches of {size} samples make of each layer’s activations: the mean m and the variance s² of "
-        "a ghost batch, against those of the batch, μ and σ². Lines are averages over a layer’s channels.</p>",
+        f"<p>What ghost batches of {several(size, 'sample')} make of each layer’s activations: the mean m and the "
+        "variance s² of a ghost batch, against those of the batch, μ and σ². Lines are averages over a layer’s "
+        "channels.</p>",
         '<div class="controls"><label for="noise-run">Run</label> '
         f'<select id="noise-run">{"".join(names)}</select> <label for="noise-epoch">Epoch</label> '
         '<select id="noise-epoch"></select> <button type="button" id="noise-all">All</button> '

@@ -12,7 +12,7 @@ from rich.text import Text
 
 from ghostnoise.lab.errors import UserError
 from ghostnoise.lab.report.noise_lines import shortened
-from ghostnoise.lab.report.words import NOTHING
+from ghostnoise.lab.report.words import NOTHING, several
 from ghostnoise.meter.curves import LAWS, Part
 from ghostnoise.meter.gap import METHODS
 from ghostnoise.meter.reading import PARTS, LayerReading, Reading
@@ -34,7 +34,7 @@ def terminal(readings: Mapping[str, Reading], console: Console) -> None:
         raise UserError("no noise to show: there is no reading; measure some first")
     title, reading = list(readings.items())[-1]
     width = min(console.width, WIDTH)
-    heading = f"Noise of ghost batches of {reading.layers[0].ghost_size} samples"
+    heading = f"Noise of ghost batches of {several(reading.layers[0].ghost_size, 'sample')}"
     console.print(Text.assemble((heading, "bold"), "  ", (title, "dim")), width=width)
     console.print()
     console.print(_table(reading, width), width=width)
