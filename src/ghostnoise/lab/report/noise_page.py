@@ -48,7 +48,8 @@ def content(noise: Sequence[Measured]) -> str:
     return section(
         "noise", "Noise",
         f"<p>What ghost batches of {several(size, 'sample')} make of each layer’s activations: the mean m and the "
-        "variance s² of a ghost batch, against those of the batch, μ and σ². Lines are averages over a layer’s channels.</p>",
+        "variance s² of a ghost batch, against those of the batch, μ and σ². Lines are averages over a layer’s "
+        "channels.</p>",
         '<div class="controls"><label for="noise-run">Run</label> '
         f'<select id="noise-run">{"".join(names)}</select> <label for="noise-epoch">Epoch</label> '
         '<select id="noise-epoch"></select> <button type="button" id="noise-all">All</button> '
