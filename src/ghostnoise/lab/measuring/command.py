@@ -110,7 +110,11 @@ def _at_epoch(
 
     assert found.folder is not None
     asked = any((options.ghost_size, options.batches, options.batch_size, options.modules, options.eval))
-    recorded = {} if asked else noise.recorded(found.folder, lambda line: console.print(f"warning: {line}"))
+
+    def warn(line: str) -> None:
+        console.print(f"warning: {line}", highlight=False, soft_wrap=True, markup=False)
+
+    recorded = {} if asked else noise.recorded(found.folder, warn)
     if epoch in recorded:
         return recorded[epoch]
     return _measured(target.of_folder(found.folder, wanted, epoch), options, console)
