@@ -179,8 +179,12 @@ class Reading(Mapping[str, LayerReading]):
     @classmethod
     def load(cls, path: Any) -> "Reading":
         """Read such a file, by its path or open."""
+        if isinstance(path, str | Path):
+            with open(path, "rb") as file:  # numpy would leave a damaged one open
+                return cls.load(file)
         with np.load(path, allow_pickle=False) as stored:
             arrays = dict(stored)
+        path = getattr(path, "name", path)
         if "about" not in arrays:
             raise ValueError(f"{path} holds no reading: must be a file that Reading.save wrote; give the path of one")
         about = json.loads(str(arrays.pop("about")))
