@@ -50,7 +50,7 @@ def digest(reading: Reading) -> Digest:
 
 @dataclass(frozen=True)
 class LawLine:
-    """A law, its name, and the degrees of freedom that it counts."""
+    """A law of ghost batches of so many samples, and what it is called."""
 
     law: str
     size: int
