@@ -66,7 +66,7 @@ def test_a_network_whose_noise_is_strong_already():
     assert [each.layer for each in advice.strong] == ["1", "3"]
     assert [each.ghost_size for each in advice.already] == [4, 4]
     now = str(advice).splitlines()[1]
-    assert "strong already in 1 (shift 50 %, squared scale 69 %), 3 (shift 5" in now
+    assert "strong already in '1' (shift 50 %, squared scale 69 %), '3' (shift 5" in now
     assert "fewer than 16" in now
     assert advice.ghost_size == 32
 
@@ -87,7 +87,7 @@ def test_noise_that_is_faint():
     assert asked.startswith(
         "Ghost batches of 32: 1 of 2 layers would see hardly any noise, 3 % of a standard deviation"
     )
-    assert "wide (shift 0." in asked
+    assert "'wide' (shift 0." in asked
     assert "none of these layers has ghost noise" in str(advice)
     assert advise(Reading([wide])).ghost_size == 2  # weaker than that of the paper's ResNet at any size
 
@@ -134,8 +134,8 @@ def test_the_least_and_the_most_shift_are_named():
     shifts = {each.layer: each.shift for each in advice.expected}
     least, most = min(shifts, key=shifts.get), max(shifts, key=shifts.get)
     assert least == "wide"
-    assert f"({least}) to" in first
-    assert f"({most}) of a standard deviation; the strongest noise (tails) is that" in first
+    assert f"({least!r}) to" in first
+    assert f"({most!r}) of a standard deviation; the strongest noise ('tails') is that" in first
 
 
 def test_constant_channels_count_for_nothing():

@@ -29,7 +29,7 @@ class Strength:
     """The effective size of the stronger of the two."""
 
     def __str__(self) -> str:
-        return f"{self.layer} (shift {_percent(self.shift)}, squared scale {_percent(self.scale)})"
+        return f"{self.layer!r} (shift {_percent(self.shift)}, squared scale {_percent(self.scale)})"
 
 
 @dataclass(frozen=True)
@@ -59,7 +59,7 @@ class Advice:
         least, most = _ends(self.already)
         span = f"the shift is {_percent(least.shift)} to {_percent(most.shift)} of a standard deviation"
         if not self.strong:
-            return [f"Now: the noise is nowhere strong; {span} (most in {most.layer})."]
+            return [f"Now: the noise is nowhere strong; {span} (most in {most.layer!r})."]
         return [
             f"Now: the noise is strong already in {_listed(self.strong)}, as in a fully connected layer with ghost "
             f"batches of fewer than {STRONG:g}; overall, {span}."
@@ -78,8 +78,8 @@ class Advice:
         strongest = min(self.expected, key=lambda each: each.size)
         return [
             f'First size to try: ghostnoise.convert(model, "gni", ghost_size={self.ghost_size}). Its shift would be '
-            f"{_percent(least.shift)} ({least.layer}) to {_percent(most.shift)} ({most.layer}) of a standard "
-            f"deviation; the strongest noise ({strongest.layer}) is that of a fully connected layer with "
+            f"{_percent(least.shift)} ({least.layer!r}) to {_percent(most.shift)} ({most.layer!r}) of a standard "
+            f"deviation; the strongest noise ({strongest.layer!r}) is that of a fully connected layer with "
             f"N = {strongest.size:.0f}.",
             f"Then try {max(self.ghost_size // 2, 1)} and {self.ghost_size * 2}, and keep what is best on validation "
             "data. This says how strong the noise is, not what it does to accuracy: that was not measured here.",
