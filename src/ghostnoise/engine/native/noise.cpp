@@ -1,6 +1,6 @@
 // Noise from the moments of ghost batches (engine/aten.py): of drawn samples, or given as tables.
 
-#include "common.h"
+#include "exports.h"
 
 #include <cmath>
 #include <cstdlib>
@@ -150,7 +150,7 @@ template <class A> A *out(void *table) { return static_cast<A *>(table); }
 
 } // namespace
 
-// The C ABI. `means` is the dtype of the samples' means (B, C), 0 float and 1 double, `dtype` that of the other tables.
+// The C ABI, as exports.h says it.
 
 #define GN_BOTH(...)                                                                                                   \
     switch (2 * means + dtype) {                                                                                       \

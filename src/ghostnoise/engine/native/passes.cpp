@@ -8,7 +8,7 @@
 // channels-last, where the C channels of each (b, s) are. A table is (R, C) and contiguous; each of its rows serves
 // some consecutive samples. Arithmetic is in float, and in double for double; long sums are added up in double.
 
-#include "common.h"
+#include "exports.h"
 
 #include <type_traits>
 
@@ -406,9 +406,7 @@ template <class T, class A> void rescale_last(Shape n, Tensor<const T> dy, Rows<
 
 } // namespace
 
-// The C ABI. `dtype` is 0 float, 1 double, 2 bfloat16, 3 float16; `last` tells the layout. `shape` is (B, C, S). A
-// tensor comes as its address and two strides, a table as its address, the samples that a row serves, and its last row.
-// Returns 0, or 1 for an unknown dtype.
+// The C ABI, as exports.h says it.
 
 #ifdef __FLT16_MAX__
 #define GN_FLOAT16(call) case 3: { using T = float16; using A = float; call; return 0; }
@@ -423,8 +421,6 @@ template <class T, class A> void rescale_last(Shape n, Tensor<const T> dy, Rows<
         GN_FLOAT16(call)                                                                                               \
         default: return 1;                                                                                             \
     }
-#define GN_TENSOR(name) void *name, i64 name##_b, i64 name##_inner
-#define GN_TABLE(name) const void *name, i64 name##_each, i64 name##_last
 #define GN_IN(name) Tensor<const T>{static_cast<const T *>(name), name##_b, name##_inner}
 #define GN_OUT(name) Tensor<T>{static_cast<T *>(name), name##_b, name##_inner}
 #define GN_ROWS(name) Rows<A>{static_cast<const A *>(name), name##_each, name##_last, n.C}

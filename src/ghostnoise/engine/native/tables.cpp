@@ -1,7 +1,7 @@
 // The small tables between the passes (engine/aten.py): from statistics to what is applied to x, the gradient of both,
 // and running statistics. Tables are in the arithmetic of x, statistics in double; sums are in double.
 
-#include "common.h"
+#include "exports.h"
 
 #include <cmath>
 
@@ -146,6 +146,24 @@ void others_ramp(i64 threads, i64 G, const i64 *starts, i64 C, i64 S, const M *m
     });
 }
 
+// everyone_ramp: the gradient of x through the statistics of its ghost batch, as slope·(x - center) + offset. Each of its
+// n·S values has the same share.
+template <class A>
+void everyone_ramp(i64 threads, i64 G, const i64 *starts, i64 C, i64 S, const double *mean, const A *g_mean,
+                   const A *g_var, A *center, A *slope, A *offset) {
+#pragma omp parallel for num_threads(int(threads)) schedule(static)
+    for (i64 g = 0; g < G; ++g) {
+        const double share = 1.0 / double((starts[g + 1] - starts[g]) * S);
+#pragma omp simd
+        for (i64 at = g * C; at < (g + 1) * C; ++at) {
+            const double steep = 2 * double(g_var[at]) * share, rounded = double(A(mean[at]));
+            center[at] = A(mean[at]);
+            slope[at] = A(steep);
+            offset[at] = A(double(g_mean[at]) * share + steep * (rounded - mean[at]));
+        }
+    }
+}
+
 // follow: moves running buffers towards statistics, unless they are not finite. Any of the three may be absent.
 template <class A> A moved(A from, double to, double factor) {  // from and to themselves where the factor is 0 or 1
     const A end = A(to), gap = end - from, weight = A(factor);
@@ -176,7 +194,7 @@ template <class A> A *out(void *table) { return static_cast<A *>(table); }
 
 } // namespace
 
-// The C ABI. `dtype` is that of the tables: 0 float, 1 double. Tables may be null where they are said to be absent.
+// The C ABI, as exports.h says it. Tables may be null where they are said to be absent.
 
 #define GN_TABLES(call)                                                                                                \
     switch (dtype) {                                                                                                   \
@@ -198,7 +216,12 @@ GN_EXPORT(pull)(i64 dtype, i64 threads, i64 B, i64 C, i64 R, i64 each, const voi
                       {eps, least}, in<A>(weight), out<A>(to_weight), out<A>(to_bias), out<A>(to_mean), out<A>(to_var)))
 }
 
-// `means` is the dtype of the samples' means.
+GN_EXPORT(everyone_ramp)(i64 dtype, i64 threads, i64 G, const i64 *starts, i64 C, i64 S, const double *mean,
+                         const void *g_mean, const void *g_var, void *center, void *slope, void *offset) {
+    GN_TABLES(everyone_ramp(threads, G, starts, C, S, mean, in<A>(g_mean), in<A>(g_var), out<A>(center), out<A>(slope),
+                            out<A>(offset)))
+}
+
 GN_EXPORT(others_ramp)(i64 dtype, i64 means, i64 threads, i64 G, const i64 *starts, i64 C, i64 S, const void *mean,
                        const double *pooled, const void *g_mean, const void *g_var, void *center, void *slope,
                        void *offset) {
