@@ -68,7 +68,7 @@ def standardize(
 ) -> Standard:
     """`aten.standardize`; the five tables lie one after the other, as `blend` and `pull` take them."""
     made = torch.empty((5, *stats.mean.shape), dtype=dtype)
-    given = (parameter_table(weight, dtype), parameter_table(bias, dtype))
+    given = (solid(weight, dtype), solid(bias, dtype))
     settings = (DTYPES[dtype], threads(stats.mean.numel()), *stats.mean.shape)
     tables = [table.contiguous() for table in stats]
     floor = (float(normalizer.eps), float(normalizer.min_std) ** 2)
@@ -109,7 +109,7 @@ def pull(
     given = (total, moment, *noise, standard.center, var.contiguous())
     settings = (DTYPES[dtype], threads(total.numel()), batch_size, channels, rows, each)
     floor = (float(normalizer.eps), float(normalizer.min_std) ** 2)
-    made = (parameter_table(weight, dtype), g_weight, g_bias, g_mean, g_var)
+    made = (solid(weight, dtype), g_weight, g_bias, g_mean, g_var)
     run("pull", *settings, *map(pointer, given), *floor, *map(pointer, made))
     return g_weight, g_bias, Moments(g_mean, g_var)
 
@@ -119,20 +119,21 @@ def follow(
 ) -> None:
     """`aten.follow`."""
     buffers = [buffer for buffer in (mean, var) if buffer is not None]
-    plain = all(_is_plain(buffer) and buffer.dtype in (torch.float32, torch.float64) for buffer in buffers)
-    plain = plain and (count is None or (_is_plain(count) and count.dtype == torch.int64))
-    if not plain or len({buffer.dtype for buffer in buffers}) > 1:
+    dtype = buffers[0].dtype if buffers else torch.float32
+    plain = dtype in (torch.float32, torch.float64) and all(_is_plain(buffer, dtype) for buffer in buffers)
+    if not plain or not (count is None or _is_plain(count, torch.int64)):
         aten.follow(mean, var, count, momentum, stats)
         return
-    tables = [table.to(torch.float64).contiguous() for table in stats]
-    settings = (DTYPES[buffers[0].dtype] if buffers else 0, stats.mean.shape[1])
+    tables = [solid(table, torch.float64) for table in stats]
     factor = -1.0 if momentum is None else float(momentum)
-    run("follow", *settings, *map(pointer, (mean, var, count, *tables)), factor)
-    torch.autograd.graph.increment_version([*buffers, *([] if count is None else [count])])
+    run("follow", DTYPES[dtype], stats.mean.shape[1], *map(pointer, (mean, var, count, *tables)), factor)
+    torch.autograd.graph.increment_version(buffers if count is None else [*buffers, count])
 
 
-def _is_plain(tensor: Tensor) -> bool:
-    return tensor.device.type == "cpu" and type(tensor) in (Tensor, torch.nn.Parameter) and tensor.is_contiguous()
+def _is_plain(tensor: Tensor, dtype: torch.dtype) -> bool:
+    kind = type(tensor)
+    plain = tensor.is_cpu and (kind is Tensor or kind is torch.nn.Parameter)
+    return plain and tensor.dtype == dtype and tensor.is_contiguous()
 
 
 def _inject(
@@ -151,7 +152,7 @@ def _inject(
     wanted = (noise.shift, noise.scale, *([True, True] if standard is not None else []))
     made = [torch.empty(rows, channels, dtype=dtype) if wants else None for wants in wanted]
     tables = [table.to(torch.float64).contiguous() for table in (noise.var(batch), noise.eps * batch.unit)]
-    given = (*tables, standard, *(parameter_table(parameter, dtype) for parameter in parameters))
+    given = (*tables, standard, *(solid(parameter, dtype) for parameter in parameters))
     ends = (*given, *[None] * (5 - len(given)), *made, *[None] * (4 - len(made)))
     many = threads(rows * channels * max(sizes[-1], 1))
     settings = (DTYPES[batch.moments.mean.dtype], DTYPES[dtype], many, *sizes)
@@ -164,11 +165,11 @@ def pointer(tensor: Tensor | None) -> int:
     return 0 if tensor is None else tensor.data_ptr()
 
 
-def parameter_table(parameter: Tensor | None, dtype: torch.dtype) -> Tensor | None:
-    """A weight or bias, contiguous and in `dtype`."""
-    if parameter is None or (parameter.dtype == dtype and parameter.is_contiguous()):
-        return parameter
-    return parameter.to(dtype).contiguous()
+def solid(table: Tensor | None, dtype: torch.dtype) -> Tensor | None:
+    """A table, contiguous and in `dtype`."""
+    if table is None or (table.dtype == dtype and table.is_contiguous()):
+        return table
+    return table.to(dtype).contiguous()
 
 
 def _pool(moments: Moments, ghost_size: int | None, *, others: bool) -> Moments:

@@ -14,7 +14,7 @@ from torch import Tensor
 from ghostnoise.engine.aten import NoiseTables
 from ghostnoise.engine.library import DTYPES, GRAIN, run
 from ghostnoise.engine.native_layout import Plan, plans_of
-from ghostnoise.engine.native_tables import group_starts, moment_pointers, parameter_table, pointer, single_position
+from ghostnoise.engine.native_tables import group_starts, moment_pointers, pointer, single_position, solid
 from ghostnoise.engine.steps import Gradients, Normalized
 from ghostnoise.ghosts import GhostBatch, Others
 from ghostnoise.methods import Noise, Normalizer
@@ -46,7 +46,7 @@ def normalize(
         moments = Moments(*torch.empty((2, shape[0], shape[1]), dtype=torch.float64).unbind())
     dtype, stats = ARITHMETIC[x.dtype], torch.empty((2, how.pools, shape[1]), dtype=torch.float64)
     m, k = (None, None) if noise is None else _noise_tables(noise, (shape[0], shape[1]), dtype)
-    weight, bias = parameter_table(weight, dtype), parameter_table(bias, dtype)
+    weight, bias = solid(weight, dtype), solid(bias, dtype)
     run(
         *("normalize", DTYPES[x.dtype], how.numbers, x.data_ptr(), pointer(weight), pointer(bias)),
         *(float(normalizer.eps), float(normalizer.min_std) ** 2),
@@ -75,7 +75,7 @@ def normalize_gradient(
     if how is None or not all(table is None or table.is_contiguous() for table in noise):
         return None
     dtype = ARITHMETIC[x.dtype]
-    weight, gradients = parameter_table(weight, dtype), torch.empty((2, x.shape[1]), dtype=dtype)
+    weight, gradients = solid(weight, dtype), torch.empty((2, x.shape[1]), dtype=dtype)
     kept = kept if type(normalizer.who) is Others else Moments(kept.mean.contiguous(), kept.var.contiguous())
     run(
         *("normalize_gradient", DTYPES[x.dtype], how.numbers, dy.data_ptr(), x.data_ptr(), pointer(weight)),

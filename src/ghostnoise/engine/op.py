@@ -179,15 +179,11 @@ class _Inject(torch.autograd.Function):
 
 
 def _needs_composite(*tensors: Tensor | None) -> bool:
-    return (
-        torch.compiler.is_compiling()
-        or torch._C._are_functorch_transforms_active()
-        or any(
-            forward_ad.unpack_dual(tensor).tangent is not None
-            for tensor in tensors
-            if tensor is not None and forward_ad._current_level >= 0
-        )
-    )
+    if torch.compiler.is_compiling() or torch._C._are_functorch_transforms_active():
+        return True
+    if forward_ad._current_level < 0:
+        return False
+    return any(tensor is not None and forward_ad.unpack_dual(tensor).tangent is not None for tensor in tensors)
 
 
 def _check_alone(ranks: Ranks | None) -> None:

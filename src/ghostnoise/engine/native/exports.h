@@ -17,6 +17,10 @@ GN_EXPORT(moments)(i64 dtype, i64 last, i64 threads, i64 B, i64 C, i64 S, GN_TEN
 GN_EXPORT(transform)(i64 dtype, i64 last, i64 threads, i64 B, i64 C, i64 S, GN_TENSOR(x), GN_TABLE(center),
                      GN_TABLE(scale), GN_TABLE(shift), GN_TENSOR(y));
 
+// `tables` are those of a Blend, m and k may be null.
+GN_EXPORT(blend)(i64 dtype, i64 last, i64 threads, i64 B, i64 C, i64 S, GN_TENSOR(x), void *tables, const void *m,
+                 const void *k, GN_TENSOR(y));
+
 GN_EXPORT(gradient_sums)(i64 dtype, i64 last, i64 threads, i64 B, i64 C, i64 S, GN_TENSOR(dy), GN_TENSOR(x),
                          GN_TABLE(center), void *total, void *moment);
 

@@ -263,6 +263,50 @@ void transform_last(Shape n, Tensor<const T> x, Rows<A> center, Rows<A> scale, R
     });
 }
 
+// blend: the same with scale and shift from noise, without tables of these.
+
+template <class T, class A>
+void blend_rows(Shape n, Tensor<const T> x, Blend<A> blend, const A *m, const A *k, Tensor<T> y, int threads) {
+    const bool past = streams(n, n.S, y);
+    with_positions(n.S, [=](auto S) {
+        for_parts(n.B, n.C, rows_step<A>(S), threads, [=](i64 b, i64 from, i64 to) {
+            for (i64 c = from; c < to; ++c) {
+                const T *row = x.row(b, c);
+                const A around = blend.center[c], by = k ? k[b * n.C + c] : A(1);
+                const A scale = blend.scale(c, by), shift = blend.shift(c, m ? m[b * n.C + c] : A(0), by);
+                fill(y.row(b, c), S, past, [=](i64 s) { return scale * (load(row[s]) - around) + shift; });
+            }
+        });
+    });
+}
+
+template <class T, class A>
+void blend_last(Shape n, Tensor<const T> x, Blend<A> blend, const A *m, const A *k, Tensor<T> y, int threads) {
+    const bool past = streams(n, n.C, y);
+    for_parts(n.B, n.S, 16, threads, [=](i64 b, i64 from, i64 to) {
+        for (i64 c0 = 0; c0 < n.C; c0 += TILE) {
+            const i64 wide = n.C - c0 < TILE ? n.C - c0 : TILE;
+            A scale[TILE], shift[TILE];
+            with_flag(m, [&](auto shifts) {
+                with_flag(k, [&](auto scales) {
+                    const i64 at = b * n.C + c0;
+#pragma omp simd
+                    for (i64 c = 0; c < wide; ++c) {
+                        const A by = decltype(scales)::value ? k[at + c] : A(1);
+                        scale[c] = blend.scale(c0 + c, by);
+                        shift[c] = blend.shift(c0 + c, decltype(shifts)::value ? m[at + c] : A(0), by);
+                    }
+                });
+            });
+            const A *around = blend.center + c0, *by = scale, *added = shift;
+            for (i64 s = from; s < to; ++s) {
+                const T *row = x.row(b, s) + c0;
+                fill(y.row(b, s) + c0, wide, past, [=](i64 c) { return by[c] * (load(row[c]) - around[c]) + added[c]; });
+            }
+        }
+    });
+}
+
 // gradient_sums: Σ dy and Σ dy·(x - center).
 
 template <class T, class A>
@@ -435,6 +479,14 @@ GN_EXPORT(transform)(i64 dtype, i64 last, i64 threads, i64 B, i64 C, i64 S, GN_T
     const Shape n = {B, C, S};
     GN_DISPATCH((last ? transform_last<T, A> : transform_rows<T, A>)(n, GN_IN(x), GN_ROWS(center), GN_ROWS(scale),
                                                                      GN_ROWS(shift), GN_OUT(y), int(threads)))
+}
+
+GN_EXPORT(blend)(i64 dtype, i64 last, i64 threads, i64 B, i64 C, i64 S, GN_TENSOR(x), void *tables, const void *m,
+                 const void *k, GN_TENSOR(y)) {
+    const Shape n = {B, C, S};
+    GN_DISPATCH((last ? blend_last<T, A> : blend_rows<T, A>)(n, GN_IN(x), Blend<A>(static_cast<A *>(tables), C),
+                                                             static_cast<const A *>(m), static_cast<const A *>(k),
+                                                             GN_OUT(y), int(threads)))
 }
 
 GN_EXPORT(gradient_sums)(i64 dtype, i64 last, i64 threads, i64 B, i64 C, i64 S, GN_TENSOR(dy), GN_TENSOR(x),

@@ -64,10 +64,11 @@ template <class A>
 int normalize(i64 dtype, const How &n, void *x, Parameters<A> given, Floor floor, Drawn drawn, Samples samples,
               double *stats, Noise<A> noise, void *y) {
     const i64 B = n.B, C = n.C, S = n.S, R = n.pools(), size = R * C, many = n.many(B * C * S);
-    if (S > 1 && GN_RUN(moments)(dtype, n.last, many, B, C, S, x, n.x_b, n.x_inner, static_cast<double *>(samples.mean), samples.var))
+    if (S > 1 && GN_RUN(moments)(dtype, n.last, many, B, C, S, x, n.x_b, n.x_inner,
+                                 static_cast<double *>(samples.mean), samples.var))
         return 1;
     pool(n, samples, stats);
-    const Scratch<A> tables(5 * size + (drawn.indices ? 2 * B * C : 0));
+    const Scratch<A> tables(5 * size + Blend<A>::ROWS * C);
     const Standard<A> standard(tables.at, size);
     GN_RUN(standardize)(TABLES<A>, n.many(size), R, C, stats, stats + size, floor.eps, floor.least, given.weight,
                         given.bias, tables.at);
@@ -78,12 +79,13 @@ int normalize(i64 dtype, const How &n, void *x, Parameters<A> given, Floor floor
     const Scratch<double> margin(C);
     for (i64 c = 0; c < C; ++c)  // of the variance that counts as 1 where x is normalized
         margin.at[c] = double(A(drawn.eps) * (A(1) / (standard.rstd[c] * standard.rstd[c])));
-    A *scale = tables.at + 5 * size, *shift = scale + B * C;
     GN_RUN(inject)(samples.means, TABLES<A>, n.many(B * C * drawn.N), B, C, B, drawn.N, samples.mean, samples.var,
                    drawn.indices, stats, nullptr, nullptr, noise.m != nullptr, noise.k != nullptr, stats + size,
-                   margin.at, tables.at, given.weight, given.bias, noise.m, noise.k, scale, shift);
-    return GN_RUN(transform)(dtype, n.last, many, B, C, S, x, n.x_b, n.x_inner, standard.center, n.each, R - 1, scale, 1,
-                             B - 1, shift, 1, B - 1, y, n.made_b, n.made_inner);
+                   margin.at, tables.at, given.weight, given.bias, noise.m, noise.k, nullptr, nullptr);
+    const Blend<A> blend(tables.at + 5 * size, C);
+    blend.fill(tables.at, given.weight, given.bias);
+    return GN_RUN(blend)(dtype, n.last, many, B, C, S, x, n.x_b, n.x_inner, blend.center, noise.m, noise.k, y, n.made_b,
+                         n.made_inner);
 }
 
 template <class A>
