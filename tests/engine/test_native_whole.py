@@ -100,9 +100,10 @@ def test_one_call_equals_the_steps(copy, name):
 
 @pytest.mark.parametrize("dtype", ALL_DTYPES)
 @pytest.mark.parametrize("layout", ["contiguous", "channels_last"])
-@pytest.mark.parametrize("shape", [(300, 130, 1), (66, 64, 32, 32), (40, 70, 4, 4)])
+@pytest.mark.parametrize("shape", [(1100, 130, 1), (1100, 70, 1, 2), (66, 64, 32, 32), (40, 70, 4, 4)])
 @pytest.mark.parametrize("name", ["ghost", "exclusive", "noisy"])
 def test_large_tensors_on_any_number_of_threads(name, shape, dtype, layout):
+    """Many samples of few positions go through all steps in parts, of some ghost batches each."""
     x, dy, parameters = given_tensors(shape, dtype, layout, layout)
     method = METHODS[name](32, drawn(shape[0]))
     before = torch.get_num_threads()

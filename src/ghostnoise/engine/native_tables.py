@@ -109,7 +109,7 @@ def pull(
     given = (total, moment, *noise, standard.center, var.contiguous())
     settings = (DTYPES[dtype], threads(total.numel()), batch_size, channels, rows, each)
     floor = (float(normalizer.eps), float(normalizer.min_std) ** 2)
-    made = (solid(weight, dtype), g_weight, g_bias, g_mean, g_var)
+    made = (solid(weight, dtype), g_weight, g_bias, g_mean, g_var, None)
     run("pull", *settings, *map(pointer, given), *floor, *map(pointer, made))
     return g_weight, g_bias, Moments(g_mean, g_var)
 

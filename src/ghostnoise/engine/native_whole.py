@@ -116,7 +116,7 @@ def _numbers(
     if None in alike:
         return None
     tensors = [stride for one in (plan, *alike) if one is not None for stride in one[1:]]
-    numbers = (plan.last, threads, GRAIN, batch_size, channels, positions, *tensors, others, each, count, *starts)
+    numbers = (plan.last, threads, GRAIN, channels, positions, *tensors, others, each, batch_size, count, *starts)
     return _How((ctypes.c_int64 * len(numbers))(*numbers), pools, positions)
 
 

@@ -36,7 +36,7 @@ GN_EXPORT(standardize)(i64 dtype, i64 threads, i64 R, i64 C, const double *mean,
 
 GN_EXPORT(pull)(i64 dtype, i64 threads, i64 B, i64 C, i64 R, i64 each, const void *total, const void *moment,
                 const void *m, const void *k, const void *standard, const double *var, double eps, double least,
-                const void *weight, void *to_weight, void *to_bias, void *to_mean, void *to_var);
+                const void *weight, void *to_weight, void *to_bias, void *to_mean, void *to_var, double *carried);
 
 GN_EXPORT(everyone_ramp)(i64 dtype, i64 threads, i64 G, const i64 *starts, i64 C, i64 S, const double *mean,
                          const void *g_mean, const void *g_var, void *center, void *slope, void *offset);

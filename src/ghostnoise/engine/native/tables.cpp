@@ -57,13 +57,18 @@ void noisy(i64 wide, const A *a, const A *d, const A *m, const A *k, A (&sums)[4
 
 // pull: from the sums a = Σ dy and d = Σ dy·(x - center) of samples (B, C) to the gradients of weight, bias, and of the
 // statistics (R, C), of which each row serves `each` samples, the last one those left over too. `m` and `k` are noise.
+// `carried`, if any, are the sums (2, C) for weight and bias of the samples before these, and then with these.
 template <class A>
 void pull(i64 threads, i64 B, i64 C, i64 R, i64 each, const A *a, const A *d, const A *m, const A *k,
           const A *standard, const double *var, Floor floor, const A *weight, A *to_weight, A *to_bias, A *to_mean,
-          A *to_var) {
+          A *to_var, double *carried) {
     const Standard<A> stats(const_cast<A *>(standard), R * C);
     for_columns(1, C, threads, [=](i64, i64 c0, i64 wide) {
         double g_weight[CHUNK] = {}, g_bias[CHUNK] = {};
+        for (i64 c = 0; carried && c < wide; ++c) {
+            g_weight[c] = carried[c0 + c];
+            g_bias[c] = carried[C + c0 + c];
+        }
         const auto settle = [&](i64 r, const auto *sum, const auto *product) {
             const i64 at = r * C + c0;
 #pragma omp simd
@@ -104,6 +109,10 @@ void pull(i64 threads, i64 B, i64 C, i64 R, i64 each, const A *a, const A *d, co
         for (i64 c = 0; c < wide; ++c) {
             to_weight[c0 + c] = A(g_weight[c]);
             to_bias[c0 + c] = A(g_bias[c]);
+        }
+        for (i64 c = 0; carried && c < wide; ++c) {
+            carried[c0 + c] = g_weight[c];
+            carried[C + c0 + c] = g_bias[c];
         }
     });
 }
@@ -211,9 +220,10 @@ GN_EXPORT(standardize)(i64 dtype, i64 threads, i64 R, i64 C, const double *mean,
 
 GN_EXPORT(pull)(i64 dtype, i64 threads, i64 B, i64 C, i64 R, i64 each, const void *total, const void *moment,
                 const void *m, const void *k, const void *standard, const double *var, double eps, double least,
-                const void *weight, void *to_weight, void *to_bias, void *to_mean, void *to_var) {
+                const void *weight, void *to_weight, void *to_bias, void *to_mean, void *to_var, double *carried) {
     GN_TABLES(pull<A>(threads, B, C, R, each, in<A>(total), in<A>(moment), in<A>(m), in<A>(k), in<A>(standard), var,
-                      {eps, least}, in<A>(weight), out<A>(to_weight), out<A>(to_bias), out<A>(to_mean), out<A>(to_var)))
+                      {eps, least}, in<A>(weight), out<A>(to_weight), out<A>(to_bias), out<A>(to_mean), out<A>(to_var),
+                      carried))
 }
 
 GN_EXPORT(everyone_ramp)(i64 dtype, i64 threads, i64 G, const i64 *starts, i64 C, i64 S, const double *mean,
