@@ -62,16 +62,17 @@ struct Part {
     i64 sample, pool;  // those before these
 };
 
-constexpr i64 ENTRIES = i64(1) << 16;  // of a table of samples, which a part should have
-constexpr i64 LARGE = i64(1) << 23;    // bytes of a result that is written past the caches: parts of it should be too
+constexpr i64 LARGE = i64(1) << 23;  // bytes of a result that is written past the caches: parts of it should be too
 
 // Runs step(part) over all ghost batches, until it returns other than 0.
 template <class Step> int for_ghosts(const How &n, const i64 *starts, i64 bytes, Step step) {
     const bool large = n.B * n.C * n.S * bytes >= LARGE;
+    // The least that is worth the threads where a dozen tables have a row for each sample, and else a few times that.
+    const i64 entries = n.others ? n.grain : 4 * n.grain;
     const Scratch<i64> around(n.G + 1);
     for (i64 g = 0, end = 0; g < n.G; g = end) {
         i64 count = 0;
-        for (; end < n.G && (count * n.C < ENTRIES || (large && count * n.C * n.S * bytes < LARGE)); ++end)
+        for (; end < n.G && (count * n.C < entries || (large && count * n.C * n.S * bytes < LARGE)); ++end)
             count = starts[end + 1] - starts[g];
         for (i64 k = g; k <= end; ++k)
             around.at[k - g] = starts[k] - starts[g];
