@@ -6,7 +6,7 @@ It runs the passes and tables of `native` in their order, so the results are the
 import ctypes
 import functools
 import math
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor
@@ -20,6 +20,7 @@ from ghostnoise.ghosts import GhostBatch, Others
 from ghostnoise.methods import Noise, Normalizer
 from ghostnoise.moments import Moments
 
+COVERED = (GhostBatch, Others)
 ARITHMETIC = {dtype: torch.promote_types(dtype, torch.float32) for dtype in DTYPES}
 
 
@@ -35,10 +36,12 @@ def normalize(
     x: Tensor, weight: Tensor | None, bias: Tensor | None, normalizer: Normalizer, noise: Noise | None
 ) -> Normalized | None:
     """`steps.forward`; None for other pools, and for noise that is not drawn or meets several pools."""
-    y, shape = torch.empty_like(x), x.shape
+    shape, drawn = x.shape, None if noise is None else _drawn(noise, x.shape[0])
+    if type(normalizer.who) not in COVERED or (noise is not None and drawn is None):
+        return None
+    y = torch.empty_like(x)
     how = _how(x, x.stride(), y, normalizer)
-    drawn = None if noise is None else _drawn(noise, shape[0])
-    if how is None or (noise is not None and (drawn is None or how.pools != 1)):
+    if how is None or (noise is not None and how.pools != 1):
         return None
     if how.positions == 1:
         moments = single_position(x)
@@ -67,30 +70,34 @@ def normalize_gradient(
     needs_x: bool,
 ) -> Gradients | None:
     """`steps.backward`; None for other pools."""
-    made = torch.empty_like(x)
+    if type(normalizer.who) not in COVERED or not all(table is None or table.is_contiguous() for table in noise):
+        return None
+    made = torch.empty_like(x) if needs_x else x
     how = _how(x, dy.stride(), made, normalizer) if dy.dtype == x.dtype else None
-    if how is None:  # of other pools too, which the copy does not help
+    if how is None:
         dy = torch.empty_like(x).copy_(dy)
         how = _how(x, dy.stride(), made, normalizer)
-    if how is None or not all(table is None or table.is_contiguous() for table in noise):
+    if how is None:
         return None
     dtype = ARITHMETIC[x.dtype]
     weight, gradients = solid(weight, dtype), torch.empty((2, x.shape[1]), dtype=dtype)
-    kept = kept if type(normalizer.who) is Others else Moments(kept.mean.contiguous(), kept.var.contiguous())
+    if type(normalizer.who) is Others:
+        pointers = moment_pointers(kept)
+    else:
+        kept = Moments(kept.mean.contiguous(), kept.var.contiguous())
+        pointers = (kept.mean.data_ptr(), kept.var.data_ptr())
     run(
         *("normalize_gradient", DTYPES[x.dtype], how.numbers, dy.data_ptr(), x.data_ptr(), pointer(weight)),
         *(float(normalizer.eps), float(normalizer.min_std) ** 2),
-        *(DTYPES[kept.mean.dtype], *moment_pointers(kept), pointer(noise[0]), pointer(noise[1])),
+        *(DTYPES[kept.mean.dtype], *pointers, pointer(noise[0]), pointer(noise[1])),
         *(gradients.data_ptr(), made.data_ptr() if needs_x else 0),
     )
     return Gradients(made if needs_x else None, *gradients.unbind())
 
 
 def _how(x: Tensor, given: tuple[int, ...], made: Tensor, normalizer: Normalizer) -> _How | None:
-    """None for pools that are not covered, and where what is given does not lie as x does."""
-    who = normalizer.who
-    if type(who) is not GhostBatch and type(who) is not Others:
-        return None
+    """None for an empty x, and where what is given does not lie as x does."""
+    who: Any = normalizer.who
     others = type(who) is Others
     return _numbers(x.shape, x.stride(), given, made.stride(), others, who.ghost_size, torch.get_num_threads())
 
