@@ -21,7 +21,7 @@ sanitize: .venv/ready
 		$(BIN)/python setup.py -q build_ext --build-lib build/sanitized
 	GHOSTNOISE_NATIVE_FOLDER=build/sanitized/ghostnoise/engine ASAN_OPTIONS=detect_leaks=0 \
 		LD_PRELOAD="$$($${CXX:-c++} -print-file-name=libasan.so) $$($${CXX:-c++} -print-file-name=libubsan.so)" \
-		$(BIN)/pytest -p no:xdist tests/engine/test_library.py tests/engine/test_native.py tests/engine/test_native_tables.py
+		$(BIN)/pytest -p no:xdist tests/engine/test_library.py tests/engine/test_native*.py
 
 lint: .venv/ready
 	$(BIN)/ruff format --check .

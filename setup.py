@@ -52,7 +52,7 @@ class BuildNative(build_ext):
                 subprocess.run([compiler, *FLAGS, *openmp, *COPIES[copy], *what], check=True)
                 return made
 
-            objects = list(pool.map(compiled, product(("passes", "pools", "tables", "noise"), COPIES)))
+            objects = list(pool.map(compiled, product(("passes", "pools", "tables", "noise", "whole"), COPIES)))
             level = [str(SOURCES / "level.cpp"), *(["-DGN_X86"] if "avx2" in COPIES else [])]
             subprocess.run([compiler, *FLAGS, *openmp, "-shared", *level, *objects, "-o", str(target)], check=True)
 

@@ -29,10 +29,15 @@ class Pools(Protocol):
     def others(self, moments: Moments, ghost_size: int | None) -> Moments:
         """The moments of the others in each sample's ghost batch (B, C)."""
 
+    def everyone_ramp(
+        self, pooled: Tensor, gradient: Moments, ghost_size: int | None, batch_size: int, spatial: int
+    ) -> "Ramp":
+        """The gradient of x through the moments of its ghost batch, given their means (G, C)."""
+
     def others_ramp(
         self, mean: Tensor, pooled: Tensor, gradient: Moments, ghost_size: int | None, spatial: int
     ) -> "Ramp":
-        """The gradient of x through them, given the samples' own means and the others' (B, C)."""
+        """The gradient of x through those of the others, given the samples' own means and the others' (B, C)."""
 
 
 class Ramp(NamedTuple):
@@ -102,19 +107,15 @@ class GhostBatch(Who):
     def average(self, table: Tensor, batch_size: int) -> Tensor:
         """The average over samples of the row of their ghost batch (1, C)."""
         size, last = _first_and_last(batch_size, self.ghost_size)
+        if size == last:
+            return table.mean(0, keepdim=True)
         return (table.sum(0, keepdim=True) * size + table[-1:] * (last - size)) / batch_size
 
     def ramp(
         self, kept: Moments, stats: Moments, gradient: Moments, batch_size: int, spatial: int, pools: Pools
     ) -> Ramp:
         """Around the ghost batch's mean, where each of its n·S values has the same share."""
-        size, last = _first_and_last(batch_size, self.ghost_size)
-        if size == last:
-            values = size * spatial
-            return Ramp(stats.mean, gradient.var * (2 / values), gradient.mean / values)
-        share = gradient.mean.new_full((stats.mean.shape[0], 1), 1 / (size * spatial))
-        share[-1] = 1 / (last * spatial)
-        return Ramp(stats.mean, gradient.var * (2 * share), gradient.mean * share)
+        return pools.everyone_ramp(stats.mean, gradient, self.ghost_size, batch_size, spatial)
 
 
 @dataclass(frozen=True)
@@ -185,6 +186,17 @@ def others(mean: Tensor, var: Tensor) -> Moments:
     shift = sum_of_others(d) / (n - 1)
     pooled = sum_of_others(var + d.square()) / (n - 1) - shift.square()
     return Moments(center + shift, pooled.clamp_min(0))
+
+
+def everyone_ramp(pooled: Tensor, gradient: Moments, ghost_size: int | None, batch_size: int, spatial: int) -> Ramp:
+    """The gradient of x through the moments of its ghost batch (G, C)."""
+    size, last = _first_and_last(batch_size, ghost_size)
+    if size == last:
+        values = size * spatial
+        return Ramp(pooled, gradient.var * (2 / values), gradient.mean / values)
+    share = gradient.mean.new_full((pooled.shape[0], 1), 1 / (size * spatial))
+    share[-1] = 1 / (last * spatial)
+    return Ramp(pooled, gradient.var * (2 * share), gradient.mean * share)
 
 
 def others_ramp(mean: Tensor, pooled: Tensor, gradient: Moments, ghost_size: int | None, spatial: int) -> Ramp:

@@ -53,6 +53,21 @@ def test_the_ramp_of_the_others_equals_that_of_aten(passes, ghost_size, single):
     torch.testing.assert_close(at, wanted.offset, rtol=1e-5, atol=1e-5)
 
 
+@pytest.mark.parametrize("ghost_size", [2, 4, 9, None])
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float64])
+def test_the_ramp_of_ghost_batches_equals_that_of_aten(passes, ghost_size, dtype):
+    """Around a center in the dtype of the gradient, where that of aten is not rounded."""
+    pooled = aten.everyone(aten.moments(torch.randn(9, 70, 5) + 3), ghost_size).mean
+    gradient = Moments(*torch.randn(2, *pooled.shape, dtype=torch.float64).to(dtype).unbind())
+    center, slope, offset = passes.everyone_ramp(pooled, gradient, ghost_size, 9, 5)
+    wanted = aten.everyone_ramp(pooled, Moments(*(table.double() for table in gradient)), ghost_size, 9, 5)
+    close = {"rtol": 1e-12, "atol": 1e-12} if dtype == torch.float64 else {"rtol": 1e-6, "atol": 1e-7}
+    assert center.dtype == slope.dtype == offset.dtype == dtype
+    torch.testing.assert_close(center.double(), wanted.center, **close)
+    torch.testing.assert_close(slope.double(), wanted.slope, **close)
+    torch.testing.assert_close(offset + slope.double() * (wanted.center - center), wanted.offset, **close)
+
+
 @pytest.mark.parametrize("momentum", [0.0, 0.1, 0.7, 1.0, None])
 @pytest.mark.parametrize("absent", [None, "mean", "var", "both"])
 @pytest.mark.parametrize("bad", [None, float("nan"), float("inf")])

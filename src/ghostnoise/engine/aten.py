@@ -13,7 +13,7 @@ materialised beside the result is a slice.
 
 Between them, on tables alone:
 
-    everyone, others  the moments of ghost batches, and of the others in them (`ghosts`); others_ramp, a gradient
+    everyone, others  the moments of ghost batches, and of the others in them (`ghosts`); their ramps, gradients
     draws             the moments of the samples drawn for each sample
     standardize       what is applied to x, from statistics; pull, the gradient of both
     inject, blend     noise from the moments of ghost batches, and what is applied to x with it
@@ -27,6 +27,7 @@ import torch
 from torch import Tensor
 
 from ghostnoise import ghosts
+from ghostnoise.ghosts import everyone_ramp as everyone_ramp
 from ghostnoise.ghosts import others_ramp as others_ramp
 from ghostnoise.methods import Batch, Noise, Normalizer
 from ghostnoise.moments import Affine, Moments, Standard, arithmetic_dtype, spread, table_dtype

@@ -1,7 +1,7 @@
 """Which backend runs the passes: chosen for each tensor, or asked for by name.
 
 A backend is a module with the passes and pools of `engine.aten`, and with `missing()` and `refuses(x)`: why it cannot
-run here, or not on this tensor.
+run here, or not on this tensor. It may have the steps of `engine.steps` at once, too.
 """
 
 import functools

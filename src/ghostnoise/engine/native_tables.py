@@ -12,7 +12,13 @@ from ghostnoise.engine import aten
 from ghostnoise.engine.library import DTYPES, run, threads
 from ghostnoise.ghosts import Ramp, ghost_sizes
 from ghostnoise.methods import Batch, Noise, Normalizer
-from ghostnoise.moments import Affine, Moments, Standard
+from ghostnoise.moments import Affine, Moments, Standard, arithmetic_dtype
+
+
+def single_position(x: Tensor) -> Moments:
+    """The moments of samples of a single position: x itself, in the dtype of its arithmetic, and no variance."""
+    mean = x.flatten(1).to(arithmetic_dtype(x)).contiguous()
+    return Moments(mean, torch.zeros(1, 1, dtype=torch.float64).expand(mean.shape))
 
 
 def everyone(moments: Moments, ghost_size: int | None) -> Moments:
@@ -25,10 +31,20 @@ def others(moments: Moments, ghost_size: int | None) -> Moments:
     return _pool(moments, ghost_size, others=True)
 
 
+def everyone_ramp(pooled: Tensor, gradient: Moments, ghost_size: int | None, batch_size: int, spatial: int) -> Ramp:
+    """`aten.everyone_ramp`, in the dtype of the gradient."""
+    dtype, (count, starts) = gradient.mean.dtype, group_starts(batch_size, ghost_size)
+    made = torch.empty(3, *pooled.shape, dtype=dtype).unbind()
+    tables = [table.contiguous() for table in (pooled, *gradient)]
+    settings = (DTYPES[dtype], threads(pooled.numel()), count, starts, pooled.shape[1], spatial)
+    run("everyone_ramp", *settings, *map(pointer, (*tables, *made)))
+    return Ramp(*made)
+
+
 def others_ramp(mean: Tensor, pooled: Tensor, gradient: Moments, ghost_size: int | None, spatial: int) -> Ramp:
     """`aten.others_ramp`, in the dtype of the gradient."""
     dtype = gradient.mean.dtype
-    (count, starts), channels = _starts(mean.shape[0], ghost_size), mean.shape[1]
+    (count, starts), channels = group_starts(mean.shape[0], ghost_size), mean.shape[1]
     made = torch.empty(3, *mean.shape, dtype=dtype).unbind()
     settings = (DTYPES[dtype], DTYPES[mean.dtype], threads(mean.numel()), count, starts, channels, spatial)
     run("others_ramp", *settings, *(table.data_ptr() for table in (mean, pooled, *gradient, *made)))
@@ -43,7 +59,7 @@ def draws(moments: Moments, around: Tensor, indices: Tensor, dtype: torch.dtype)
     many = threads(indices.numel() * channels)
     sizes = (DTYPES[moments.mean.dtype], DTYPES[dtype], many, batch_size, channels, *indices.shape)
     tables = (indices.data_ptr(), around.data_ptr(), *(table.data_ptr() for table in made))
-    run("draws", *sizes, *_moment_pointers(moments), *tables)
+    run("draws", *sizes, *moment_pointers(moments), *tables)
     return Moments(*made)
 
 
@@ -52,11 +68,11 @@ def standardize(
 ) -> Standard:
     """`aten.standardize`; the five tables lie one after the other, as `blend` and `pull` take them."""
     made = torch.empty((5, *stats.mean.shape), dtype=dtype)
-    given = (_parameter(weight, dtype), _parameter(bias, dtype))
+    given = (solid(weight, dtype), solid(bias, dtype))
     settings = (DTYPES[dtype], threads(stats.mean.numel()), *stats.mean.shape)
     tables = [table.contiguous() for table in stats]
     floor = (float(normalizer.eps), float(normalizer.min_std) ** 2)
-    run("standardize", *settings, *map(_pointer, tables), *floor, *map(_pointer, given), made.data_ptr())
+    run("standardize", *settings, *map(pointer, tables), *floor, *map(pointer, given), made.data_ptr())
     return Standard(*made.unbind())
 
 
@@ -93,8 +109,8 @@ def pull(
     given = (total, moment, *noise, standard.center, var.contiguous())
     settings = (DTYPES[dtype], threads(total.numel()), batch_size, channels, rows, each)
     floor = (float(normalizer.eps), float(normalizer.min_std) ** 2)
-    made = (_parameter(weight, dtype), g_weight, g_bias, g_mean, g_var)
-    run("pull", *settings, *map(_pointer, given), *floor, *map(_pointer, made))
+    made = (solid(weight, dtype), g_weight, g_bias, g_mean, g_var, None)
+    run("pull", *settings, *map(pointer, given), *floor, *map(pointer, made))
     return g_weight, g_bias, Moments(g_mean, g_var)
 
 
@@ -103,20 +119,21 @@ def follow(
 ) -> None:
     """`aten.follow`."""
     buffers = [buffer for buffer in (mean, var) if buffer is not None]
-    plain = all(_is_plain(buffer) and buffer.dtype in (torch.float32, torch.float64) for buffer in buffers)
-    plain = plain and (count is None or (_is_plain(count) and count.dtype == torch.int64))
-    if not plain or len({buffer.dtype for buffer in buffers}) > 1:
+    dtype = buffers[0].dtype if buffers else torch.float32
+    plain = dtype in (torch.float32, torch.float64) and all(_is_plain(buffer, dtype) for buffer in buffers)
+    if not plain or not (count is None or _is_plain(count, torch.int64)):
         aten.follow(mean, var, count, momentum, stats)
         return
-    tables = [table.to(torch.float64).contiguous() for table in stats]
-    settings = (DTYPES[buffers[0].dtype] if buffers else 0, stats.mean.shape[1])
+    tables = [solid(table, torch.float64) for table in stats]
     factor = -1.0 if momentum is None else float(momentum)
-    run("follow", *settings, *map(_pointer, (mean, var, count, *tables)), factor)
-    torch.autograd.graph.increment_version([*buffers, *([] if count is None else [count])])
+    run("follow", DTYPES[dtype], stats.mean.shape[1], *map(pointer, (mean, var, count, *tables)), factor)
+    torch.autograd.graph.increment_version(buffers if count is None else [*buffers, count])
 
 
-def _is_plain(tensor: Tensor) -> bool:
-    return tensor.device.type == "cpu" and type(tensor) in (Tensor, torch.nn.Parameter) and tensor.is_contiguous()
+def _is_plain(tensor: Tensor, dtype: torch.dtype) -> bool:
+    kind = type(tensor)
+    plain = tensor.is_cpu and (kind is Tensor or kind is torch.nn.Parameter)
+    return plain and tensor.dtype == dtype and tensor.is_contiguous()
 
 
 def _inject(
@@ -130,46 +147,48 @@ def _inject(
         sizes = (samples, channels, rows, 0)
     else:
         indices, around = noise.indices.to(torch.int64).contiguous(), batch.whole.mean.contiguous()
-        rows, drawn = indices.shape[0], (*_moment_pointers(batch.moments), indices.data_ptr(), around.data_ptr(), 0, 0)
+        rows, drawn = indices.shape[0], (*moment_pointers(batch.moments), indices.data_ptr(), around.data_ptr(), 0, 0)
         sizes = (samples, *(channels, *indices.shape))
     wanted = (noise.shift, noise.scale, *([True, True] if standard is not None else []))
     made = [torch.empty(rows, channels, dtype=dtype) if wants else None for wants in wanted]
     tables = [table.to(torch.float64).contiguous() for table in (noise.var(batch), noise.eps * batch.unit)]
-    given = (*tables, standard, *(_parameter(parameter, dtype) for parameter in parameters))
+    given = (*tables, standard, *(solid(parameter, dtype) for parameter in parameters))
     ends = (*given, *[None] * (5 - len(given)), *made, *[None] * (4 - len(made)))
     many = threads(rows * channels * max(sizes[-1], 1))
     settings = (DTYPES[batch.moments.mean.dtype], DTYPES[dtype], many, *sizes)
-    run("inject", *settings, *drawn, int(noise.shift), int(noise.scale), *map(_pointer, ends))
+    run("inject", *settings, *drawn, int(noise.shift), int(noise.scale), *map(pointer, ends))
     return made
 
 
-def _pointer(tensor: Tensor | None) -> int:
+def pointer(tensor: Tensor | None) -> int:
+    """Where a table begins; 0 where there is none."""
     return 0 if tensor is None else tensor.data_ptr()
 
 
-def _parameter(parameter: Tensor | None, dtype: torch.dtype) -> Tensor | None:
-    if parameter is None or (parameter.dtype == dtype and parameter.is_contiguous()):
-        return parameter
-    return parameter.to(dtype).contiguous()
+def solid(table: Tensor | None, dtype: torch.dtype) -> Tensor | None:
+    """A table, contiguous and in `dtype`."""
+    if table is None or (table.dtype == dtype and table.is_contiguous()):
+        return table
+    return table.to(dtype).contiguous()
 
 
 def _pool(moments: Moments, ghost_size: int | None, *, others: bool) -> Moments:
     batch_size, channels = moments.mean.shape
-    count, starts = _starts(batch_size, ghost_size)
+    count, starts = group_starts(batch_size, ghost_size)
     made = [torch.empty(batch_size if others else count, channels, dtype=torch.float64) for _ in range(2)]
     many = threads(batch_size * channels)
     settings = (DTYPES[moments.mean.dtype], int(others), many, count, starts, channels)
-    run("pool", *settings, *_moment_pointers(moments), *(table.data_ptr() for table in made))
+    run("pool", *settings, *moment_pointers(moments), *(table.data_ptr() for table in made))
     return Moments(*made)
 
 
 @functools.lru_cache(maxsize=256)
-def _starts(batch_size: int, ghost_size: int | None) -> tuple[int, ctypes.Array[ctypes.c_int64]]:
+def group_starts(batch_size: int, ghost_size: int | None) -> tuple[int, ctypes.Array[ctypes.c_int64]]:
     """How many ghost batches there are, and their first samples, and the end."""
     sizes = ghost_sizes(batch_size, ghost_size or batch_size)
     return len(sizes), (ctypes.c_int64 * (len(sizes) + 1))(*accumulate(sizes, initial=0))
 
 
-def _moment_pointers(moments: Moments) -> tuple[int, int]:
+def moment_pointers(moments: Moments) -> tuple[int, int]:
     """Of tables as `moments` makes them; no pointer to the variance of a single position, which is 0."""
     return moments.mean.data_ptr(), 0 if 0 in moments.var.stride() else moments.var.data_ptr()

@@ -20,7 +20,6 @@ is gathered, summed for each pool over all ranks, and the ramp is applied to the
 losses of all ranks, and db and dw of all ranks sum up to those of the whole batch.
 """
 
-import math
 from functools import partial
 from types import ModuleType
 from typing import Any, NamedTuple
@@ -30,8 +29,8 @@ from torch import Tensor
 from torch.autograd import forward_ad
 
 from ghostnoise.distributed import Ranks, uncompiled
-from ghostnoise.engine import aten, backends
-from ghostnoise.engine.decide import constant, decide, own_ramp, own_statistics
+from ghostnoise.engine import aten, backends, steps
+from ghostnoise.engine.decide import constant, decide
 from ghostnoise.methods import Batch, Noise, Normalizer
 from ghostnoise.moments import Moments, arithmetic_dtype, spread, table_dtype
 
@@ -127,14 +126,11 @@ class _Normalize(torch.autograd.Function):
         ranks: Ranks | None,
         seen: list[Seen],
     ) -> Tensor:
-        passes, who = backends.serving(x), normalizer.who
-        moments = passes.moments(x)
-        moments = moments if ranks is None else ranks.gather(moments)
-        affine, stats, made = decide(passes, moments, weight, bias, normalizer, noise, arithmetic_dtype(x), ranks)
+        passes = backends.serving(x)
+        y, moments, stats, made = steps.forward(passes, x, weight, bias, normalizer, noise, ranks)
         ctx.passes, ctx.normalizer, ctx.noise, ctx.ranks = passes, normalizer, noise, ranks
-        ctx.save_for_backward(x, weight, bias, *who.keep(moments, stats), *made)
+        ctx.save_for_backward(x, weight, bias, *normalizer.who.keep(moments, stats), *made)
         seen.append(Seen(moments, stats, passes))
-        y: Tensor = passes.transform(x, *affine, who.each(x.shape[0]) if ranks is None else 1)
         return y
 
     @staticmethod
@@ -143,24 +139,8 @@ class _Normalize(torch.autograd.Function):
         if torch.is_grad_enabled() or _needs_composite(dy):
             _check_alone(ctx.ranks)
             return *_pull_composite(ctx.normalizer, ctx.noise, x, weight, bias, dy), None, None, None, None
-        passes, normalizer, dtype = ctx.passes, ctx.normalizer, arithmetic_dtype(x)
-        kept, batch_size = Moments(kept_mean, kept_var), x.shape[0] if ctx.ranks is None else ctx.ranks.batch_size
-        stats = normalizer.who.recall(kept, passes)
-        own, each = own_statistics(stats, normalizer.who.each(batch_size), ctx.ranks)
-        standard = passes.standardize(normalizer, own, weight, None, dtype)
-        total, moment = passes.gradient_sums(dy, x, standard.center, each)
-        g_weight, g_bias, gradient = passes.pull(normalizer, standard, own.var, weight, total, moment, (m, k), each)
-        dx = None
-        if ctx.needs_input_grad[0]:
-            known = (kept, stats, gradient, batch_size, math.prod(x.shape[2:]), passes)
-            center, slope, offset = own_ramp(normalizer.who, ctx.ranks, *known)
-            if center is stats.mean:
-                center, offset = standard.center, torch.addcmul(offset, slope, standard.lost)
-            elif center.dtype != dtype:
-                rounded = center.to(dtype)
-                center, offset = rounded, offset + slope * (rounded - center)
-            ramp = (center, slope.to(dtype), offset.to(dtype))
-            dx = passes.input_gradient(dy, x, standard.factor, *ramp, each, k)
+        known = (ctx.normalizer, Moments(kept_mean, kept_var), (m, k), ctx.ranks, ctx.needs_input_grad[0])
+        dx, g_weight, g_bias = steps.backward(ctx.passes, dy, x, weight, *known)
         return dx, _like(g_weight, weight), _like(g_bias, bias), None, None, None, None
 
 
@@ -199,15 +179,11 @@ class _Inject(torch.autograd.Function):
 
 
 def _needs_composite(*tensors: Tensor | None) -> bool:
-    return (
-        torch.compiler.is_compiling()
-        or torch._C._are_functorch_transforms_active()
-        or any(
-            forward_ad.unpack_dual(tensor).tangent is not None
-            for tensor in tensors
-            if tensor is not None and forward_ad._current_level >= 0
-        )
-    )
+    if torch.compiler.is_compiling() or torch._C._are_functorch_transforms_active():
+        return True
+    if forward_ad._current_level < 0:
+        return False
+    return any(tensor is not None and forward_ad.unpack_dual(tensor).tangent is not None for tensor in tensors)
 
 
 def _check_alone(ranks: Ranks | None) -> None:

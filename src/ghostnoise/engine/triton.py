@@ -25,6 +25,7 @@ from torch import Tensor
 
 from ghostnoise.engine.aten import blend as blend  # small ops on tables, at home on any device
 from ghostnoise.engine.aten import everyone as everyone
+from ghostnoise.engine.aten import everyone_ramp as everyone_ramp
 from ghostnoise.engine.aten import follow as follow
 from ghostnoise.engine.aten import inject as inject
 from ghostnoise.engine.aten import others as others

@@ -175,6 +175,30 @@ template <class A> struct Standard {
         : center(at), lost(at + size), rstd(at + 2 * size), factor(at + 3 * size), shift(at + 4 * size) {}
 };
 
+// What noise m and k on a normalized x comes to, where all samples share its statistics: y = k·factor·(x - center) +
+// bias - weight·k·(m - rest), with rest = rstd·lost. Rows of C: one place for all that round the same.
+template <class A> struct Blend {
+    static constexpr i64 ROWS = 5;
+    A *center, *factor, *rest, *gain, *bias;
+    i64 C;
+
+    Blend(A *at, i64 C)
+        : center(at), factor(at + C), rest(at + 2 * C), gain(at + 3 * C), bias(at + 4 * C), C(C) {}
+
+    void fill(const A *standard, const A *weight, const A *added) const {
+        const Standard<A> stats(const_cast<A *>(standard), C);
+        for (i64 c = 0; c < C; ++c) {
+            center[c] = stats.center[c];
+            factor[c] = stats.factor[c];
+            rest[c] = stats.rstd[c] * stats.lost[c];
+            gain[c] = weight ? weight[c] : A(1);
+            bias[c] = added ? added[c] : A(0);
+        }
+    }
+    A scale(i64 c, A k) const { return k * factor[c]; }
+    A shift(i64 c, A m, A k) const { return bias[c] - gain[c] * k * (m - rest[c]); }
+};
+
 } // namespace
 
 #define GN_JOIN_(name, isa) gn_##name##_##isa

@@ -1,6 +1,6 @@
 // Noise from the moments of ghost batches (engine/aten.py): of drawn samples, or given as tables.
 
-#include "common.h"
+#include "exports.h"
 
 #include <cmath>
 #include <cstdlib>
@@ -100,8 +100,8 @@ template <class M, class D, class Use> void for_ghosts(i64 threads, i64 K, i64 C
     });
 }
 
-// inject: the moments m and s² of ghost batches to the noise k = sqrt((var + margin) / (s² + margin)); and with the
-// statistics of a normalizer, which all samples share, to m·rstd, k·factor and bias - weight·k·(m·rstd - rstd·lost).
+// inject: the moments m and s² of ghost batches to the noise k = sqrt((var + margin) / (s² + margin)); with the
+// statistics of a normalizer, which all samples share, to m·rstd; and where asked for, to what is applied to x.
 template <class A> struct Made {
     A *m, *k, *scale, *shift;
 };
@@ -109,16 +109,17 @@ template <class A> struct Made {
 template <class M, class A>
 void inject(i64 threads, i64 K, i64 C, const Ghosts<M, A> &ghosts, bool shifts, bool scales, const double *var,
             const double *margin, const A *standard, const A *weight, const A *bias, Made<A> to) {
-    enum { ABOVE, BELOW, GAIN, BIAS, ROWS };
-    A *rows = static_cast<A *>(std::malloc(sizeof(A) * ROWS * C));
+    enum { ABOVE, BELOW, ROWS };
+    A *rows = static_cast<A *>(std::malloc(sizeof(A) * (ROWS + Blend<A>::ROWS) * C));
     for (i64 c = 0; c < C; ++c) {
         rows[ABOVE * C + c] = A(std::sqrt(var[c] + margin[c]));
         rows[BELOW * C + c] = A(margin[c]);
-        rows[GAIN * C + c] = weight ? weight[c] : A(1);
-        rows[BIAS * C + c] = bias ? bias[c] : A(0);
     }
-    const Standard<A> stats(const_cast<A *>(standard), C);
-    const auto run = [=, &ghosts](auto with_shift, auto with_scale, auto normalizes) {
+    const Blend<A> blend(rows + ROWS * C, C);
+    if (standard)
+        blend.fill(standard, weight, bias);
+    const A *rstd = standard ? Standard<A>(const_cast<A *>(standard), C).rstd : nullptr;
+    const auto run = [=, &ghosts](auto with_shift, auto with_scale, auto normalizes, auto applies) {
         for_ghosts(threads, K, C, ghosts, [=](i64 row, i64 c0, i64 wide, const A *ghost_m, const A *ghost_s2) {
             const i64 at = row * C + c0;
 #pragma omp simd
@@ -126,11 +127,11 @@ void inject(i64 threads, i64 K, i64 C, const Ghosts<M, A> &ghosts, bool shifts, 
                 A k = 1, m = decltype(with_shift)::value ? ghost_m[c] : A(0);
                 if constexpr (decltype(with_scale)::value)
                     to.k[at + c] = k = rows[ABOVE * C + c0 + c] / std::sqrt(ghost_s2[c] + rows[BELOW * C + c0 + c]);
-                if constexpr (decltype(normalizes)::value) {
-                    m *= stats.rstd[c0 + c];
-                    to.scale[at + c] = k * stats.factor[c0 + c];
-                    const A rest = stats.rstd[c0 + c] * stats.lost[c0 + c];
-                    to.shift[at + c] = rows[BIAS * C + c0 + c] - rows[GAIN * C + c0 + c] * k * (m - rest);
+                if constexpr (decltype(normalizes)::value)
+                    m *= rstd[c0 + c];
+                if constexpr (decltype(applies)::value) {
+                    to.scale[at + c] = blend.scale(c0 + c, k);
+                    to.shift[at + c] = blend.shift(c0 + c, m, k);
                 }
                 if constexpr (decltype(with_shift)::value)
                     to.m[at + c] = m;
@@ -139,7 +140,10 @@ void inject(i64 threads, i64 K, i64 C, const Ghosts<M, A> &ghosts, bool shifts, 
     };
     with_flag(shifts, [&](auto shift) {
         with_flag(scales, [&](auto scale) {
-            with_flag(standard, [&](auto normalizes) { run(shift, scale, normalizes); });
+            if (to.scale)
+                run(shift, scale, std::true_type(), std::true_type());
+            else
+                with_flag(standard, [&](auto normalizes) { run(shift, scale, normalizes, std::false_type()); });
         });
     });
     std::free(rows);
@@ -150,7 +154,7 @@ template <class A> A *out(void *table) { return static_cast<A *>(table); }
 
 } // namespace
 
-// The C ABI. `means` is the dtype of the samples' means (B, C), 0 float and 1 double, `dtype` that of the other tables.
+// The C ABI, as exports.h says it.
 
 #define GN_BOTH(...)                                                                                                   \
     switch (2 * means + dtype) {                                                                                       \
@@ -171,8 +175,8 @@ GN_EXPORT(draws)(i64 means, i64 dtype, i64 threads, i64 B, i64 C, i64 K, i64 N, 
             }))
 }
 
-// inject: from indices as in draws, or without any from the tables m and s². Without a normalizer, `standard` is null,
-// and there is no scale or shift.
+// inject: from indices as in draws, or without any from the tables m and s². Without a normalizer, `standard` is null.
+// Scale and shift are null where they are not asked for.
 GN_EXPORT(inject)(i64 means, i64 dtype, i64 threads, i64 B, i64 C, i64 K, i64 N, const void *mean, const double *var,
                   const i64 *indices, const double *around, const void *m, const void *s2, i64 shifts, i64 scales,
                   const double *whole_var, const double *margin, const void *standard, const void *weight,

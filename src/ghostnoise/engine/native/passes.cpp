@@ -8,7 +8,7 @@
 // channels-last, where the C channels of each (b, s) are. A table is (R, C) and contiguous; each of its rows serves
 // some consecutive samples. Arithmetic is in float, and in double for double; long sums are added up in double.
 
-#include "common.h"
+#include "exports.h"
 
 #include <type_traits>
 
@@ -263,6 +263,50 @@ void transform_last(Shape n, Tensor<const T> x, Rows<A> center, Rows<A> scale, R
     });
 }
 
+// blend: the same with scale and shift from noise, without tables of these.
+
+template <class T, class A>
+void blend_rows(Shape n, Tensor<const T> x, Blend<A> blend, const A *m, const A *k, Tensor<T> y, int threads) {
+    const bool past = streams(n, n.S, y);
+    with_positions(n.S, [=](auto S) {
+        for_parts(n.B, n.C, rows_step<A>(S), threads, [=](i64 b, i64 from, i64 to) {
+            for (i64 c = from; c < to; ++c) {
+                const T *row = x.row(b, c);
+                const A around = blend.center[c], by = k ? k[b * n.C + c] : A(1);
+                const A scale = blend.scale(c, by), shift = blend.shift(c, m ? m[b * n.C + c] : A(0), by);
+                fill(y.row(b, c), S, past, [=](i64 s) { return scale * (load(row[s]) - around) + shift; });
+            }
+        });
+    });
+}
+
+template <class T, class A>
+void blend_last(Shape n, Tensor<const T> x, Blend<A> blend, const A *m, const A *k, Tensor<T> y, int threads) {
+    const bool past = streams(n, n.C, y);
+    for_parts(n.B, n.S, 16, threads, [=](i64 b, i64 from, i64 to) {
+        for (i64 c0 = 0; c0 < n.C; c0 += TILE) {
+            const i64 wide = n.C - c0 < TILE ? n.C - c0 : TILE;
+            A scale[TILE], shift[TILE];
+            with_flag(m, [&](auto shifts) {
+                with_flag(k, [&](auto scales) {
+                    const i64 at = b * n.C + c0;
+#pragma omp simd
+                    for (i64 c = 0; c < wide; ++c) {
+                        const A by = decltype(scales)::value ? k[at + c] : A(1);
+                        scale[c] = blend.scale(c0 + c, by);
+                        shift[c] = blend.shift(c0 + c, decltype(shifts)::value ? m[at + c] : A(0), by);
+                    }
+                });
+            });
+            const A *around = blend.center + c0, *by = scale, *added = shift;
+            for (i64 s = from; s < to; ++s) {
+                const T *row = x.row(b, s) + c0;
+                fill(y.row(b, s) + c0, wide, past, [=](i64 c) { return by[c] * (load(row[c]) - around[c]) + added[c]; });
+            }
+        }
+    });
+}
+
 // gradient_sums: Σ dy and Σ dy·(x - center).
 
 template <class T, class A>
@@ -406,9 +450,7 @@ template <class T, class A> void rescale_last(Shape n, Tensor<const T> dy, Rows<
 
 } // namespace
 
-// The C ABI. `dtype` is 0 float, 1 double, 2 bfloat16, 3 float16; `last` tells the layout. `shape` is (B, C, S). A
-// tensor comes as its address and two strides, a table as its address, the samples that a row serves, and its last row.
-// Returns 0, or 1 for an unknown dtype.
+// The C ABI, as exports.h says it.
 
 #ifdef __FLT16_MAX__
 #define GN_FLOAT16(call) case 3: { using T = float16; using A = float; call; return 0; }
@@ -423,8 +465,6 @@ template <class T, class A> void rescale_last(Shape n, Tensor<const T> dy, Rows<
         GN_FLOAT16(call)                                                                                               \
         default: return 1;                                                                                             \
     }
-#define GN_TENSOR(name) void *name, i64 name##_b, i64 name##_inner
-#define GN_TABLE(name) const void *name, i64 name##_each, i64 name##_last
 #define GN_IN(name) Tensor<const T>{static_cast<const T *>(name), name##_b, name##_inner}
 #define GN_OUT(name) Tensor<T>{static_cast<T *>(name), name##_b, name##_inner}
 #define GN_ROWS(name) Rows<A>{static_cast<const A *>(name), name##_each, name##_last, n.C}
@@ -439,6 +479,14 @@ GN_EXPORT(transform)(i64 dtype, i64 last, i64 threads, i64 B, i64 C, i64 S, GN_T
     const Shape n = {B, C, S};
     GN_DISPATCH((last ? transform_last<T, A> : transform_rows<T, A>)(n, GN_IN(x), GN_ROWS(center), GN_ROWS(scale),
                                                                      GN_ROWS(shift), GN_OUT(y), int(threads)))
+}
+
+GN_EXPORT(blend)(i64 dtype, i64 last, i64 threads, i64 B, i64 C, i64 S, GN_TENSOR(x), void *tables, const void *m,
+                 const void *k, GN_TENSOR(y)) {
+    const Shape n = {B, C, S};
+    GN_DISPATCH((last ? blend_last<T, A> : blend_rows<T, A>)(n, GN_IN(x), Blend<A>(static_cast<A *>(tables), C),
+                                                             static_cast<const A *>(m), static_cast<const A *>(k),
+                                                             GN_OUT(y), int(threads)))
 }
 
 GN_EXPORT(gradient_sums)(i64 dtype, i64 last, i64 threads, i64 B, i64 C, i64 S, GN_TENSOR(dy), GN_TENSOR(x),

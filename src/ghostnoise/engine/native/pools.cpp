@@ -3,7 +3,7 @@
 // Means are (B, C) in float or double, variances in double, or absent where samples have a single position. Sums are
 // in double. Work goes by tiles of channels, whose rows of a ghost batch fit a core's cache.
 
-#include "common.h"
+#include "exports.h"
 
 namespace {
 
@@ -104,12 +104,12 @@ void pool(i64 others, i64 threads, i64 G, const i64 *starts, i64 C, const M *mea
 
 } // namespace
 
-// `dtype` is that of the means: 0 float, 1 double. `starts` are the first rows of G ghost batches, and the end.
-GN_EXPORT(pool)(i64 dtype, i64 others, i64 threads, i64 G, const i64 *starts, i64 C, const void *mean,
+// `starts` are the first rows of G ghost batches, and the end.
+GN_EXPORT(pool)(i64 means, i64 others, i64 threads, i64 G, const i64 *starts, i64 C, const void *mean,
                 const double *var, double *to_mean, double *to_var) {
-    if (dtype == 0)
+    if (means == 0)
         pool(others, threads, G, starts, C, static_cast<const float *>(mean), var, to_mean, to_var);
     else
         pool(others, threads, G, starts, C, static_cast<const double *>(mean), var, to_mean, to_var);
-    return dtype > 1;
+    return means > 1;
 }

@@ -1,7 +1,7 @@
 // The small tables between the passes (engine/aten.py): from statistics to what is applied to x, the gradient of both,
 // and running statistics. Tables are in the arithmetic of x, statistics in double; sums are in double.
 
-#include "common.h"
+#include "exports.h"
 
 #include <cmath>
 
@@ -57,13 +57,18 @@ void noisy(i64 wide, const A *a, const A *d, const A *m, const A *k, A (&sums)[4
 
 // pull: from the sums a = Σ dy and d = Σ dy·(x - center) of samples (B, C) to the gradients of weight, bias, and of the
 // statistics (R, C), of which each row serves `each` samples, the last one those left over too. `m` and `k` are noise.
+// `carried`, if any, are the sums (2, C) for weight and bias of the samples before these, and then with these.
 template <class A>
 void pull(i64 threads, i64 B, i64 C, i64 R, i64 each, const A *a, const A *d, const A *m, const A *k,
           const A *standard, const double *var, Floor floor, const A *weight, A *to_weight, A *to_bias, A *to_mean,
-          A *to_var) {
+          A *to_var, double *carried) {
     const Standard<A> stats(const_cast<A *>(standard), R * C);
     for_columns(1, C, threads, [=](i64, i64 c0, i64 wide) {
         double g_weight[CHUNK] = {}, g_bias[CHUNK] = {};
+        for (i64 c = 0; carried && c < wide; ++c) {
+            g_weight[c] = carried[c0 + c];
+            g_bias[c] = carried[C + c0 + c];
+        }
         const auto settle = [&](i64 r, const auto *sum, const auto *product) {
             const i64 at = r * C + c0;
 #pragma omp simd
@@ -104,6 +109,10 @@ void pull(i64 threads, i64 B, i64 C, i64 R, i64 each, const A *a, const A *d, co
         for (i64 c = 0; c < wide; ++c) {
             to_weight[c0 + c] = A(g_weight[c]);
             to_bias[c0 + c] = A(g_bias[c]);
+        }
+        for (i64 c = 0; carried && c < wide; ++c) {
+            carried[c0 + c] = g_weight[c];
+            carried[C + c0 + c] = g_bias[c];
         }
     });
 }
@@ -146,6 +155,24 @@ void others_ramp(i64 threads, i64 G, const i64 *starts, i64 C, i64 S, const M *m
     });
 }
 
+// everyone_ramp: the gradient of x through the statistics of its ghost batch, as slope·(x - center) + offset. Each of its
+// n·S values has the same share.
+template <class A>
+void everyone_ramp(i64 threads, i64 G, const i64 *starts, i64 C, i64 S, const double *mean, const A *g_mean,
+                   const A *g_var, A *center, A *slope, A *offset) {
+#pragma omp parallel for num_threads(int(threads)) schedule(static)
+    for (i64 g = 0; g < G; ++g) {
+        const double share = 1.0 / double((starts[g + 1] - starts[g]) * S);
+#pragma omp simd
+        for (i64 at = g * C; at < (g + 1) * C; ++at) {
+            const double steep = 2 * double(g_var[at]) * share, rounded = double(A(mean[at]));
+            center[at] = A(mean[at]);
+            slope[at] = A(steep);
+            offset[at] = A(double(g_mean[at]) * share + steep * (rounded - mean[at]));
+        }
+    }
+}
+
 // follow: moves running buffers towards statistics, unless they are not finite. Any of the three may be absent.
 template <class A> A moved(A from, double to, double factor) {  // from and to themselves where the factor is 0 or 1
     const A end = A(to), gap = end - from, weight = A(factor);
@@ -176,7 +203,7 @@ template <class A> A *out(void *table) { return static_cast<A *>(table); }
 
 } // namespace
 
-// The C ABI. `dtype` is that of the tables: 0 float, 1 double. Tables may be null where they are said to be absent.
+// The C ABI, as exports.h says it. Tables may be null where they are said to be absent.
 
 #define GN_TABLES(call)                                                                                                \
     switch (dtype) {                                                                                                   \
@@ -193,12 +220,18 @@ GN_EXPORT(standardize)(i64 dtype, i64 threads, i64 R, i64 C, const double *mean,
 
 GN_EXPORT(pull)(i64 dtype, i64 threads, i64 B, i64 C, i64 R, i64 each, const void *total, const void *moment,
                 const void *m, const void *k, const void *standard, const double *var, double eps, double least,
-                const void *weight, void *to_weight, void *to_bias, void *to_mean, void *to_var) {
+                const void *weight, void *to_weight, void *to_bias, void *to_mean, void *to_var, double *carried) {
     GN_TABLES(pull<A>(threads, B, C, R, each, in<A>(total), in<A>(moment), in<A>(m), in<A>(k), in<A>(standard), var,
-                      {eps, least}, in<A>(weight), out<A>(to_weight), out<A>(to_bias), out<A>(to_mean), out<A>(to_var)))
+                      {eps, least}, in<A>(weight), out<A>(to_weight), out<A>(to_bias), out<A>(to_mean), out<A>(to_var),
+                      carried))
 }
 
-// `means` is the dtype of the samples' means.
+GN_EXPORT(everyone_ramp)(i64 dtype, i64 threads, i64 G, const i64 *starts, i64 C, i64 S, const double *mean,
+                         const void *g_mean, const void *g_var, void *center, void *slope, void *offset) {
+    GN_TABLES(everyone_ramp(threads, G, starts, C, S, mean, in<A>(g_mean), in<A>(g_var), out<A>(center), out<A>(slope),
+                            out<A>(offset)))
+}
+
 GN_EXPORT(others_ramp)(i64 dtype, i64 means, i64 threads, i64 G, const i64 *starts, i64 C, i64 S, const void *mean,
                        const double *pooled, const void *g_mean, const void *g_var, void *center, void *slope,
                        void *offset) {
