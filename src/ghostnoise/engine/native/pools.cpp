@@ -30,12 +30,13 @@ template <class M> void everyone_tile(const Block<M> &x, i64 wide, double *mean,
 
 // others: for each sample, the moments of the others in its ghost batch (B, C). The most extreme sample is kept out of
 // the totals, and added for everyone but itself: what is then subtracted is never larger than what stays.
-template <class M> void others_tile(const Block<M> &x, i64 wide, double *mean, double *var) {
+template <bool WITH_VAR, class M> void others_tile(const Block<M> &x, i64 wide, double *mean, double *var) {
+    const auto own_var = [&x](i64 k, i64 c) { return WITH_VAR ? x.var[k * x.stride + c] : 0.0; };
     if (x.n == 2) {  // the other one's own moments: a pool of one sample may be far from any offset
         for (i64 k = 0; k < 2; ++k)
             for (i64 c = 0; c < wide; ++c) {
                 mean[k * x.stride + c] = x.m(1 - k, c);
-                var[k * x.stride + c] = x.v(1 - k, c);
+                var[k * x.stride + c] = own_var(1 - k, c);
             }
         return;
     }
@@ -52,7 +53,7 @@ template <class M> void others_tile(const Block<M> &x, i64 wide, double *mean, d
     for (i64 k = 0; k < x.n; ++k)
 #pragma omp simd
         for (i64 c = 0; c < wide; ++c) {
-            const double d = x.m(k, c) - center[c], energy = x.v(k, c) + d * d;
+            const double d = x.m(k, c) - center[c], energy = own_var(k, c) + d * d;
             const bool more = !(energy <= most[c]);  // not a number counts as most extreme
             most[c] = more ? energy : most[c];
             extreme[c] = more ? k : extreme[c];
@@ -66,7 +67,7 @@ template <class M> void others_tile(const Block<M> &x, i64 wide, double *mean, d
         center[c] = sum[c] / others;
         sum[c] = 0;
         own[c] = x.m(extreme[c], c) - center[c];
-        own_square[c] = x.v(extreme[c], c) + own[c] * own[c];
+        own_square[c] = own_var(extreme[c], c) + own[c] * own[c];
     }
     for (i64 k = 0; k < x.n; ++k)
 #pragma omp simd
@@ -74,13 +75,13 @@ template <class M> void others_tile(const Block<M> &x, i64 wide, double *mean, d
             const bool counts = k != extreme[c];
             const double d = x.m(k, c) - center[c];
             sum[c] += counts ? d : 0;
-            square[c] += counts ? x.v(k, c) + d * d : 0;
+            square[c] += counts ? own_var(k, c) + d * d : 0;
         }
     for (i64 k = 0; k < x.n; ++k)
 #pragma omp simd
         for (i64 c = 0; c < wide; ++c) {
             const bool itself = k == extreme[c];
-            const double d = x.m(k, c) - center[c], energy = x.v(k, c) + d * d;
+            const double d = x.m(k, c) - center[c], energy = own_var(k, c) + d * d;
             const double total = itself ? sum[c] : sum[c] - d + own[c];
             const double squares = itself ? square[c] : square[c] - energy + own_square[c];
             const double shift = total / others, value = squares / others - shift * shift;
@@ -96,7 +97,9 @@ void pool(i64 others, i64 threads, i64 G, const i64 *starts, i64 C, const M *mea
         const Block<M> x = block(mean, var, starts, g, C, c);
         const i64 at = (others ? starts[g] : g) * C + c;
         if (others)
-            others_tile(x, wide, to_mean + at, to_var + at);
+            with_flag(var, [&](auto with_var) {
+                others_tile<decltype(with_var)::value>(x, wide, to_mean + at, to_var + at);
+            });
         else
             everyone_tile(x, wide, to_mean + at, to_var + at);
     });
