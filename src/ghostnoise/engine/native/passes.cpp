@@ -11,6 +11,9 @@
 #include "exports.h"
 
 #include <type_traits>
+#if defined(__linux__)
+#include <sys/mman.h>
+#endif
 
 namespace {
 
@@ -65,6 +68,20 @@ template <class T> bool streams(const Shape &n, i64 row, const Tensor<T> &to) {
     constexpr i64 LANES = 64 / sizeof(T), LARGE = i64(1) << 23;
     const bool aligned = reinterpret_cast<std::uintptr_t>(to.at) % 64 == 0 && to.b % LANES == 0 && to.inner % LANES == 0;
     return n.B * n.C * n.S * i64(sizeof(T)) >= LARGE && row % LANES == 0 && aligned;
+}
+
+// Asks for huge pages below a large result: malloc has it from the system anew where it does not keep freed memory, and
+// then most of a pass would go into faults of small pages.
+template <class T> Tensor<T> with_huge_pages(const Shape &n, const Tensor<T> &to) {
+#if defined(__linux__) && defined(MADV_HUGEPAGE)
+    constexpr std::uintptr_t HUGE = std::uintptr_t(1) << 21;
+    const i64 bytes = n.B * n.C * n.S * i64(sizeof(T));
+    const std::uintptr_t begin = reinterpret_cast<std::uintptr_t>(to.at);
+    const std::uintptr_t from = (begin + HUGE - 1) / HUGE * HUGE, end = (begin + std::uintptr_t(bytes)) / HUGE * HUGE;
+    if (to.b == n.C * n.S && end > from)
+        madvise(reinterpret_cast<void *>(from), end - from, MADV_HUGEPAGE);  // no harm if it is refused
+#endif
+    return to;
 }
 
 // Writes value(i) to a row.
@@ -466,7 +483,7 @@ template <class T, class A> void rescale_last(Shape n, Tensor<const T> dy, Rows<
         default: return 1;                                                                                             \
     }
 #define GN_IN(name) Tensor<const T>{static_cast<const T *>(name), name##_b, name##_inner}
-#define GN_OUT(name) Tensor<T>{static_cast<T *>(name), name##_b, name##_inner}
+#define GN_OUT(name) with_huge_pages(n, Tensor<T>{static_cast<T *>(name), name##_b, name##_inner})
 #define GN_ROWS(name) Rows<A>{static_cast<const A *>(name), name##_each, name##_last, n.C}
 
 GN_EXPORT(moments)(i64 dtype, i64 last, i64 threads, i64 B, i64 C, i64 S, GN_TENSOR(x), double *mean, double *var) {
