@@ -60,7 +60,10 @@ def test_a_run_is_measured_shown_and_written(run, tmp_path, capsys, monkeypatch)
     assert float(rows[0]["gni_shift_std"]) == reading.rows()[0]["gni_shift_std"]
 
 
-def test_epochs_that_training_recorded_are_compared(run, tmp_path, capsys):
+def test_epochs_that_training_recorded_are_compared(run, tmp_path, capsys, monkeypatch):
+    from ghostnoise.lab import data
+
+    monkeypatch.setattr(data, "open_source", lambda *args, **options: pytest.fail("what is recorded needs no data"))
     words = ["meter", str(run), "--epoch", "1", "--epoch", "2", "--out", str(tmp_path)]
     assert cli.main(words) == 0
     for epoch in (1, 2):
@@ -70,6 +73,7 @@ def test_epochs_that_training_recorded_are_compared(run, tmp_path, capsys):
         "epoch 1",
         "epoch 2",
     }
+    monkeypatch.undo()
     assert cli.main([*words, "--ghost-size", "4"]) == 0  # not recorded: measured at the checkpoints
     assert {layer.ghost_size for layer in Reading.load(tmp_path / "noise-epoch-1.npz").layers} == {4}
     capsys.readouterr()
@@ -103,7 +107,7 @@ def test_advice_in_words(nets, capsys):
     [
         (["{nets}:bare", "--data", "digits"], "no normalization layer in this Sequential: give --modules"),
         (["{nets}:net", "--data", "digits", "--modules", "relu"], "modules has 'relu', which nothing"),
-        (["{nets}:net", "--data", "digits", "--epoch", "1"], "only a run folder has epochs; leave it out"),
+        (["{nets}:net", "--data", "digits", "--epoch", "1"], "only a run has epochs, and this is none; leave it out"),
         (["{nets}:net"], "without --data"),
     ],
 )

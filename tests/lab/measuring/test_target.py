@@ -52,6 +52,16 @@ def test_a_recipe_is_its_run_or_else_its_start(runs):
     assert "not trained" in start.about
 
 
+def test_a_folder_with_the_name_of_a_recipe_is_none_unless_it_is_a_run(runs, tmp_path, monkeypatch):
+    path, outcome = runs
+    (tmp_path / "digits").mkdir()
+    monkeypatch.chdir(tmp_path)
+    wanted = Wanted("digits", tuple(SHORT), runs=path, device="cpu")
+    assert find(wanted).folder == target.run_folder(wanted) == outcome.folder
+    assert target.run_folder(Wanted("digits", (*SHORT, "seed=5"), runs=path, device="cpu")) is None
+    assert target.run_folder(Wanted("torch.nn:Identity", data="digits")) is None
+
+
 def test_what_is_asked_for_goes_before_what_the_run_has(runs):
     _, outcome = runs
     found = find(Wanted(str(outcome.folder), device="cpu", ghost_size=3, batches=2, batch_size=16))

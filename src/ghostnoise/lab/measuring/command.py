@@ -5,6 +5,7 @@ The parsers need no package at all; what a command needs is imported when it run
 
 import argparse
 import csv
+from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -54,12 +55,13 @@ def meter(options: argparse.Namespace) -> int:
 
     console = Console()
     wanted = _wanted(options)
-    found = target.find(wanted)
-    if options.epoch and found.folder is None:
-        raise UserError(f"--epoch for {options.target}: only a run folder has epochs; leave it out")
-    readings = {
-        f"epoch {epoch}": _at_epoch(found, epoch, wanted, options, console) for epoch in options.epoch or []
-    } or {"now": _measured(found, options, console)}  # fmt: skip
+    folder = target.run_folder(wanted) if options.epoch else None
+    if options.epoch and folder is None:
+        raise UserError(f"--epoch for {options.target}: only a run has epochs, and this is none; leave it out")
+    if folder is not None:
+        readings = {f"epoch {epoch}": _at_epoch(folder, epoch, wanted, options, console) for epoch in options.epoch}
+    else:
+        readings = {"now": _measured(target.find(wanted), options, console)}
     noise_table.terminal(readings, console)
     atomic.make_folder(options.out)
     paths = noise.draw(readings, options.law_size, options.out / "noise")
@@ -102,22 +104,21 @@ def _wanted(options: argparse.Namespace) -> "Wanted":
 
 
 def _at_epoch(
-    found: "Target", epoch: int, wanted: "Wanted", options: argparse.Namespace, console: Any
+    folder: Path, epoch: int, wanted: "Wanted", options: argparse.Namespace, console: Any
 ) -> "Reading":  # fmt: skip
     """What training recorded after an epoch, or else what its checkpoint gives."""
     from ghostnoise.lab.measuring import target
     from ghostnoise.lab.report import noise
 
-    assert found.folder is not None
     asked = any((options.ghost_size, options.batches, options.batch_size, options.modules, options.eval))
 
     def warn(line: str) -> None:
         console.print(f"warning: {line}", highlight=False, soft_wrap=True, markup=False)
 
-    recorded = {} if asked else noise.recorded(found.folder, warn)
+    recorded = {} if asked else noise.recorded(folder, warn)
     if epoch in recorded:
         return recorded[epoch]
-    return _measured(target.of_folder(found.folder, wanted, epoch), options, console)
+    return _measured(target.of_folder(folder, replace(wanted, overrides=()), epoch), options, console)
 
 
 def _measured(found: "Target", options: argparse.Namespace, console: Any) -> "Reading":

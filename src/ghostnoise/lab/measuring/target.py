@@ -69,19 +69,42 @@ class Target:
 
 def find(wanted: Wanted) -> Target:
     """The target that a name means: a folder, `module:function`, or a recipe."""
-    if Path(wanted.target).is_dir():
+    if _is_folder(wanted.target):
         return of_folder(Path(wanted.target), wanted)
-    module, colon, _ = wanted.target.partition(":")
-    if colon and not module.endswith(recipe.SUFFIX) and "/" not in module:
+    if _is_function(wanted.target):
         return of_function(wanted)
+    name, resolved, folder = _of_recipe(wanted)
+    if checkpoints.saved(folder / "checkpoints"):
+        return of_folder(folder, replace(wanted, overrides=()))
+    about = f"{name}, not trained ({folder} has no checkpoint): the network at its start"
+    return _built(name, about, resolved, wanted, None)
+
+
+def run_folder(wanted: Wanted) -> Path | None:
+    """The folder of the run that is meant, if it is one that has begun."""
+    if _is_folder(wanted.target):
+        return Path(wanted.target)
+    folder = None if _is_function(wanted.target) else _of_recipe(wanted)[2]
+    return folder if folder is not None and folder.is_dir() else None
+
+
+def _is_folder(target: str) -> bool:
+    """A run folder, or a folder whose name is no recipe's."""
+    path = Path(target)
+    return path.is_dir() and ((path / "settings.json").exists() or target not in recipe.names())
+
+
+def _is_function(target: str) -> bool:
+    module, colon, _ = target.partition(":")
+    return bool(colon) and not module.endswith(recipe.SUFFIX) and "/" not in module
+
+
+def _of_recipe(wanted: Wanted) -> tuple[str, Settings, Path]:
+    """A recipe's name, its settings here, and where its run is, or would be."""
     chosen = recipe.load(wanted.target, wanted.overrides, smoke=wanted.smoke)
     device = machine.choose(wanted.device if wanted.device != "auto" else chosen.settings.train.device)
     resolved = recipe.resolve(chosen.settings, device=device.type, processes=1)
-    folder = wanted.runs / chosen.name / recipe.identity(resolved)
-    if checkpoints.saved(folder / "checkpoints"):
-        return of_folder(folder, replace(wanted, overrides=()))
-    about = f"{chosen.name}, not trained ({folder} has no checkpoint): the network at its start"
-    return _built(chosen.name, about, resolved, wanted, None)
+    return chosen.name, resolved, wanted.runs / chosen.name / recipe.identity(resolved)
 
 
 def of_folder(folder: Path, wanted: Wanted, epoch: int | None = None) -> Target:
