@@ -2,6 +2,7 @@
 
 import csv
 import re
+import statistics
 from pathlib import Path
 
 FOLDER = Path(__file__).parents[1] / "results"
@@ -27,3 +28,23 @@ def test_figure_6():
     assert {row["ghost_size"] for row in rows} == {"32"}
     for name in re.findall(r"\]\(([a-z0-9.]+)\)", page):
         assert (FOLDER / "fig6" / name).stat().st_size > 0
+
+
+def test_the_noise_of_a_resnet():
+    rows = list(csv.DictReader((FOLDER / "resnet8-noise" / "noise.csv").read_text().splitlines()))
+    page = re.sub(r"\s+", " ", (FOLDER / "resnet8-noise" / "README.md").read_text())
+
+    def after(epoch):
+        return [row for row in rows if row["when"] == f"epoch {epoch}"]
+
+    def nearer(row):
+        scale = min(float(row["ks_scale_conv"]), float(row["ks_scale_conv-exact"]))
+        return max(float(row["ks_shift_conv"]), scale)
+
+    for epoch in (1, 30):
+        median = statistics.median(float(row["effective_size_shift"]) for row in after(epoch))
+        assert f"{median:.0f} after epoch {epoch}" in page
+        least, most = min(map(nearer, after(epoch))), max(map(nearer, after(epoch)))
+        assert f"{least:.2f} to {most:.2f} after epoch {epoch}" in page
+    assert sum(int(row["channels"]) for row in after(1)) == 336
+    assert {row["ghost_size"] for row in rows} == {"32"}
