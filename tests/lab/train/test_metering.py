@@ -17,12 +17,7 @@ SHORT = ["train.epochs=3", "train.batch_size=64", "data.limit=256", "train.devic
 METER = ["meter.every=2", "meter.batches=2", "meter.draws=16"]
 
 
-@pytest.fixture(autouse=True)
-def one_thread():
-    before = torch.get_num_threads()
-    torch.set_num_threads(1)
-    yield
-    torch.set_num_threads(before)
+pytestmark = pytest.mark.usefixtures("one_thread")
 
 
 def run(path, *overrides, **more):
