@@ -123,3 +123,9 @@ def test_a_network_without_norms_is_refused_before_anything_is_written(tmp_path,
     with pytest.raises(UserError, match=r"meter: no normalization layer .* leave the section \[meter\] out"):
         run(tmp_path, *METER)
     assert list(tmp_path.iterdir()) == []
+
+
+def test_batches_of_one_sample_are_refused_before_anything_is_written(tmp_path):
+    with pytest.raises(UserError, match=r"meter: nothing was measured .* leave the section \[meter\] out"):
+        run(tmp_path, "norm.method=bn", "train.batch_size=1", "data.limit=20", *METER)
+    assert list(tmp_path.iterdir()) == []

@@ -14,10 +14,10 @@ from ghostnoise.lab.errors import UserError
 from ghostnoise.lab.measuring.imported import imported
 from ghostnoise.lab.settings import DataSettings, Settings
 from ghostnoise.lab.store import checkpoints, scan
-from ghostnoise.lab.train import generators, machine
+from ghostnoise.lab.train import generators, machine, metering
 
 NAMES = [name for name in get_args(DataSettings.model_fields["name"].annotation) if name != "imagefolder"]
-BATCH_SIZE, BATCHES, GHOST_SIZE = 256, 8, 32
+BATCH_SIZE, BATCHES = 256, 8
 
 
 @dataclass(frozen=True)
@@ -141,7 +141,7 @@ def of_function(wanted: Wanted) -> Target:
         settings = DataSettings.model_validate({"name": wanted.data})
         batches = islice(_source(settings, wanted, wanted.batch_size or BATCH_SIZE, 0, device).batches(0), count)
     about = f"{wanted.target} on {wanted.data}"
-    return Target(wanted.target, about, model.to(device), batches, wanted.ghost_size or GHOST_SIZE)
+    return Target(wanted.target, about, model.to(device), batches, wanted.ghost_size or metering.GHOST_SIZE)
 
 
 def settings_of(folder: Path) -> Settings:
@@ -167,8 +167,7 @@ def _built(
         model.load_state_dict(state["model"])
     epoch = 0 if state is None else max(state["epoch"] - (not state["step"]), 0)
     count = wanted.batches or (settings.meter.batches if settings.meter else BATCHES)
-    own = settings.meter.ghost_size if settings.meter else None
-    ghost_size = wanted.ghost_size or own or settings.norm.ghost_size or GHOST_SIZE
+    ghost_size = wanted.ghost_size or metering.ghost_size(settings)
     return Target(name, about, model, islice(source.batches(epoch), count), ghost_size, folder)
 
 

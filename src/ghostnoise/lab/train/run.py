@@ -120,7 +120,7 @@ def _in_memory(settings: Settings, options: Options, here: Machine) -> tuple[dat
     model = models.build(settings.model, settings.norm, source.facts.shape, source.facts.classes)
     session = Session(model, settings, here)
     if settings.meter is not None:
-        metering.meter_of(model, settings)  # refuses a network without anything to measure
+        metering.measure(session, source, 0, batches=1)  # refuses now what it would after the first epoch
     if here.rank:
         generators.seed((settings.seed + here.rank * 0x9E3779B97F4A7C15) % 2**63)  # noise of its own
     return source, session
