@@ -1,11 +1,13 @@
 """What a meter has read: numpy arrays by channel, figures by layer, and files."""
 
 import json
+import zlib
 from collections.abc import Iterator, Mapping
 from dataclasses import asdict, dataclass, field, fields, is_dataclass
 from functools import cached_property
 from pathlib import Path
 from typing import Any
+from zipfile import BadZipFile
 
 import numpy as np
 
@@ -182,9 +184,12 @@ class Reading(Mapping[str, LayerReading]):
         if isinstance(path, str | Path):
             with open(path, "rb") as file:  # numpy would leave a damaged one open
                 return cls.load(file)
-        with np.load(path, allow_pickle=False) as stored:
-            arrays = dict(stored)
-        path = getattr(path, "name", path)
+        file, path = path, getattr(path, "name", path)
+        try:
+            with np.load(file, allow_pickle=False) as stored:
+                arrays = dict(stored)
+        except (ValueError, TypeError, EOFError, BadZipFile, zlib.error):  # numpy's words are of pickles and archives
+            arrays = {}
         if "about" not in arrays:
             raise ValueError(f"{path} holds no reading: must be a file that Reading.save wrote; give the path of one")
         about = json.loads(str(arrays.pop("about")))

@@ -119,6 +119,15 @@ def test_mistakes_are_a_line(nets, capsys, words, said):
     assert error.count("\n") == 1
 
 
+def test_a_file_in_the_place_of_the_folder_is_refused_before_anything_is_measured(nets, tmp_path, capsys):
+    (tmp_path / "taken").write_text("mine")
+    assert cli.main(["meter", f"{nets}:net", "--data", "digits", "--out", str(tmp_path / "taken")]) == 2
+    said = capsys.readouterr()
+    assert "taken: is a file; give another folder" in said.err
+    assert said.out == ""
+    assert (tmp_path / "taken").read_text() == "mine"
+
+
 def test_modules_that_are_no_norms_can_be_named(nets, tmp_path):
     words = ["meter", f"{nets}:bare", "--data", "digits", "--modules", "2", "--batches", "1", "--out", str(tmp_path)]
     assert cli.main(words) == 0

@@ -54,6 +54,8 @@ def meter(options: argparse.Namespace) -> int:
     from ghostnoise.lab.store import atomic
 
     console = Console()
+    if options.out.exists() and not options.out.is_dir():
+        raise UserError(f"--out {options.out}: is a file; give another folder")
     wanted = _wanted(options)
     folder = target.run_folder(wanted) if options.epoch else None
     if options.epoch and folder is None:
@@ -63,7 +65,10 @@ def meter(options: argparse.Namespace) -> int:
     else:
         readings = {"now": _measured(target.find(wanted), options, console)}
     noise_table.terminal(readings, console)
-    atomic.make_folder(options.out)
+    try:
+        options.out.mkdir(parents=True, exist_ok=True)
+    except OSError as error:
+        raise UserError(f"--out {options.out}: cannot be made ({error.strerror}); give another folder") from None
     paths = noise.draw(readings, options.law_size, options.out / "noise")
     for key, reading in readings.items():
         path = options.out / ("noise.npz" if len(readings) == 1 else f"noise-{key.replace(' ', '-')}.npz")
@@ -140,7 +145,10 @@ def _measured(found: "Target", options: argparse.Namespace, console: Any) -> "Re
         return meter.result()
     except ValueError as error:
         raise UserError(
-            str(error).replace("modules=", "--modules ").replace("channel_dim=", "--channel-dim ")
+            str(error)
+            .replace("modules= ", "--modules ")
+            .replace("modules=", "--modules ")
+            .replace("channel_dim=", "--channel-dim ")
         ) from None
 
 
