@@ -19,7 +19,7 @@ test-all: test sanitize
 sanitize: .venv/ready
 	CXXFLAGS='-g -fsanitize=address,undefined -fno-sanitize-recover=all' \
 		$(BIN)/python setup.py -q build_ext --build-lib build/sanitized
-	GHOSTNOISE_NATIVE_FOLDER=build/sanitized/ghostnoise/engine ASAN_OPTIONS=detect_leaks=0 \
+	GHOSTNOISE_NATIVE_FOLDER=build/sanitized/ghostnoise/engine/backends/native ASAN_OPTIONS=detect_leaks=0 \
 		LD_PRELOAD="$$($${CXX:-c++} -print-file-name=libasan.so) $$($${CXX:-c++} -print-file-name=libubsan.so)" \
 		$(BIN)/pytest -p no:xdist tests/engine/test_library.py tests/engine/test_native*.py
 
@@ -29,7 +29,7 @@ lint: .venv/ready
 	$(BIN)/mypy
 
 # torch first and pinned: an unpinned torch may pull gigabytes that a CPU has no use for.
-.venv/ready: pyproject.toml constraints.txt setup.py $(wildcard src/ghostnoise/engine/native/*)
+.venv/ready: pyproject.toml constraints.txt setup.py $(wildcard src/ghostnoise/engine/backends/native/src/*)
 	$(PYTHON) -m venv .venv
 	$(BIN)/pip install --quiet --disable-pip-version-check -c constraints.txt torch numpy
 	$(BIN)/pip install --quiet --disable-pip-version-check -c constraints.txt -e '.[lab,dev]'

@@ -12,7 +12,7 @@ from setuptools import Extension, setup
 from setuptools.command.build_ext import build_ext
 from setuptools.errors import CompileError
 
-SOURCES = Path("src/ghostnoise/engine/native")
+SOURCES = Path("src/ghostnoise/engine/backends/native/src")
 FLAGS = ["-O3", "-std=c++17", "-fPIC", "-fno-math-errno", "-fno-trapping-math"]
 # The copies of the passes, and what the compiler may use for each. f16c came before AVX2 in every processor.
 COPIES = {"baseline": []}
@@ -58,6 +58,6 @@ class BuildNative(build_ext):
 
 
 setup(
-    ext_modules=[Extension("ghostnoise.engine._native", sources=[], optional=True)],
+    ext_modules=[Extension("ghostnoise.engine.backends.native._library", sources=[], optional=True)],
     cmdclass={"build_ext": BuildNative},
 )

@@ -1,6 +1,6 @@
 """The copies of the native passes that this machine can run, the best one last."""
 
-from ghostnoise.engine import library
+from ghostnoise.engine.backends.native import library
 
 FOUND = library.library()
 COPIES = () if isinstance(FOUND, str) else library.LEVELS[: library.LEVELS.index(FOUND.level) + 1]

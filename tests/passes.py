@@ -6,7 +6,7 @@ from hypothesis import strategies as st
 import reference
 from closeness import assert_close
 from ghostnoise import ghosts
-from ghostnoise.engine import aten
+from ghostnoise.engine.backends import aten
 from ghostnoise.ghosts import ghost_sizes
 from ghostnoise.methods import Batch, Noise, batch, exclusive, ghost_noise
 from ghostnoise.moments import Moments, Standard, arithmetic_dtype

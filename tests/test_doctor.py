@@ -9,7 +9,7 @@ import torch
 
 import ghostnoise
 from ghostnoise import doctor
-from ghostnoise.engine import backends
+from ghostnoise.engine.backends import select as backends
 
 CPUINFO = """processor\t: 0
 model name\t: A Fast One
@@ -67,7 +67,7 @@ def test_a_usable_native_backend_is_taken(fake_backends):
 
 
 def test_a_backend_that_is_not_there_is_named(fake_backends):
-    absent = ModuleNotFoundError("no module", name="ghostnoise.engine.native")
+    absent = ModuleNotFoundError("no module", name="ghostnoise.engine.backends.native")
     fake_backends(native=absent, triton=ModuleNotFoundError("no module", name="triton"))
     report = doctor.report()
     assert f"native    not usable: ghostnoise {ghostnoise.__version__} does not have it" in report

@@ -5,7 +5,7 @@ from hypothesis import strategies as st
 
 import reference
 from ghostnoise import ghosts
-from ghostnoise.engine import aten
+from ghostnoise.engine.backends import aten
 from ghostnoise.moments import Moments, spread
 
 

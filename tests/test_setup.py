@@ -19,4 +19,4 @@ def test_without_a_compiler_the_build_succeeds(tmp_path, compiler):
     done = build(tmp_path, compiler)
     assert done.returncode == 0
     assert "installs without its native CPU library" in done.stdout + done.stderr
-    assert not list(tmp_path.rglob("_native*"))
+    assert not list(tmp_path.rglob("_library*"))

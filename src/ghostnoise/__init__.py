@@ -19,7 +19,7 @@ if TYPE_CHECKING:
         summary,
     )
     from ghostnoise.element import AdditiveGaussianNoise, NoisyDropout
-    from ghostnoise.engine.backends import backend
+    from ghostnoise.engine.backends.select import backend
     from ghostnoise.functional import Decomposition, decompose
     from ghostnoise.layers import (
         AnalyticalGhostNoise,
@@ -102,7 +102,7 @@ _ELSEWHERE = {
     "Schedule": "conversion",
     "WSConv2d": "weights",
     "WSLinear": "weights",
-    "backend": "engine.backends",
+    "backend": "engine.backends.select",
     "convert": "conversion",
     "decompose": "functional",
     "revert": "conversion",

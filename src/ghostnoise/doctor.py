@@ -8,7 +8,7 @@ import numpy
 import torch
 
 import ghostnoise
-from ghostnoise.engine import backends
+from ghostnoise.engine.backends import select as backends
 
 CPUINFO = Path("/proc/cpuinfo")
 # What decides how fast the passes can be; the rest of the flags would only hide it.

@@ -5,7 +5,7 @@ from ghostnoise.bench import limit
 from ghostnoise.bench.contenders import compiled, contenders, usable_backends
 from ghostnoise.bench.rows import Row, rows
 from ghostnoise.bench.settings import Settings
-from ghostnoise.engine import backends
+from ghostnoise.engine.backends import select as backends
 
 CPU = torch.device("cpu")
 

@@ -1,7 +1,8 @@
 import pytest
 
 from copies import COPIES, FOUND
-from ghostnoise.engine import library, native
+from ghostnoise.engine.backends.native import library
+from ghostnoise.engine.backends.native import passes as native
 
 
 @pytest.fixture(params=COPIES)

@@ -2,7 +2,10 @@ import pytest
 import torch
 
 import ghostnoise
-from ghostnoise.engine import aten, backends, library, native
+from ghostnoise.engine.backends import aten
+from ghostnoise.engine.backends import select as backends
+from ghostnoise.engine.backends.native import library
+from ghostnoise.engine.backends.native import passes as native
 
 
 @pytest.fixture(autouse=True)

@@ -6,7 +6,7 @@ import pytest
 import torch
 
 from ghostnoise import functional
-from ghostnoise.engine import native
+from ghostnoise.engine.backends.native import passes as native
 
 ENABLED = Path("/sys/kernel/mm/transparent_hugepage/enabled")
 ASKED = ENABLED.exists() and "[never]" not in ENABLED.read_text() and native.missing() is None

@@ -1,6 +1,6 @@
 import pytest
 
-from ghostnoise.engine import library
+from ghostnoise.engine.backends.native import library
 
 
 def test_no_library(monkeypatch, tmp_path):
@@ -10,7 +10,7 @@ def test_no_library(monkeypatch, tmp_path):
 
 def test_a_file_that_is_no_library(monkeypatch, tmp_path):
     suffix = library.importlib.machinery.EXTENSION_SUFFIXES[0]
-    (tmp_path / f"_native{suffix}").write_text("nothing")
+    (tmp_path / f"_library{suffix}").write_text("nothing")
     monkeypatch.setenv("GHOSTNOISE_NATIVE_FOLDER", str(tmp_path))
     assert "does not load" in library.library.__wrapped__()
 

@@ -4,7 +4,9 @@ from hypothesis import given
 
 import ghostnoise
 from copies import COPIES, FOUND
-from ghostnoise.engine import aten, library, native
+from ghostnoise.engine.backends import aten
+from ghostnoise.engine.backends.native import library
+from ghostnoise.engine.backends.native import passes as native
 from passes import (
     ALL_DTYPES,
     check_passes,

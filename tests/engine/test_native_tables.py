@@ -3,7 +3,8 @@ import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
-from ghostnoise.engine import aten, native
+from ghostnoise.engine.backends import aten
+from ghostnoise.engine.backends.native import passes as native
 from ghostnoise.moments import Moments
 from passes import check_draws, check_tables
 

@@ -8,7 +8,9 @@ from hypothesis import strategies as st
 import ghostnoise
 from copies import COPIES, FOUND
 from ghostnoise import methods
-from ghostnoise.engine import library, native, op
+from ghostnoise.engine import op
+from ghostnoise.engine.backends.native import library
+from ghostnoise.engine.backends.native import passes as native
 from ghostnoise.ghosts import Itself
 from ghostnoise.methods import Noise
 from ghostnoise.moments import Moments

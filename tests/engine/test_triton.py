@@ -28,7 +28,7 @@ import ghostnoise
 import reference
 from closeness import assert_close
 from families import OPTIONS, build, example
-from ghostnoise.engine import triton as backend
+from ghostnoise.engine.backends.triton import passes as backend
 from ghostnoise.moments import Moments
 from inputs import lay_out
 

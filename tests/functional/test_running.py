@@ -5,7 +5,7 @@ from torch import nn
 
 import reference
 from ghostnoise import functional
-from ghostnoise.engine import aten
+from ghostnoise.engine.backends import aten
 from ghostnoise.functional.running import Running
 from ghostnoise.moments import Moments
 from inputs import cases

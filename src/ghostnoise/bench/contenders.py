@@ -12,7 +12,7 @@ import ghostnoise
 from ghostnoise import doctor
 from ghostnoise.bench import peers
 from ghostnoise.bench.rows import Row
-from ghostnoise.engine import backends
+from ghostnoise.engine.backends import select as backends
 
 LOOP_ROUNDS = 2  # the loop over samples takes seconds
 

@@ -10,7 +10,7 @@ from ghostnoise.bench.contenders import compiled, contenders, usable_backends
 from ghostnoise.bench.rows import Row, rows
 from ghostnoise.bench.settings import Record, Settings, conditions
 from ghostnoise.bench.timing import Length, Timing, interleave
-from ghostnoise.engine.backends import Name
+from ghostnoise.engine.backends.select import Name
 
 LIMITS = {False: "bandwidth limit", True: "limit for noise"}
 

@@ -12,7 +12,7 @@ from ghostnoise.bench.contenders import usable_backends
 from ghostnoise.bench.layers import synchronizer, times
 from ghostnoise.bench.settings import Record, Settings, conditions
 from ghostnoise.bench.timing import Length, interleave
-from ghostnoise.engine import backends
+from ghostnoise.engine.backends import select as backends
 from ghostnoise.lab import models
 from ghostnoise.lab.settings import ModelSettings, NormSettings
 

@@ -12,7 +12,7 @@ import torch
 from torch import Tensor
 
 from ghostnoise.distributed import Ranks
-from ghostnoise.engine import aten
+from ghostnoise.engine.backends import aten
 from ghostnoise.ghosts import Ramp, Who
 from ghostnoise.methods import Batch, Noise, Normalizer
 from ghostnoise.moments import Affine, Moments, spread

@@ -29,7 +29,9 @@ from torch import Tensor
 from torch.autograd import forward_ad
 
 from ghostnoise.distributed import Ranks, uncompiled
-from ghostnoise.engine import aten, backends, steps
+from ghostnoise.engine import steps
+from ghostnoise.engine.backends import aten
+from ghostnoise.engine.backends import select as backends
 from ghostnoise.engine.decide import constant, decide
 from ghostnoise.methods import Batch, Noise, Normalizer
 from ghostnoise.moments import Moments, arithmetic_dtype, spread, table_dtype

@@ -12,7 +12,7 @@ import torch
 from torch import Tensor
 
 from ghostnoise.distributed import Ranks
-from ghostnoise.engine.aten import NoiseTables
+from ghostnoise.engine.backends.aten import NoiseTables
 from ghostnoise.engine.decide import decide, own_ramp, own_statistics
 from ghostnoise.methods import Noise, Normalizer
 from ghostnoise.moments import Moments, arithmetic_dtype

@@ -42,7 +42,7 @@ def _c_type(value: int | float | ctypes.Array[ctypes.c_int64]) -> Any:
 def library() -> Library | str:
     """The library, or why there is none."""
     folder = Path(os.environ.get("GHOSTNOISE_NATIVE_FOLDER") or Path(__file__).parent)  # elsewhere: another build of it
-    files = [path for suffix in importlib.machinery.EXTENSION_SUFFIXES for path in folder.glob(f"_native{suffix}")]
+    files = [path for suffix in importlib.machinery.EXTENSION_SUFFIXES for path in folder.glob(f"_library{suffix}")]
     if not files:
         return "the C++ library was not built; reinstall with a C++ compiler on the machine"
     try:

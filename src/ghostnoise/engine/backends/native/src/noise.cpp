@@ -1,4 +1,4 @@
-// Noise from the moments of ghost batches (engine/aten.py): of drawn samples, or given as tables.
+// Noise from the moments of ghost batches (engine/backends/aten.py): of drawn samples, or given as tables.
 
 #include "exports.h"
 

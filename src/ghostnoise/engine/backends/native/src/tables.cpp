@@ -1,4 +1,4 @@
-// The small tables between the passes (engine/aten.py): from statistics to what is applied to x, the gradient of both,
+// The small tables between the passes (engine/backends/aten.py): from statistics to what is applied to x, the gradient of both,
 // and running statistics. Tables are in the arithmetic of x, statistics in double; sums are in double.
 
 #include "exports.h"

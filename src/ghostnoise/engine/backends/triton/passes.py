@@ -23,15 +23,15 @@ from typing import Any, NamedTuple
 import torch
 from torch import Tensor
 
-from ghostnoise.engine.aten import blend as blend  # small ops on tables, at home on any device
-from ghostnoise.engine.aten import everyone as everyone
-from ghostnoise.engine.aten import everyone_ramp as everyone_ramp
-from ghostnoise.engine.aten import follow as follow
-from ghostnoise.engine.aten import inject as inject
-from ghostnoise.engine.aten import others as others
-from ghostnoise.engine.aten import others_ramp as others_ramp
-from ghostnoise.engine.aten import pull as pull
-from ghostnoise.engine.aten import standardize as standardize
+from ghostnoise.engine.backends.aten import blend as blend  # small ops on tables, at home on any device
+from ghostnoise.engine.backends.aten import everyone as everyone
+from ghostnoise.engine.backends.aten import everyone_ramp as everyone_ramp
+from ghostnoise.engine.backends.aten import follow as follow
+from ghostnoise.engine.backends.aten import inject as inject
+from ghostnoise.engine.backends.aten import others as others
+from ghostnoise.engine.backends.aten import others_ramp as others_ramp
+from ghostnoise.engine.backends.aten import pull as pull
+from ghostnoise.engine.backends.aten import standardize as standardize
 from ghostnoise.moments import Moments, spread
 
 try:

@@ -13,7 +13,7 @@
 
 namespace {
 
-// What stays the same from call to call; engine/native_whole.py lists it in this order, and the starts after it.
+// What stays the same from call to call; engine/backends/native/whole.py lists it in this order, and the starts after it.
 struct How {
     i64 last, threads, grain, C, S;
     i64 x_b, x_inner, dy_b, dy_inner, made_b, made_inner;  // the last two of what is made: y, or dx

@@ -13,7 +13,7 @@ import torch
 from torch import Tensor
 
 from ghostnoise import checks
-from ghostnoise.engine import aten
+from ghostnoise.engine.backends import aten
 
 Name = Literal["auto", "aten", "native", "triton"]
 NAMES: tuple[Name, ...] = ("auto", "aten", "native", "triton")
@@ -79,4 +79,4 @@ def _unseen() -> str | None:
 
 @functools.cache
 def _module(name: Name) -> ModuleType:
-    return importlib.import_module(f"ghostnoise.engine.{name}")
+    return importlib.import_module(f"ghostnoise.engine.backends.{name}.passes")

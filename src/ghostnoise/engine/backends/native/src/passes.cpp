@@ -1,4 +1,4 @@
-// The passes of engine/aten.py on CPUs, in plain C++ behind a C ABI. No Torch headers, no randomness.
+// The passes of engine/backends/aten.py on CPUs, in plain C++ behind a C ABI. No Torch headers, no randomness.
 //
 // Compiled once for each instruction set, with GN_ISA naming the copy; level.cpp tells which one to run. Loops are
 // plain and marked for vectorization; reassociation is allowed in the marked reductions only, never elsewhere, since

@@ -11,10 +11,10 @@ from typing import Any, NamedTuple
 import torch
 from torch import Tensor
 
-from ghostnoise.engine.aten import NoiseTables
-from ghostnoise.engine.library import DTYPES, GRAIN, run
-from ghostnoise.engine.native_layout import Plan, plans_of
-from ghostnoise.engine.native_tables import group_starts, moment_pointers, pointer, single_position, solid
+from ghostnoise.engine.backends.aten import NoiseTables
+from ghostnoise.engine.backends.native.layout import Plan, plans_of
+from ghostnoise.engine.backends.native.library import DTYPES, GRAIN, run
+from ghostnoise.engine.backends.native.tables import group_starts, moment_pointers, pointer, single_position, solid
 from ghostnoise.engine.steps import Gradients, Normalized
 from ghostnoise.ghosts import GhostBatch, Others
 from ghostnoise.methods import Noise, Normalizer

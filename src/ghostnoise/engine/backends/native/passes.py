@@ -11,22 +11,22 @@ from typing import NamedTuple
 import torch
 from torch import Tensor
 
-from ghostnoise.engine import library
-from ghostnoise.engine.library import DTYPES, run, threads
-from ghostnoise.engine.native_layout import Plan, aligned, planned, plans
-from ghostnoise.engine.native_tables import blend as blend
-from ghostnoise.engine.native_tables import draws as draws
-from ghostnoise.engine.native_tables import everyone as everyone
-from ghostnoise.engine.native_tables import everyone_ramp as everyone_ramp
-from ghostnoise.engine.native_tables import follow as follow
-from ghostnoise.engine.native_tables import inject as inject
-from ghostnoise.engine.native_tables import others as others
-from ghostnoise.engine.native_tables import others_ramp as others_ramp
-from ghostnoise.engine.native_tables import pull as pull
-from ghostnoise.engine.native_tables import single_position
-from ghostnoise.engine.native_tables import standardize as standardize
-from ghostnoise.engine.native_whole import normalize as normalize
-from ghostnoise.engine.native_whole import normalize_gradient as normalize_gradient
+from ghostnoise.engine.backends.native import library
+from ghostnoise.engine.backends.native.layout import Plan, aligned, planned, plans
+from ghostnoise.engine.backends.native.library import DTYPES, run, threads
+from ghostnoise.engine.backends.native.tables import blend as blend
+from ghostnoise.engine.backends.native.tables import draws as draws
+from ghostnoise.engine.backends.native.tables import everyone as everyone
+from ghostnoise.engine.backends.native.tables import everyone_ramp as everyone_ramp
+from ghostnoise.engine.backends.native.tables import follow as follow
+from ghostnoise.engine.backends.native.tables import inject as inject
+from ghostnoise.engine.backends.native.tables import others as others
+from ghostnoise.engine.backends.native.tables import others_ramp as others_ramp
+from ghostnoise.engine.backends.native.tables import pull as pull
+from ghostnoise.engine.backends.native.tables import single_position
+from ghostnoise.engine.backends.native.tables import standardize as standardize
+from ghostnoise.engine.backends.native.whole import normalize as normalize
+from ghostnoise.engine.backends.native.whole import normalize_gradient as normalize_gradient
 from ghostnoise.moments import Moments
 
 

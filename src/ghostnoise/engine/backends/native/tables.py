@@ -8,8 +8,8 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from ghostnoise.engine import aten
-from ghostnoise.engine.library import DTYPES, run, threads
+from ghostnoise.engine.backends import aten
+from ghostnoise.engine.backends.native.library import DTYPES, run, threads
 from ghostnoise.ghosts import Ramp, ghost_sizes
 from ghostnoise.methods import Batch, Noise, Normalizer
 from ghostnoise.moments import Affine, Moments, Standard, arithmetic_dtype

@@ -1,0 +1,1 @@
+"""The passes on CPUs, in C++."""
