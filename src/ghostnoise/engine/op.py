@@ -126,7 +126,9 @@ class _Normalize(torch.autograd.Function):
             return *_composite_gradient(ctx.plan, x, weight, bias, dy), None, None, None
         saved, needs_x = Saved(Moments(mean, var), NoiseTables(m, k)), ctx.needs_input_grad[0]
         corrected = Correction(*correction) if correction else None
-        dx, g_weight, g_bias = steps.backward(ctx.backend, dy, x, weight, ctx.plan, saved, corrected, ctx.ranks, needs_x)
+        dx, g_weight, g_bias = steps.backward(
+            ctx.backend, dy, x, weight, ctx.plan, saved, corrected, ctx.ranks, needs_x
+        )
         return dx, _cast(g_weight, weight), _cast(g_bias, bias), None, None, None
 
 

@@ -200,5 +200,3 @@ def _aligned(dy: Tensor, x: Tensor) -> Tensor:
 def _warps(elements: int, dtype: torch.dtype) -> int:
     """Give 8 elements to a thread, 4 in float64: with more, the pointers of an odd S fill the registers."""
     return max(1, elements // (128 if dtype == torch.float64 else 256))
-
-
