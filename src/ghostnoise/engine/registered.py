@@ -131,7 +131,7 @@ for _name, _run, _fake in (
 
 def _setup_normalize(ctx: Any, inputs: tuple[Any, ...], output: tuple[Tensor, ...]) -> None:
     x, weight, bias, drawn, reference, ctx.plan = inputs
-    y, *tables = output
+    _, *tables = output
     ctx.lists = [None] * len(drawn), [None] * len(reference)
     ctx.mark_non_differentiable(*tables)
     ctx.set_materialize_grads(False)

@@ -219,7 +219,7 @@ class GhostNoise(Leaf):
 
 
 class GhostNoiseBatchNorm(NormLayer):
-    """Normalize with the whole batch, inject the noise of random ghost batches, then apply weight and bias (GNI, eq. 9).
+    """Normalize with the whole batch, inject the noise of random ghost batches, then apply the affine (GNI, eq. 9).
 
     Each sample gets the noise of `ghost_size` samples of the batch, drawn with replacement. Parameters, buffers,
     state_dict and eval output are those of `nn.BatchNorm*d`.

@@ -1,7 +1,8 @@
 """The registry of methods: the only list of them. Everything that enumerates methods is derived from it.
 
-Every module of this package that calls `register` is found by itself, so a new method is a new file. The public names of
-a module, its `__all__`, become public names of `ghostnoise`, and of `ghostnoise.layers` or `ghostnoise.functional`.
+Every module of this package is found automatically, so a new method is a new file that calls `register`. The public
+names of a module, its `__all__`, become public names of `ghostnoise.layers` and `ghostnoise`, or of
+`ghostnoise.functional`.
 """
 
 import functools
