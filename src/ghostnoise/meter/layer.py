@@ -81,11 +81,8 @@ class HistogramAccumulator:
 class LayerMeter:
     """Accumulate the measurements of one layer."""
 
-    def __init__(
-        self, metered: MeteredModule, ghost_size: int, draws: int, gap: bool, channel_dim: int | None
-    ) -> None:  # fmt: skip
+    def __init__(self, metered: MeteredModule, ghost_size: int, draws: int, gap: bool) -> None:
         self.metered, self.ghost_size, self.draws, self.gap = metered, ghost_size, draws, gap
-        self.channel_dim = channel_dim
         self.batches, self.samples, self.skipped = 0, 0, 0
         self.channels: int | None = None
         self.refused: dict[str, str] = {}

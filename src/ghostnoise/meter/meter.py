@@ -72,9 +72,8 @@ class Meter:
                 f"draws={draws!r}: must be an integer of 1 or more, the number of ghost batches drawn from each batch"
             )
         self.generator = torch.Generator("cpu").manual_seed(seed)
-        self.layers = [
-            LayerMeter(metered, size, draws, gap, channel_dim) for metered in select_modules(model, modules, side)
-        ]
+        self.channel_dim = channel_dim
+        self.layers = [LayerMeter(metered, size, draws, gap) for metered in select_modules(model, modules, side)]
         self.called: list[LayerMeter] = []
         self.handles: list[RemovableHandle] = []
 
@@ -135,7 +134,7 @@ class Meter:
         # The accumulators outlive this forward pass, and must not be inference tensors or on its default device.
         with torch.inference_mode(False), torch.no_grad(), torch.device("cpu"):
             x = first_tensor(value, layer.metered).detach()
-            layer.add(x, find_channel_dim(layer.metered, x, layer.channel_dim), self.generator)
+            layer.add(x, find_channel_dim(layer.metered, x, self.channel_dim), self.generator)
 
 
 def select_modules(model: nn.Module, modules: str | Sequence[str] | None, side: Side | None) -> list[MeteredModule]:
