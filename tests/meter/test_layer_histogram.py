@@ -97,9 +97,9 @@ def test_channels_that_do_not_vary_are_not_counted():
 
 
 @given(SETTINGS, st.integers(0, 99))
-def test_pooled_combines_all_channels(place, seed):
+def test_pooled_combines_all_channels(setting, seed):
     """Also if a channel varied in some batches only, or in none."""
-    center, size, channels = place
+    center, size, channels = setting
     first, second = (values_around(center, size, rows, channels + 2, seed + rows) for rows in (20, 30))
     histogram = HistogramAccumulator(center, size, channels + 2)
     varying = every(channels + 2)

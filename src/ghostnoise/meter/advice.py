@@ -51,7 +51,7 @@ class Advice:
     expected: tuple[Strength, ...]
     """Noise of every layer at `ghost_size`."""
     summary: str
-    """What was measured."""
+    """Number of layers, channels, batches and samples that were measured."""
 
     def __repr__(self) -> str:
         return (

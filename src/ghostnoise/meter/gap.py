@@ -124,7 +124,10 @@ class GapAccumulator:
 def normalize_in_training(
     method: MeteredMethod, x: Tensor, channel_dim: int, ghost_size: int, eps: float, indices: Tensor
 ) -> Tensor:
-    """Normalize x (B, C, S) as `method` does in training; raises ValueError for a batch that is too small."""
+    """Normalize x as `method` does in training, and return it as (B, C, S).
+
+    Raises ValueError if the batch has too few values for the method.
+    """
     if "indices" in method.options and ghost_size * x.numel() == x.shape[0] * x.shape[channel_dim]:
         raise ValueError(
             f"ghost_size=1 with samples of shape {tuple(x.shape[1:])}: a ghost batch of one value per channel has no "
@@ -140,7 +143,7 @@ def normalize_in_training(
 def normalize_at_inference(
     x: Tensor, channel_dim: int, running_mean: Tensor, running_var: Tensor, eps: float
 ) -> Inference:
-    """Normalize x with running statistics (C,)."""
+    """Normalize x with running statistics (C,), as batch norm does in evaluation mode."""
     y = functional.batch_norm(
         x, running_mean.to(x), running_var.to(x), training=False, eps=eps, channel_dim=channel_dim
     )  # fmt: skip
