@@ -1,49 +1,27 @@
 """Difference between training and inference: each method's output on a batch against that of running statistics."""
 
 import math
-from collections.abc import Callable
 from dataclasses import dataclass
-from typing import Literal, NamedTuple
+from typing import Any, NamedTuple
 
 import numpy as np
 import torch
 from torch import Tensor
 
 from ghostnoise import functional
-from ghostnoise.ghosts import ghost_sizes
 from ghostnoise.meter.theory import Array, normalized_bound
+from ghostnoise.methods import registry
+from ghostnoise.methods.registry import MeterSpec, MethodSpec
+from ghostnoise.statistics.samples import ghost_sizes
 
-
-@dataclass(frozen=True)
-class MeteredMethod:
-    """Properties of a method that determine how it is measured."""
-
-    normalize: Callable[..., Tensor]
-    """The function of `ghostnoise.functional`."""
-    options: tuple[str, ...] = ()
-    """Arguments of `normalize` beyond those of `batch_norm`: "ghost_size", "indices"."""
-    pool: Literal["batch", "ghost batch"] = "batch"
-    """Samples from which the statistics of a sample are computed, or drawn."""
-    excludes_self: bool = False
-    """Whether a sample does not contribute to its own statistics."""
-    bounded: bool = True
-    """Whether the normalized output is bounded by `theory.normalized_bound` of the values in the pool."""
-    sampling: Literal["replacement", "partition", ""] = ""
-    """How ghost batches are drawn to measure the distribution of the method's noise: from the whole batch with
-    replacement, or as the parts of a shuffled batch. If empty, the distribution is not measured."""
-
-
-METHODS = {
-    "bn": MeteredMethod(functional.batch_norm),
-    "gbn": MeteredMethod(functional.ghost_batch_norm, ("ghost_size",), "ghost batch", sampling="partition"),
-    "xbn": MeteredMethod(
-        functional.exclusive_batch_norm, ("ghost_size",), "ghost batch", excludes_self=True, bounded=False
-    ),
-    "gni": MeteredMethod(
-        functional.ghost_noise_batch_norm, ("ghost_size", "indices"), bounded=False, sampling="replacement"
-    ),
-}
+METHODS = {name: spec for name, spec in registry.specs().items() if spec.meter is not None}
 """The methods that are measured: their gaps, and for those with `sampling` their noise."""
+
+
+def meter_spec(method: MethodSpec) -> MeterSpec:
+    """How a method of `METHODS` is measured."""
+    assert method.meter is not None
+    return method.meter
 
 
 @dataclass(frozen=True, eq=False, repr=False)
@@ -86,7 +64,7 @@ class Inference(NamedTuple):
 class GapAccumulator:
     """Sums and maxima over the batches that one method has normalized."""
 
-    def __init__(self, method: MeteredMethod, channels: int) -> None:
+    def __init__(self, method: MethodSpec, channels: int) -> None:
         self.method = method
         self.difference, self.reference = (torch.zeros(channels, dtype=torch.float64) for _ in range(2))
         self.largest, self.largest_reference = (torch.zeros(channels, dtype=torch.float64) for _ in range(2))
@@ -95,9 +73,11 @@ class GapAccumulator:
     def add(self, y: Tensor, inference: Inference | None, ghost_size: int) -> None:
         """Add the normalized output of a batch in training (B, C, S)."""
         samples, _, spatial = y.shape
-        pools = [samples] if self.method.pool == "batch" else ghost_sizes(samples, ghost_size)
+        pools = ghost_sizes(samples, ghost_size) if self.method.partitions else [samples]
         self.samples += samples
-        self.self_weight += 0 if self.method.excludes_self else len(pools)  # n samples of weight 1/n in each pool
+        self.self_weight += (
+            0 if meter_spec(self.method).excludes_self else len(pools)
+        )  # n samples of weight 1/n in each pool
         self.bound = max(self.bound, normalized_bound(max(pools) * spatial))
         self.largest = torch.maximum(self.largest, _largest(y))
         if inference is not None:
@@ -116,28 +96,29 @@ class GapAccumulator:
                 relative=difference / reference,
                 largest=largest,
                 range_ratio=largest / self.largest_reference.numpy() if self.values else unknown,
-                bound=self.bound if self.method.bounded else math.inf,
+                bound=self.bound if meter_spec(self.method).bounded else math.inf,
                 self_share=self.self_weight / self.samples,
             )
 
 
 def normalize_in_training(
-    method: MeteredMethod, x: Tensor, channel_dim: int, ghost_size: int, eps: float, indices: Tensor
+    method: MethodSpec, x: Tensor, channel_dim: int, ghost_size: int, eps: float, indices: Tensor
 ) -> Tensor:
     """Normalize x as `method` does in training, and return it as (B, C, S).
 
     Raises ValueError if the batch has too few values for the method.
     """
-    if "indices" in method.options and ghost_size * x.numel() == x.shape[0] * x.shape[channel_dim]:
+    draws = meter_spec(method).sampling == "replacement"
+    if draws and ghost_size * x.numel() == x.shape[0] * x.shape[channel_dim]:
         raise ValueError(
             f"ghost_size=1 with samples of shape {tuple(x.shape[1:])}: a ghost batch of one value per channel has no "
             "variance, and ghost noise would divide by sqrt(eps); use a larger ghost_size"
         )
-    arguments = {"ghost_size": ghost_size, "indices": indices}
-    options = {name: arguments[name] for name in method.options}
-    return fold(
-        method.normalize(x, None, None, training=True, eps=eps, channel_dim=channel_dim, **options), channel_dim
-    )
+    options: dict[str, Any] = {} if method.ghost_size == "none" else {"ghost_size": ghost_size}
+    options |= {"indices": indices} if draws else {}
+    assert method.norm is not None
+    y = method.norm.function(x, None, None, training=True, eps=eps, channel_dim=channel_dim, **options)
+    return fold(y, channel_dim)
 
 
 def normalize_at_inference(

@@ -13,14 +13,21 @@ from torch import Tensor
 
 from ghostnoise.conversion.insertion import inserted
 from ghostnoise.conversion.selection import Found
-from ghostnoise.conversion.table import NOISES
 from ghostnoise.engine import op
-from ghostnoise.ghosts import draw_indices, draws, everyone, ghost_sizes
-from ghostnoise.laws import variance_components
-from ghostnoise.meter.gap import METHODS, GapAccumulator, fold, normalize_at_inference, normalize_in_training
+from ghostnoise.meter.gap import (
+    METHODS,
+    GapAccumulator,
+    fold,
+    meter_spec,
+    normalize_at_inference,
+    normalize_in_training,
+)
 from ghostnoise.meter.reading import Distribution, LayerReading, NoiseReading
 from ghostnoise.meter.theory import Component
-from ghostnoise.moments import Moments
+from ghostnoise.methods import registry
+from ghostnoise.statistics.laws import variance_components
+from ghostnoise.statistics.moments import Moments
+from ghostnoise.statistics.samples import draw_indices, ghost_sizes, pool_all, pool_drawn
 
 Side: TypeAlias = Literal["input", "output"]
 
@@ -150,7 +157,7 @@ class LayerMeter:
                     for component, center in CENTERS.items()
                 }
                 for name, method in METHODS.items()
-                if method.sampling
+                if meter_spec(method).sampling
             }
             self.gaps = {name: GapAccumulator(each, channels) for name, each in METHODS.items()} if self.gap else {}
         elif self.channels != channels:
@@ -160,7 +167,7 @@ class LayerMeter:
             )
 
     def _add_noise(self, moments: Moments, spatial: int, generator: torch.Generator) -> None:
-        batch, samples = everyone(*moments), moments.mean.shape[0]
+        batch, samples = pool_all(*moments), moments.mean.shape[0]
         varying = (batch.var > CONSTANT * batch.mean.square()).flatten()
         var = batch.var.where(varying, 1)
         self.moments += samples * torch.cat(batch)
@@ -170,9 +177,9 @@ class LayerMeter:
         self.inverse_spatial += samples / spatial
         sampled = sample_ghost_batches(samples, self.ghost_size, self.draws, generator)
         for name, noise in self.noise.items():
-            sampling = METHODS[name].sampling
+            sampling = meter_spec(METHODS[name]).sampling
             for indices in sampled[sampling]:
-                ghost = draws(moments, batch.mean, indices)
+                ghost = pool_drawn(moments, batch.mean, indices)
                 # A ghost batch of a partition normalizes all of its samples; a drawn one normalizes one sample.
                 weight = indices.shape[1] if sampling == "partition" else 1
                 noise["shift"].add(ghost.mean * var.rsqrt(), varying, weight)
@@ -182,7 +189,11 @@ class LayerMeter:
         module: Any = self.metered.found.module
         at_input = self.metered.side == "input"
         # The eps of a noise layer regularizes a ratio of variances, and is not that of a normalization.
-        eps = getattr(module, "eps", DEFAULT_EPS) if at_input and not isinstance(module, NOISES) else DEFAULT_EPS
+        eps = (
+            getattr(module, "eps", DEFAULT_EPS)
+            if at_input and not isinstance(module, registry.noises())
+            else DEFAULT_EPS
+        )
         x = x.to(torch.promote_types(x.dtype, torch.float32))
         indices = draw_indices(x.shape[0], self.ghost_size, torch.device("cpu"), generator).to(x.device)
         mean, var = (getattr(module, name, None) for name in ("running_mean", "running_var"))

@@ -13,10 +13,10 @@ from torch.utils.hooks import RemovableHandle
 from ghostnoise import checks
 from ghostnoise.conversion.channels import is_activation, known_channel_dim
 from ghostnoise.conversion.selection import Found, check_model, everything, is_batch_norm, is_norm_layer, listing
-from ghostnoise.conversion.table import NOISES
-from ghostnoise.functional.running import recomputing
 from ghostnoise.meter.layer import LayerMeter, MeteredModule, Side
 from ghostnoise.meter.reading import Reading
+from ghostnoise.methods import registry
+from ghostnoise.methods.base import is_recomputed
 
 
 class Meter:
@@ -127,7 +127,7 @@ class Meter:
 
     @torch.compiler.disable  # type: ignore[untyped-decorator]
     def _measure(self, layer: LayerMeter, value: Any) -> None:
-        if recomputing():  # activation checkpointing repeats a forward pass that was measured already
+        if is_recomputed():  # activation checkpointing repeats a forward pass that was measured already
             return
         if layer not in self.called:
             self.called.append(layer)
@@ -171,7 +171,7 @@ def find_channel_dim(metered: MeteredModule, x: Tensor, given: int | None) -> in
     """Return the channel dimension of x: the one given, or that of the module's type, or the one its weight fits."""
     module = metered.found.module
     dim = given
-    if given is None and isinstance(module, NOISES):
+    if given is None and isinstance(module, registry.noises()):
         dim = module.channel_dim
     elif given is None and not (is_activation(module) and x.ndim == 3):  # could be (B, T, C) tokens or (B, C, L)
         dim = known_channel_dim(module)
@@ -201,13 +201,13 @@ def _normalization_layers(found: list[Found]) -> list[Found]:
     """
     norms = [each for each in found if is_batch_norm(each.module)]
     inside = {child for norm in norms for child in norm.module.modules()} - {norm.module for norm in norms}
-    noises = [each for each in found if isinstance(each.module, NOISES) and each.module not in inside]
+    noises = [each for each in found if isinstance(each.module, registry.noises()) and each.module not in inside]
     others = [
         each
         for each in found
         if is_norm_layer(each.module)
         and not is_batch_norm(each.module)
-        and not any(isinstance(child, NOISES) for child in each.module.modules())
+        and not any(isinstance(child, registry.noises()) for child in each.module.modules())
     ]
     chosen = {each.module for each in (*norms, *noises, *others)}
     return [each for each in found if each.module in chosen]
@@ -236,4 +236,4 @@ def _available(found: list[Found]) -> str:
 
 
 def _default_side(module: nn.Module) -> Side:
-    return "input" if is_batch_norm(module) or isinstance(module, NOISES) else "output"
+    return "input" if is_batch_norm(module) or isinstance(module, registry.noises()) else "output"

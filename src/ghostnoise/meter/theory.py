@@ -17,7 +17,7 @@ import numpy as np
 import torch
 from numpy.typing import NDArray
 
-from ghostnoise.laws import Dof
+from ghostnoise.statistics.laws import Dof
 
 Array: TypeAlias = NDArray[Any]
 Component: TypeAlias = Literal["shift", "scale"]

@@ -36,6 +36,22 @@ class Option:
 
 
 @dataclass(frozen=True)
+class MeterSpec:
+    """How the meter measures a method.
+
+    Args:
+        excludes_self: whether a sample does not contribute to its own statistics.
+        bounded: whether the normalized output has an upper bound that follows from the number of values in a pool.
+        sampling: how the meter draws ghost batches to measure the distribution of the method's noise: from the whole
+            batch with "replacement", or as the "partition" of a shuffled batch; empty if it is not measured.
+    """
+
+    excludes_self: bool = False
+    bounded: bool = True
+    sampling: Literal["replacement", "partition", ""] = ""
+
+
+@dataclass(frozen=True)
 class MethodSpec:
     """All that other parts of the library know of a method.
 
@@ -52,6 +68,7 @@ class MethodSpec:
         placements: where a network can have the noise: between normalization and affine ("inside"), after a norm
             ("after"), before activations ("activation"), or at the end of residual branches ("branch").
         shorthands: names for `convert` that stand for this method with some options.
+        meter: how the meter measures the method; None if it does not.
         example: options of an instance for tests and benchmarks, beyond the ghost size.
     """
 
@@ -66,6 +83,7 @@ class MethodSpec:
     changes_inference: bool = False
     placements: tuple[Placement, ...] = ()
     shorthands: dict[str, dict[str, Any]] = field(default_factory=dict)
+    meter: MeterSpec | None = None
     example: dict[str, Any] = field(default_factory=dict)
 
     @property
@@ -140,6 +158,12 @@ def names() -> dict[str, tuple[MethodSpec, dict[str, Any]]]:
             found[name] = (spec, {})
             found |= {short: (spec, options) for short, options in spec.shorthands.items()}
     return found
+
+
+@functools.cache
+def noises() -> tuple[type[nn.Module], ...]:
+    """Return the layers that inject ghost noise on their own: those of methods that also have a batch norm."""
+    return tuple(spec.noise for spec in specs().values() if spec.norm is not None and spec.noise is not None)
 
 
 def options_of(layer: type[nn.Module]) -> tuple[Option, ...]:
