@@ -24,7 +24,6 @@ from ghostnoise.meter.gap import (
 )
 from ghostnoise.meter.reading import Distribution, LayerReading, NoiseReading
 from ghostnoise.meter.theory import Component
-from ghostnoise.methods import registry
 from ghostnoise.statistics.laws import variance_components
 from ghostnoise.statistics.moments import Moments
 from ghostnoise.statistics.samples import draw_indices, ghost_sizes, pool_all, pool_drawn
