@@ -187,12 +187,7 @@ class LayerMeter:
     def _add_gap(self, x: Tensor, channel_dim: int, generator: torch.Generator) -> None:
         module: Any = self.metered.found.module
         at_input = self.metered.side == "input"
-        # The eps of a noise layer regularizes a ratio of variances, and is not that of a normalization.
-        eps = (
-            getattr(module, "eps", DEFAULT_EPS)
-            if at_input and not isinstance(module, registry.noises())
-            else DEFAULT_EPS
-        )
+        eps = getattr(module, "eps", DEFAULT_EPS) if at_input else DEFAULT_EPS
         x = x.to(torch.promote_types(x.dtype, torch.float32))
         indices = draw_indices(x.shape[0], self.ghost_size, torch.device("cpu"), generator).to(x.device)
         mean, var = (getattr(module, name, None) for name in ("running_mean", "running_var"))

@@ -154,8 +154,8 @@ class NormLayer(Leaf, AnyBatchNorm):
     """The layer that all batch norms derive from: the state of `nn.BatchNorm*d`, and a forward that is one call.
 
     A subclass names its function and the attributes that the function takes as keywords; those that start with an
-    underscore are internal state. It serves inputs of every rank; the layers with 1d, 2d or 3d in their name accept that
-    rank only.
+    underscore are internal state. It serves inputs of every rank; the layers with 1d, 2d or 3d in their name accept
+    that rank only.
     """
 
     function: ClassVar[Callable[..., Tensor]]
