@@ -55,10 +55,11 @@ def test_every_file_with_means_reports_mixed_numerics(tmp_path):
     words = "Mixed numerics: the runs were computed with numerics 1 (5 runs) and 2 (1 run)"
     (line,) = [line for line in after.lines() if line.startswith(words)]
     assert "rerun `ghostnoise sweep tiny`" in line
+    assert any("over 2 common seeds with equal numerics" in line for line in after.lines())
     for name in ("table.md", "table.tex"):
         assert words in after.file(name).decode()
     assert after.file("figure.png") != same["figure.png"]
     rows = {row["norm.ghost_size"]: row for row in csv.DictReader(io.StringIO(after.file("table.csv").decode()))}
     assert (rows[""]["numerics"], rows["16"]["numerics"], rows["4"]["numerics"]) == ("1", "1 2", "")
-    assert rows["16"]["note"] == "numerics 1 (2 runs) and 2 (1 run)"
+    assert (rows[""]["note"], rows["16"]["note"]) == ("numerics 1", "numerics 1 and 2")
     assert rows["4"]["note"] == "3 missing"

@@ -39,10 +39,13 @@ def comma_separated(runs: Sequence[NoiseRun]) -> str:
     lines: list[dict[str, Any]] = []
     for each in runs:
         point, found = each.run.point, each.run.found
-        run = {"run": found.identity if found else "", "method": point.cell.method, "seed": point.seed}
+        identity, numerics = found.identity if found else "", each.run.numerics
+        run = {"run": identity, "method": point.cell.method, "seed": point.seed, "numerics": numerics}
         for epoch, reading in each.readings.items():
             lines += [run | dict(point.cell.at) | {"epoch": epoch} | dict(layer.row) for layer in reading.layers]
-    names = list(dict.fromkeys(["run", "method", *axes, "seed", "epoch", *(name for line in lines for name in line)]))
+    names = list(
+        dict.fromkeys(["run", "method", *axes, "seed", "numerics", "epoch", *(name for line in lines for name in line)])
+    )
     return write_csv(names, [[line.get(name) for name in names] for line in lines])
 
 

@@ -106,6 +106,8 @@ def _measured(difference: Difference) -> str:
     found = difference.paired
     assert found
     mean = f"{found.mean:+.2f} points over {counted(found.n, 'common seed')}"
+    if len(difference.ours.values.keys() & difference.theirs.values.keys()) > found.n:
+        mean += " with equal numerics"
     if difference.corrected and (interval := difference.corrected_interval):
         p = p_text(difference.corrected.p)
         return f"{mean} (corrected 95 % interval {interval_text(interval)}, p {p if p[0] == '<' else f'= {p}'})."

@@ -19,8 +19,9 @@ LATEX = {
     "\\": r"\textbackslash{}", "&": r"\&", "%": r"\%", "$": r"\$", "#": r"\#", "_": r"\_", "{": r"\{", "}": r"\}",
     "~": r"\textasciitilde{}", "^": r"\textasciicircum{}", "<": r"\textless{}", ">": r"\textgreater{}",
     "|": r"\textbar{}", '"': r"\textquotedbl{}", "±": r"$\pm$", "–": "--", "σ": r"$\sigma$", "μ": r"$\mu$",
-    "×": r"$\times$", "−": "$-$", "\n": " ", "\r": " ",
+    "×": r"$\times$", "−": "$-$", "`": r"\textasciigrave{}", "\n": " ", "\r": " ",
 }  # fmt: skip
+WORD_WIDTH = 12  # longest word that a column of text does not break in the terminal
 FORMULA = ("=", "+", "-", "@", "\t", "\r")  # first characters that make a spreadsheet read a cell as a formula
 
 
@@ -111,8 +112,8 @@ def split(findings: Findings) -> str:
 
 def note_text(findings: Findings, row: ResultRow) -> str:
     """Return the row's note, with its numerics numbers if those of the report's runs differ."""
-    counts = row.score.numerics if row.score and len(findings.collected.numerics) > 1 else {}
-    return "; ".join(filter(None, [row.note, f"numerics {numerics_text(counts)}" if counts else ""]))
+    numbers = row.score.numerics if row.score and len(findings.collected.numerics) > 1 else {}
+    return "; ".join(filter(None, [row.note, f"numerics {' and '.join(map(str, numbers))}" if numbers else ""]))
 
 
 def numerics_notice(findings: Findings) -> str:
@@ -121,10 +122,10 @@ def numerics_notice(findings: Findings) -> str:
     if len(counts) < 2:
         return ""
     return (
-        f"Mixed numerics: the runs were computed with numerics {numerics_text(counts)}, whose results differ by more "
-        "than rounding. Means include all of these runs; differences pair only runs with equal numbers. To correct "
-        f"this, rerun `ghostnoise sweep {findings.collected.experiment.recipe.name}` with the settings of this report: "
-        "it trains again the runs that were computed with another number."
+        f"Mixed numerics: the runs were computed with numerics {numerics_text(counts)}, whose results may differ by "
+        "more than rounding. Means include all of these runs; differences pair only runs with equal numbers. To "
+        f"correct this, rerun `ghostnoise sweep {findings.collected.experiment.recipe.name}` with the settings of this "
+        "report: it trains again the runs that were computed with another number."
     )
 
 
@@ -197,9 +198,11 @@ def terminal(findings: Findings) -> Table:
         wraps = heading in ("paper", "note")
         width = max([len(row[at]) for row in rows] + [6])
         shown = textwrap.fill(heading.replace("_", " "), width, break_long_words=False)
+        longest_word = max([len(word) for row in rows for word in row[at].split()] + [0])
         table.add_column(
-            escape(shown), justify="left" if wraps or not at else "right", no_wrap=not wraps, overflow="fold"
-        )
+            escape(shown), justify="left" if wraps or not at else "right", no_wrap=not wraps, overflow="fold",
+            min_width=min(longest_word, WORD_WIDTH) if wraps else None,
+        )  # fmt: skip
     for row in rows:
         table.add_row(*map(escape, row))
     return table
