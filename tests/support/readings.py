@@ -38,10 +38,11 @@ def convolutional(layers=2, seed=0, ghost_size=8):
 
 def constant(layer):
     """Return a layer of a digest as if nothing in it had varied."""
-    parts = {
-        part: replace(each, counts=0 * each.counts, var=each.var * float("nan")) for part, each in layer.parts.items()
+    components = {
+        name: replace(each, counts=0 * each.counts, var=each.var * float("nan"))
+        for name, each in layer.components.items()
     }
-    return replace(layer, parts=parts, row={name: _unknown(value) for name, value in layer.row.items()})
+    return replace(layer, components=components, row={name: _unknown(value) for name, value in layer.row.items()})
 
 
 def _unknown(value):

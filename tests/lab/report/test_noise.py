@@ -22,7 +22,7 @@ from ghostnoise.lab.report.noise import (
     layer_line,
     quantiles,
 )
-from ghostnoise.meter.histogram import Gathering
+from ghostnoise.meter.layer import HistogramAccumulator
 from support.readings import connected, constant, convolutional, record
 
 SHARES = (np.arange(20_000) + 0.5) / 20_000
@@ -82,7 +82,7 @@ def test_of_many_epochs_the_first_the_last_and_some_between_are_selected(epochs,
 
 def layer_of(law, center, ghost_size):
     """Return a layer whose noise has the quantiles of a law."""
-    gathered = Gathering(center, ghost_size, 1)
+    gathered = HistogramAccumulator(center, ghost_size, 1)
     gathered.add(torch.from_numpy(law.ppf(SHARES))[:, None], torch.ones(1, dtype=torch.bool), 1)
     part = "shift" if center == 0 else "scale"
     return part, LayerNoise("one", {}, {part: gathered.result()})
@@ -167,7 +167,7 @@ def test_a_figure_shows_nearly_all_of_every_layer(part):
     low, high = extent(shown, part, 8)
     for each in shown:
         for layer in each.layers:
-            found = layer.parts[part]
+            found = layer.components[part]
             if found.n[0]:
                 outside = found.cdf()[0][[max(found.edges.searchsorted(low) - 1, 0), found.edges.searchsorted(high)]]
                 assert outside[0] <= 0.006

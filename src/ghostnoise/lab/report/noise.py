@@ -11,9 +11,8 @@ from typing import Any, TypeVar
 import numpy as np
 
 from ghostnoise.lab.report.collect import Collected, Run
-from ghostnoise.meter.curves import Part, law_cdf
-from ghostnoise.meter.histogram import Array, Distribution
-from ghostnoise.meter.reading import PARTS, Reading
+from ghostnoise.meter.reading import Distribution, Reading
+from ghostnoise.meter.theory import COMPONENTS, Array, Component, law_cdf
 
 FOLDER = "noise"  # in a run folder
 FIGURE_COLUMNS = 4
@@ -32,7 +31,7 @@ class LayerNoise:
 
     name: str
     row: Mapping[str, Any]
-    parts: Mapping[Part, Distribution]
+    components: Mapping[Component, Distribution]
 
 
 @dataclass(frozen=True)
@@ -59,7 +58,11 @@ class NoiseRun:
 def digest(reading: Reading) -> Digest:
     """Pool the channels of a reading."""
     layers = [
-        LayerNoise(layer.name, layer.row(), {part: getattr(layer.noise["gni"], part).pooled() for part in PARTS})
+        LayerNoise(
+            layer.name,
+            layer.row(),
+            {component: getattr(layer.noise["gni"], component).pooled() for component in COMPONENTS},
+        )
         for layer in reading.layers
     ]
     return Digest(reading.layers[0].ghost_size, tuple(layers))
@@ -135,12 +138,12 @@ class LawLine:
     label: str
 
 
-def law_lines(shown: Digest, part: Part, size: int) -> list[LawLine]:
+def law_lines(shown: Digest, component: Component, size: int) -> list[LawLine]:
     """List the laws to draw beside a reading: those of fully connected layers with ghost batches of `size`.
 
     If the network is fully connected, the law of the scale is drawn twice: as in the paper, and exactly.
     """
-    if part == "shift":
+    if component == "shift":
         return [LawLine("fc", size, f"shift: N(0, 1/{size})" if shown.connected else f"fully connected, N = {size}")]
     if not shown.connected:
         return [LawLine("fc", size, f"fully connected, N = {size}")]
@@ -159,21 +162,28 @@ def law_size(shown: Iterable[Digest], given: int | None) -> int:
         return given
     if all(each.connected for each in digests):
         return digests[0].ghost_size
-    sizes = [layer.row[f"effective_size_{part}"] for each in digests for layer in each.layers for part in PARTS]
+    sizes = [
+        layer.row[f"effective_size_{component}"]
+        for each in digests
+        for layer in each.layers
+        for component in COMPONENTS
+    ]
     known = [size for size in sizes if math.isfinite(size)]
     return 2 ** round(math.log2(max(float(np.median(known)), 1))) if known else digests[0].ghost_size
 
 
-def extent(shown: Iterable[Digest], part: Part, size: int) -> tuple[float, float]:
+def extent(shown: Iterable[Digest], component: Component, size: int) -> tuple[float, float]:
     """Return the range of a figure, which contains nearly all noise of every layer and of the law.
 
     The range of the shift is symmetric around 0; that of the scale does not extend below 0.
     """
-    ends = [quantiles(each) for digest in shown for layer in digest.layers if (each := layer.parts[part]).n[0]]
-    wide = 2.8 * (1 if part == "shift" else math.sqrt(2)) / math.sqrt(size)  # standard deviations of the law
-    center = 0 if part == "shift" else 1
+    ends = [
+        quantiles(each) for digest in shown for layer in digest.layers if (each := layer.components[component]).n[0]
+    ]
+    wide = 2.8 * (1 if component == "shift" else math.sqrt(2)) / math.sqrt(size)  # standard deviations of the law
+    center = 0 if component == "shift" else 1
     low, high = min([center - wide, *(each[0] for each in ends)]), max([center + wide, *(each[1] for each in ends)])
-    if part == "shift":
+    if component == "shift":
         return -max(-low, high), max(-low, high)
     return max(low, 0.0), high
 
@@ -184,13 +194,15 @@ def quantiles(found: Distribution, beyond: float = OUTSIDE) -> tuple[float, floa
     return float(low), float(high)
 
 
-def layer_line(layer: LayerNoise, part: Part, within: tuple[float, float], points: int) -> tuple[Array, Array] | None:
+def layer_line(
+    layer: LayerNoise, component: Component, within: tuple[float, float], points: int
+) -> tuple[Array, Array] | None:
     """Return the kernel density (Silverman's bandwidth) of a layer's noise and where it is evaluated.
 
     Half of the points are evenly spaced and half lie at quantiles, because the noise of one layer may be much narrower
     than that of another. None if nothing in the layer varied.
     """
-    found = layer.parts[part]
+    found = layer.components[component]
     if not found.n[0]:
         return None
     low, high = quantiles(found, OUTSIDE / 50)
@@ -201,10 +213,10 @@ def layer_line(layer: LayerNoise, part: Part, within: tuple[float, float], point
     return x, _smoothed(found, x)
 
 
-def law_line(line: LawLine, part: Part, within: tuple[float, float], points: int) -> tuple[Array, Array]:
+def law_line(line: LawLine, component: Component, within: tuple[float, float], points: int) -> tuple[Array, Array]:
     """Return evenly spaced points and the law's density there."""
     edges = np.linspace(*within, points + 1)
-    below = law_cdf(line.law, part, edges, line.size)[0]
+    below = law_cdf(line.law, component, edges, line.size)[0]
     return (edges[1:] + edges[:-1]) / 2, np.diff(below) / np.diff(edges)
 
 

@@ -19,15 +19,14 @@ from ghostnoise.lab.report.noise import (
     shortened,
     spread,
 )
-from ghostnoise.meter.curves import Part
-from ghostnoise.meter.histogram import Array
-from ghostnoise.meter.reading import PARTS, Reading
+from ghostnoise.meter.reading import Reading
+from ghostnoise.meter.theory import COMPONENTS, Array, Component
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
     from matplotlib.figure import Figure
 
-AXIS_LABELS: dict[Part, str] = {"shift": "shift noise, (m − μ)/σ", "scale": "scale noise, s²/σ²"}
+AXIS_LABELS: dict[Component, str] = {"shift": "shift noise, (m − μ)/σ", "scale": "scale noise, s²/σ²"}
 POINTS = 400
 PAGE_POINTS = 90
 PAGE_EPOCHS = 6  # of a run on the page; the CSV file has all of them
@@ -75,15 +74,15 @@ def figure(shown: Mapping[str, Digest], size: int) -> "Figure":
     names = list(dict.fromkeys(layer.name for each in shown.values() for layer in each.layers))
     colors = _rainbow(len(names))
     figure = Figure(figsize=(1.9 + 3.1 * len(shown), 5.4), layout="constrained")
-    grid = figure.subplots(len(PARTS), len(shown), sharex="row", sharey="row", squeeze=False)
-    for row, part in zip(grid, PARTS, strict=True):
-        within = extent(shown.values(), part, size)
+    grid = figure.subplots(len(COMPONENTS), len(shown), sharex="row", sharey="row", squeeze=False)
+    for row, component in zip(grid, COMPONENTS, strict=True):
+        within = extent(shown.values(), component, size)
         for axes, each in zip(row, shown.values(), strict=True):
             for layer in each.layers:
-                if line := layer_line(layer, part, within, POINTS):
+                if line := layer_line(layer, component, within, POINTS):
                     axes.plot(*line, color=colors[names.index(layer.name)], linewidth=1.2)
-            _draw_laws(axes, each, part, within, size)
-            axes.set_xlabel(AXIS_LABELS[part])
+            _draw_laws(axes, each, component, within, size)
+            axes.set_xlabel(AXIS_LABELS[component])
             axes.spines[["top", "right"]].set_visible(False)
         row[0].set(xlim=within, ylabel="density")
         row[0].set_ylim(bottom=0)
@@ -100,9 +99,9 @@ def page_plots(runs: Sequence[NoiseRun], size: int | None) -> list[dict[str, Any
     return [_run_data(each, size) for each in first_of_each_method(runs)]
 
 
-def _draw_laws(axes: "Axes", shown: Digest, part: Part, within: tuple[float, float], size: int) -> None:
-    for line, style in zip(law_lines(shown, part, size), STYLES, strict=False):
-        axes.plot(*law_line(line, part, within, POINTS), **style, linewidth=1.6, label=line.label)
+def _draw_laws(axes: "Axes", shown: Digest, component: Component, within: tuple[float, float], size: int) -> None:
+    for line, style in zip(law_lines(shown, component, size), STYLES, strict=False):
+        axes.plot(*law_line(line, component, within, POINTS), **style, linewidth=1.6, label=line.label)
 
 
 def _name_laws(figure: "Figure", grid: Any) -> None:
@@ -149,21 +148,24 @@ def _rainbow(count: int) -> list[Any]:
 def _run_data(each: NoiseRun, given: int | None) -> dict[str, Any]:
     shown = spread(each.readings, PAGE_EPOCHS)
     size = law_size(shown.values(), given)
-    within = {part: extent(shown.values(), part, size) for part in PARTS}
+    within = {component: extent(shown.values(), component, size) for component in COMPONENTS}
     readings = [
         {
             "epoch": epoch,
             "layers": [
                 {"name": layer.name}
-                | {part: _line_data(layer_line(layer, part, within[part], PAGE_POINTS)) for part in PARTS}
+                | {
+                    component: _line_data(layer_line(layer, component, within[component], PAGE_POINTS))
+                    for component in COMPONENTS
+                }
                 for layer in reading.layers
             ],
             "laws": {
-                part: [
-                    {"label": law.label, "line": _line_data(law_line(law, part, within[part], PAGE_POINTS))}
-                    for law in law_lines(reading, part, size)
+                component: [
+                    {"label": law.label, "line": _line_data(law_line(law, component, within[component], PAGE_POINTS))}
+                    for law in law_lines(reading, component, size)
                 ]
-                for part in PARTS
+                for component in COMPONENTS
             },
         }
         for epoch, reading in shown.items()

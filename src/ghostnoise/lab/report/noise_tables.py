@@ -16,9 +16,9 @@ from ghostnoise.lab.report.markup import TableCell
 from ghostnoise.lab.report.noise import Digest, LayerNoise, NoiseRun, first_of_each_method, shortened, spread
 from ghostnoise.lab.report.noise_figures import PAGE_EPOCHS
 from ghostnoise.lab.report.tables import NOTHING, counted, write_csv
-from ghostnoise.meter.curves import LAWS, Part
 from ghostnoise.meter.gap import METHODS
-from ghostnoise.meter.reading import PARTS, LayerReading, Reading, laws_of
+from ghostnoise.meter.reading import LayerReading, Reading
+from ghostnoise.meter.theory import COMPONENTS, LAWS, Component, laws_of
 
 WIDTH = 100
 SHORTEST_NAME = 8
@@ -89,7 +89,8 @@ def section(runs: Sequence[NoiseRun]) -> str:
 def _page_table(name: str, each: NoiseRun, epoch: int, reading: Digest) -> str:
     headings = [
         "layer", "positions", "channels", "between samples, %", "shift std, %", "scale std, %", "effective N, shift",
-        "effective N, scale", *(f"KS {part}, {LAW_NAMES[law]}" for part in PARTS for law in laws_of(part)),
+        "effective N, scale",
+        *(f"KS {component}, {LAW_NAMES[law]}" for component in COMPONENTS for law in laws_of(component)),
         *(f"gap {_method_label(method, reading.ghost_size)}, %" for method in METHODS),
     ]  # fmt: skip
     caption = f"{each.run.point.name} after epoch {epoch}"
@@ -103,12 +104,12 @@ def _method_label(method: str, size: int) -> str:
 def _page_row(layer: LayerNoise) -> list[TableCell | str]:
     row = layer.row
     percent = [row["between"], row["gni_shift_std"], row["gni_scale_std"]]
-    distances = [row[f"ks_{part}_{law}"] for part in PARTS for law in laws_of(part)]
+    distances = [row[f"ks_{component}_{law}"] for component in COMPONENTS for law in laws_of(component)]
     gaps = [row.get(f"{method}_relative", math.nan) for method in METHODS]
     return [
         layer.name, _number(row["positions"], "{:,.4g}"), _number(row["channels"], "{:,}"),
         *(_number(100 * value, "{:.1f}") for value in percent),
-        *(_number(row[f"effective_size_{part}"], "{:,.0f}") for part in PARTS),
+        *(_number(row[f"effective_size_{component}"], "{:,.0f}") for component in COMPONENTS),
         *(_number(value, "{:.3f}") for value in distances), *(_number(100 * value, "{:.1f}") for value in gaps),
     ]  # fmt: skip
 
@@ -207,9 +208,9 @@ def _columns(reading: Reading) -> list[_Column]:
     def barred(heading: str, values: list[float], most: float, style: str) -> _Column:
         return _Column(heading, [_percent(v) for v in values], [v / most if most else 0.0 for v in values], style)
 
-    def deviation(part: Part, style: str) -> _Column:
-        values = [row[f"gni_{part}_std"] for row in rows]
-        return barred(f"{part}\nstd", values, max(filter(math.isfinite, values), default=1.0), style)
+    def deviation(component: Component, style: str) -> _Column:
+        values = [row[f"gni_{component}_std"] for row in rows]
+        return barred(f"{component}\nstd", values, max(filter(math.isfinite, values), default=1.0), style)
 
     columns = [
         _Column("posi-\ntions", [f"{row['positions']:.5g}" for row in rows]),
@@ -217,7 +218,10 @@ def _columns(reading: Reading) -> list[_Column]:
         barred("between\nsamples", [row["between"] for row in rows], 1.0, "cyan"),
         deviation("shift", "green"),
         deviation("scale", "magenta"),
-        *(_Column(f"N\n{part}", [_size(row[f"effective_size_{part}"]) for row in rows]) for part in PARTS),
+        *(
+            _Column(f"N\n{component}", [_size(row[f"effective_size_{component}"]) for row in rows])
+            for component in COMPONENTS
+        ),
         _Column("nearest\nlaw", [law for law, _ in laws], justify="left"),
         _Column("\nKS", [f"{found:.2f}".lstrip("0") if math.isfinite(found) else NOTHING for _, found in laws]),
     ]
