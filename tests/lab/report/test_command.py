@@ -10,7 +10,7 @@ import urllib.request
 import pytest
 
 from ghostnoise import cli
-from lab.report.folders import experiment, fill
+from support.run_folders import experiment, fill
 
 GOOD = {"BN": {0: 90.0, 1: 90.4, 2: 90.2}, "GNI ghost_size=16": {0: 93.0, 1: 93.6}}
 
@@ -49,7 +49,7 @@ def test_open_opens_the_page(there, monkeypatch):
 @pytest.mark.parametrize(
     ("arguments", "line"),
     [
-        (["report", "tiny.toml", "--out", "runs/tiny"], "which reports only read"),
+        (["report", "tiny.toml", "--out", "runs/tiny"], "which reports do not change"),
         (["report", "tiny.toml", "--out", "tiny.toml"], "give another folder with --out"),
         (["report", "tiny.toml", "--only", "XBN"], "no such method"),
         (["report", "tini"], "there is none"),
@@ -100,6 +100,6 @@ def test_watch_serves_until_it_is_interrupted(there):
         finally:
             process.kill()
     assert process.returncode == 0
-    assert out.endswith("ended; the runs go on\n")
+    assert out.endswith("server stopped; the runs continue\n")
     assert err == ""
     assert not (there / "out").exists()

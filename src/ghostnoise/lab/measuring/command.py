@@ -50,7 +50,7 @@ def meter(options: argparse.Namespace) -> int:
     from rich.console import Console
 
     from ghostnoise.lab.measuring import target
-    from ghostnoise.lab.report import noise, noise_table
+    from ghostnoise.lab.report import noise_figures, noise_tables
     from ghostnoise.lab.store import atomic
 
     console = Console()
@@ -64,12 +64,12 @@ def meter(options: argparse.Namespace) -> int:
         readings = {f"epoch {epoch}": _at_epoch(folder, epoch, wanted, options, console) for epoch in options.epoch}
     else:
         readings = {"now": _measured(target.find(wanted), options, console)}
-    noise_table.terminal(readings, console)
+    noise_tables.print_table(readings, console)
     try:
         options.out.mkdir(parents=True, exist_ok=True)
     except OSError as error:
         raise UserError(f"--out {options.out}: cannot be made ({error.strerror}); give another folder") from None
-    paths = noise.draw(readings, options.law_size, options.out / "noise")
+    paths = noise_figures.write(readings, options.law_size, options.out / "noise")
     for key, reading in readings.items():
         path = options.out / ("noise.npz" if len(readings) == 1 else f"noise-{key.replace(' ', '-')}.npz")
         with atomic.writing(path):

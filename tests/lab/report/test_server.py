@@ -1,4 +1,4 @@
-"""The server: this machine only, read-only, exact names, and news when runs go on."""
+"""The server: this machine only, read-only, exact names, and updates while runs continue."""
 
 import http.client
 import json
@@ -9,19 +9,20 @@ from datetime import UTC, datetime
 import pytest
 
 from ghostnoise.lab.errors import UserError
-from ghostnoise.lab.report.page import Made
-from ghostnoise.lab.report.watch import Files, Server
-from ghostnoise.lab.report.writing import SERVED, Report
-from lab.report.folders import experiment, points, write
+from ghostnoise.lab.report.files import SERVED, ExperimentReport
+from ghostnoise.lab.report.page import Provenance
+from ghostnoise.lab.report.server import CachedFiles, Server, state
+from support.readings import convolutional, record
+from support.run_folders import experiment, points, write
 
-MADE = Made("ghostnoise watch tiny", datetime(2030, 1, 2, tzinfo=UTC))
+PROVENANCE = Provenance("ghostnoise watch tiny", datetime(2030, 1, 2, tzinfo=UTC))
 
 
 @pytest.fixture
 def served(tmp_path):
     made = experiment(tmp_path)
     folder = tmp_path / "tiny"
-    files = Files(folder, SERVED, lambda: Report(made, folder, MADE, lambda line: None).file)
+    files = CachedFiles(folder, SERVED, lambda: ExperimentReport(made, folder, PROVENANCE, lambda line: None).file)
     with Server(0, files) as server:
         thread = threading.Thread(target=server.serve_forever, kwargs={"poll_interval": 0.01})
         thread.start()
@@ -55,7 +56,7 @@ def test_a_port_in_use_is_one_line():
         taken.bind(("127.0.0.1", 0))
         taken.listen()
         port = taken.getsockname()[1]
-        with pytest.raises(UserError, match=f"--port {port}: is in use; give another one, or 0"):
+        with pytest.raises(UserError, match=f"--port {port}: is in use; give another port, or 0"):
             Server(port, None)
 
 
@@ -107,7 +108,7 @@ def test_foreign_names_are_refused(served, host, status):
     assert ask(server, "/table.md", host=host)[0].status == status
 
 
-def test_news_when_a_run_goes_on(served):
+def test_updates_while_a_run_continues(served):
     server, made, tmp_path = served
     answer, content = ask(server, "/data.json")
     tag = answer.headers["ETag"]
@@ -127,7 +128,7 @@ def test_news_when_a_run_goes_on(served):
     assert json.loads(content)["plots"]["training"][0]["runs"][0]["epoch"] == [1, 2, 3, 4]
 
 
-def test_many_at_once_get_the_same(served):
+def test_concurrent_requests_get_the_same_contents(served):
     server, *_ = served
     answers = []
     threads = [threading.Thread(target=lambda: answers.append(ask(server, "/data.json")[1])) for _ in range(8)]
@@ -137,3 +138,11 @@ def test_many_at_once_get_the_same(served):
         thread.join()
     assert len(set(answers)) == 1
     assert len(answers) == 8
+
+
+def test_the_tag_changes_when_noise_is_recorded(tmp_path):
+    folder = write(tmp_path, points(experiment(tmp_path))[0])
+    before = state(tmp_path / "tiny")
+    assert state(tmp_path / "tiny") == before
+    record(folder, e1=convolutional())
+    assert state(tmp_path / "tiny") != before

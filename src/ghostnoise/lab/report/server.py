@@ -1,4 +1,4 @@
-"""The page of an experiment that is still running, served to this machine alone, and read-only."""
+"""A read-only HTTP server of the report of an experiment that is still running, for this machine only."""
 
 import errno
 import hashlib
@@ -22,43 +22,43 @@ TYPES = {
     "csv": "text/csv; charset=utf-8", "tex": "text/plain; charset=utf-8", "png": "image/png", "pdf": "application/pdf",
 }  # fmt: skip
 
-Make = Callable[[str, str], bytes]
-"""Makes a file of the report by its name, of the state with this tag."""
+MakeFile = Callable[[str, str], bytes]
+"""Makes a file of the report from its name and the tag of the runs' state."""
 
 
 @dataclass
-class Files:
-    """The files of the report, made when asked for, and again when the runs have changed."""
+class CachedFiles:
+    """The files of the report, made on request, and made again after the runs have changed."""
 
     folder: Path
     names: frozenset[str]
-    make: Callable[[], Make]
-    """Reads the run folders, and returns what makes the files of what was read."""
+    read: Callable[[], MakeFile]
+    """Reads the run folders and returns a function that makes the files."""
     _lock: threading.RLock = field(default_factory=threading.RLock)
     _tag: str = ""
-    _maker: Make | None = None
-    _made: dict[str, bytes] = field(default_factory=dict)
+    _make: MakeFile | None = None
+    _contents: dict[str, bytes] = field(default_factory=dict)
 
     def get(self, name: str) -> tuple[str, bytes]:
-        """The tag of the runs' state, and the file."""
+        """Return the tag of the runs' state, and the contents of a file."""
         with self._lock:
             tag = state(self.folder)
-            if self._maker is None or tag != self._tag:
-                self._maker, self._tag, self._made = self.make(), tag, {}
-            if name not in self._made:
-                self._made[name] = self._maker(name, tag)
-            return tag, self._made[name]
+            if self._make is None or tag != self._tag:
+                self._make, self._tag, self._contents = self.read(), tag, {}
+            if name not in self._contents:
+                self._contents[name] = self._make(name, tag)
+            return tag, self._contents[name]
 
 
 def state(folder: Path) -> str:
-    """A tag that is another one when any file that the report reads is another one."""
+    """Return a tag that changes when any file that the report reads changes."""
     seen = hashlib.sha256()
     try:
         runs = sorted(entry.path for entry in os.scandir(folder) if entry.is_dir() and not entry.name.startswith("."))
     except OSError:
         runs = []
     for run in runs:
-        for name in (*READ, *_noise(run)):
+        for name in (*READ, *_noise_files(run)):
             try:
                 found = os.stat(os.path.join(run, name))
                 seen.update(f"{run}/{name} {found.st_mtime_ns} {found.st_size}\n".encode(errors="surrogateescape"))
@@ -67,7 +67,7 @@ def state(folder: Path) -> str:
     return f'"{seen.hexdigest()[:16]}"'
 
 
-def _noise(run: str) -> list[str]:
+def _noise_files(run: str) -> list[str]:
     try:
         return [os.path.join(FOLDER, name) for name in sorted(os.listdir(os.path.join(run, FOLDER)))]
     except OSError:
@@ -75,34 +75,34 @@ def _noise(run: str) -> list[str]:
 
 
 class Server(ThreadingHTTPServer):
-    """Listens on this machine's own address only."""
+    """An HTTP server that listens on the loopback address only."""
 
-    allow_reuse_address = os.name == "posix"  # elsewhere it would let two servers have one port
+    allow_reuse_address = os.name == "posix"  # elsewhere it would let two servers share a port
     allow_reuse_port = False
     daemon_threads = True
 
-    def __init__(self, port: int, files: Files) -> None:
+    def __init__(self, port: int, files: CachedFiles) -> None:
         self.files = files
         try:
             super().__init__((ADDRESS, port), Handler)
         except OSError as error:
             if error.errno == errno.EADDRINUSE:
-                raise UserError(f"--port {port}: is in use; give another one, or 0 for any that is free") from None
-            raise UserError(f"--port {port}: {error.strerror}; give another one, or 0 for any that is free") from None
+                raise UserError(f"--port {port}: is in use; give another port, or 0 for any free port") from None
+            raise UserError(f"--port {port}: {error.strerror}; give another port, or 0 for any free port") from None
 
     def server_bind(self) -> None:
-        """Bind without asking for this machine's name, which may wait for a network."""
+        """Bind without looking up the name of this machine, which may wait for the network."""
         socketserver.TCPServer.server_bind(self)
         self.server_name, self.server_port = ADDRESS, self.server_address[1]
 
     @property
     def url(self) -> str:
-        """Where the page is."""
+        """Address of the page."""
         return f"http://{ADDRESS}:{self.server_port}/"
 
 
 class Handler(BaseHTTPRequestHandler):
-    """Answers GET and HEAD for the files of the report by their exact names, and refuses everything else."""
+    """Answers GET and HEAD requests for the exact names of the report's files, and refuses everything else."""
 
     server: Server
     server_version, sys_version = "ghostnoise", ""
@@ -113,17 +113,17 @@ class Handler(BaseHTTPRequestHandler):
         self._answer(body=True)
 
     def do_HEAD(self) -> None:
-        """Send a file's head."""
+        """Send the headers of a file."""
         self._answer(body=False)
 
     def refuse(self) -> None:
-        """Say what is allowed."""
+        """Answer any other method with the methods that are allowed."""
         self._send(HTTPStatus.METHOD_NOT_ALLOWED, b"GET and HEAD only\n", {"Allow": "GET, HEAD"})
 
     do_POST = do_PUT = do_PATCH = do_DELETE = do_OPTIONS = do_TRACE = do_CONNECT = refuse
 
     def log_message(self, format: str, *args: object) -> None:
-        """Say nothing: the page asks every few seconds."""
+        """Log nothing: the page asks every few seconds."""
 
     def _answer(self, body: bool) -> None:
         if not self._local():
@@ -146,7 +146,7 @@ class Handler(BaseHTTPRequestHandler):
         self._send(HTTPStatus.OK, content, {"Content-Type": kind, "ETag": tag}, body=body)
 
     def _local(self) -> bool:
-        """Whether the request names this machine: a foreign name that resolves to it is another site's doing."""
+        """Return whether the request names this machine; any other name may be a DNS rebinding attack."""
         hosts = self.headers.get_all("Host") or []
         return len(hosts) == 1 and hosts[0].partition(":")[0].lower() in NAMES
 

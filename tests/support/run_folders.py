@@ -1,12 +1,11 @@
-"""Experiments and run folders written by hand."""
+"""Experiments and run folders made by hand, for tests of reports."""
 
 import json
 from pathlib import Path
 
 from ghostnoise.lab import grid, plan
-from ghostnoise.lab.report.aggregate import aggregate
-from ghostnoise.lab.report.claims import judge
-from ghostnoise.lab.report.gather import gather
+from ghostnoise.lab.report.collect import collect
+from ghostnoise.lab.report.statistics import aggregate
 
 RECIPE = """\
 # Claim: {claim}
@@ -65,13 +64,13 @@ def points(made, cells=None):
 
 
 def write(runs, point, accuracy=90.0, *, status="finished", device="cpu", name=None, failure=None, environment=None):
-    """A run folder as a machine with `device` leaves it."""
+    """Write a run folder as a machine with `device` leaves it."""
     train = point.settings.train.model_copy(update={"device": device})
     settings = point.settings.model_copy(update={"train": train}).model_dump(exclude_none=True)
     folder = Path(runs) / "tiny" / (name or f"{point.key}-{device}")
     folder.mkdir(parents=True)
-    told = {"recipe": "tiny", "identity": folder.name}
-    (folder / "settings.json").write_text(json.dumps(told | settings))
+    header = {"recipe": "tiny", "identity": folder.name}
+    (folder / "settings.json").write_text(json.dumps(header | settings))
     (folder / "environment.json").write_text(json.dumps({"torch": "2.8", "device": device} | (environment or {})))
     lines = [
         {"epoch": k + 1, "loss": 1 / (k + 1), "accuracy": accuracy - 2 + k, "train_loss": 0.5, "train_accuracy": 95.0}
@@ -79,11 +78,11 @@ def write(runs, point, accuracy=90.0, *, status="finished", device="cpu", name=N
     ]
     (folder / "metrics.jsonl").write_text("".join(json.dumps(line) + "\n" for line in lines))
     if status in ("finished", "diverged"):
-        over = status == "finished"
+        finished = status == "finished"
         result = {
             "status": status,
-            "accuracy": accuracy if over else None,
-            "loss": 0.3 if over else None,
+            "accuracy": accuracy if finished else None,
+            "loss": 0.3 if finished else None,
             "best_accuracy": accuracy + 1,
             "seconds": 10.0 + point.seed,
             "images_per_second": 100.0,
@@ -94,14 +93,13 @@ def write(runs, point, accuracy=90.0, *, status="finished", device="cpu", name=N
     return folder
 
 
-def fill(runs, made, scores):
-    """Finished runs: by the cell's name, an accuracy for each seed; None leaves one out."""
+def fill(runs, made, scores, **options):
+    """Write finished runs: `scores` has, by the cell's name, an accuracy for each seed."""
     for point in points(made):
         accuracy = scores.get(point.cell.name, {}).get(point.seed)
         if accuracy is not None:
-            write(runs, point, accuracy)
+            write(runs, point, accuracy, **options)
 
 
 def findings(runs, made, warn=lambda line: None):
-    found = aggregate(gather(made, Path(runs) / "tiny", warn))
-    return found, judge(found)
+    return aggregate(collect(made, Path(runs) / "tiny", warn))
