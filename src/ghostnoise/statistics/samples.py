@@ -39,6 +39,9 @@ class Contributors:
     kinds: ClassVar[dict[str, type["Contributors"]]] = {}
 
     def __init_subclass__(cls) -> None:
+        known = Contributors.kinds.setdefault(cls.__name__, cls)
+        if known.__module__ != cls.__module__:
+            raise ValueError(f"{cls.__name__} is defined in {known.__module__} and {cls.__module__}: rename one")
         Contributors.kinds[cls.__name__] = cls
 
     def numbers(self) -> list[float | int | None]:
