@@ -132,8 +132,8 @@ def register(spec: MethodSpec) -> None:
         missing = keywords.symmetric_difference(name for name in spec.norm.options if not name.startswith("_"))
         if missing:
             raise ValueError(
-                f"method {spec.name!r}: {', '.join(sorted(missing))} must be both in {spec.norm.__name__}.options and a "
-                "keyword-only argument of its constructor"
+                f"method {spec.name!r}: {', '.join(sorted(missing))} must be both in {spec.norm.__name__}.options and "
+                "a keyword-only argument of its constructor"
             )
         missing = {name for name in (f"{spec.norm.__name__}{n}d" for n in (1, 2, 3)) if name not in _defined(spec.norm)}
         if missing:
