@@ -9,8 +9,8 @@ from pathlib import Path
 from ghostnoise.lab.errors import UserError
 
 REMEDIES = {
-    errno.ENOSPC: "the disk is full; free some space and run the same command again",
-    errno.EDQUOT: "the disk quota is exceeded; free some space and run the same command again",
+    errno.ENOSPC: "the disk is full; make room and run the same command again",
+    errno.EDQUOT: "the disk quota is exceeded; make room and run the same command again",
     errno.EFBIG: "the file exceeds the file size limit; raise the limit, or choose another folder with {option}",
     errno.EROFS: "the file system is read-only; choose another folder with {option}",
     errno.EACCES: "permission denied; choose another folder with {option}",
