@@ -3,12 +3,12 @@
 import numpy as np
 import pytest
 import torch
+from ghostnoise.ghosts import ghost_sizes
 from hypothesis import HealthCheck, assume, given, settings
 from hypothesis import strategies as st
 from scipy import stats
 
 import reference
-from ghostnoise.ghosts import ghost_sizes
 from ghostnoise.meter.layer import sample_ghost_batches
 from ghostnoise.meter.theory import COMPONENTS
 from inputs import cases

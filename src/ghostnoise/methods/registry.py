@@ -18,7 +18,7 @@ from typing import Any, Literal
 from torch import nn
 
 from ghostnoise import methods
-from ghostnoise.suggest import did_you_mean
+from ghostnoise.text import did_you_mean
 
 GhostSize = Literal["required", "optional", "none"]
 Placement = Literal["inside", "after", "activation", "branch"]
@@ -161,7 +161,8 @@ def find(name: object) -> tuple[MethodSpec, dict[str, Any]]:
     known = names()
     if isinstance(name, str) and name in known:
         return known[name]
-    raise ValueError(f"method={name!r}: must be one of {', '.join(map(repr, known))}{did_you_mean(name, known)}")
+    meant = did_you_mean(str(name), known, cutoff=0.4, show=repr)
+    raise ValueError(f"method={name!r}: must be one of {', '.join(map(repr, known))}{meant and '; ' + meant}")
 
 
 @functools.cache
