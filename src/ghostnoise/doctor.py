@@ -65,21 +65,11 @@ def cores() -> int:
 
 
 def reason(name: backends.Name) -> str | None:
-    """Return why a backend cannot run on this machine, or None if it can."""
-    try:
-        module = backends._module(name)
-    except ModuleNotFoundError as error:
-        if error.name == f"ghostnoise.engine.{name}":
-            return f"ghostnoise {ghostnoise.__version__} does not have it"
-        return f"the package {error.name} is not installed; run pip install {error.name}"
-    why: str | None = module.missing() if hasattr(module, "missing") else None
-    return why or None
+    """Return why the backend cannot run on this machine, or None if it can."""
+    return backends.load(name).unavailable()
 
 
 def automatic() -> str:
     """Return the backend that "auto" selects for a float32 CPU tensor."""
     with backends.backend("auto"):
-        try:
-            return backends.serving(torch.empty(2, 3, 4)).__name__.rpartition(".")[2]
-        except ModuleNotFoundError:  # a backend that this version does not have
-            return "aten"
+        return backends.select(torch.empty(2, 3, 4)).name

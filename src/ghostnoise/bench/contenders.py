@@ -8,11 +8,11 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-import ghostnoise
 from ghostnoise import doctor
 from ghostnoise.bench import peers
 from ghostnoise.bench.rows import Row
 from ghostnoise.engine.backends import select as backends
+from ghostnoise.methods import registry
 
 LOOP_ROUNDS = 2  # the loop over samples takes seconds per round
 
@@ -67,7 +67,7 @@ def contenders(row: Row, usable: list[backends.Name], device: torch.device) -> l
 
 
 def compiled(found: list[Contender]) -> list[Contender]:
-    """Return the layer of `torch.nn` and ours through `torch.compile`, which uses none of our backends."""
+    """Return the layer of `torch.nn` and ours through `torch.compile`."""
     first = next((contender.backend for contender in found if contender.kind == "ours"), None)
     chosen = [each for each in found if each.kind == "torch" or (each.kind == "ours" and each.backend == first)]
     torch.compiler.reset()  # earlier rows count towards the limit of recompilations
@@ -82,24 +82,29 @@ def normalizers(row: Row) -> dict[str, nn.Module]:
     """Return our layers that hold batch-norm state, for images and features."""
     if row.tokens:
         return {}
-    c, n, d = row.channels, row.ghost_size, "2d" if row.images else "1d"
-    kind = "conv" if row.images else "fc"
-    return {
-        "BN": getattr(ghostnoise, f"BatchNorm{d}")(c),
-        f"GBN-{n}": getattr(ghostnoise, f"GhostBatchNorm{d}")(c, ghost_size=n),
-        f"XBN-{n}": getattr(ghostnoise, f"ExclusiveBatchNorm{d}")(c, ghost_size=n),
-        f"BN+GNI-{n}": getattr(ghostnoise, f"GhostNoiseBatchNorm{d}")(c, ghost_size=n),
-        f"BN+AGNI-{n}": getattr(ghostnoise, f"AnalyticalGhostNoiseBatchNorm{d}")(c, ghost_size=n, kind=kind),
-    }
+    found: dict[str, nn.Module] = {}
+    for spec in registry.specs().values():
+        if spec.norms is None or spec.changes_inference:  # EvalNorm trains as ghost batch norm
+            continue
+        layer = spec.norms[1 if row.images else 0]
+        label = spec.label if spec.noise is None else f"BN+{spec.label}"
+        options = spec.example if row.images else {}
+        if spec.ghost_size == "none":
+            found[label] = layer(row.channels, **options)
+        else:
+            found[f"{label}-{row.ghost_size}"] = layer(row.channels, ghost_size=row.ghost_size, **options)
+    return found
 
 
 def noises(row: Row) -> dict[str, nn.Module]:
     """Return our standalone noise layers."""
-    n, channel_dim = row.ghost_size, -1 if row.tokens else 1
-    noises: dict[str, nn.Module] = {f"GNI-{n}": ghostnoise.GhostNoise(n, channel_dim=channel_dim)}
-    if row.tokens:
-        noises[f"AGNI-{n}"] = ghostnoise.AnalyticalGhostNoise(n, kind="conv", channel_dim=channel_dim)
-    return noises
+    channel_dim = -1 if row.tokens else 1
+    found: dict[str, nn.Module] = {}
+    for spec in registry.specs().values():
+        if spec.noise in registry.noises():
+            layer: Any = spec.noise
+            found[f"{spec.label}-{row.ghost_size}"] = layer(row.ghost_size, channel_dim=channel_dim, **spec.example)
+    return found
 
 
 def usable_backends(device: torch.device) -> tuple[list[backends.Name], list[str]]:
@@ -111,7 +116,7 @@ def usable_backends(device: torch.device) -> tuple[list[backends.Name], list[str
             continue
         why = doctor.reason(name)
         if why is None and name != "aten":
-            why = backends._module(name).refuses(torch.empty(2, 3, 4, device=device))
+            why = backends.load(name).refuses(torch.empty(2, 3, 4, device=device))
         if why is None and name == "triton" and device.type == "cpu":
             why = "on a CPU it runs in Triton's interpreter, whose speed is meaningless"
         if why:
