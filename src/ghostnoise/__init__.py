@@ -6,6 +6,8 @@ After Kosson, Fan and Jaggi, *Ghost Noise for Regularizing Deep Neural Networks*
 import importlib
 from typing import TYPE_CHECKING, Any
 
+from ghostnoise.version import __version__ as __version__
+
 if TYPE_CHECKING:
     from ghostnoise import functional, layers, meter
     from ghostnoise.conversion import (
@@ -46,7 +48,6 @@ if TYPE_CHECKING:
     from ghostnoise.meter import Meter
     from ghostnoise.weights import WSConv2d, WSLinear
 
-__version__ = "0.1.0"
 
 __all__ = [
     "AdditiveGaussianNoise",

@@ -97,8 +97,8 @@ def test_the_given_tree_stays():
         (["norm.method=gbn"], "norm", {"method", "eps", "ghost_size"}),
         (["norm.method=agni"], "norm", {"method", "eps", "ghost_size", "components"}),  # the placement is its own
         (["norm.method=gni"], "norm", {"method", "eps", "ghost_size", "components", "placement"}),
-        (["norm.method=dropout", "norm.rate=0.1"], "norm", {"method", "eps", "rate"}),
-        (["norm.rate=0.1", "norm.method=dropout"], "norm", {"method", "eps", "rate"}),
+        (["norm.method=dropout", "norm.p=0.1"], "norm", {"method", "eps", "p"}),
+        (["norm.p=0.1", "norm.method=dropout"], "norm", {"method", "eps", "p"}),
         (["optim.name=adamw"], "optim", {"name", "lr", "clip"}),
         (["optim.name=sgd"], "optim", {"name", "lr", "clip", "momentum"}),
         (["optim.name=unset"], "optim", {"lr", "clip", "momentum"}),  # sgd

@@ -154,7 +154,7 @@ def test_overrides_change_settings_and_not_the_text(tmp_path):
         ("resnet18", [], "inside"),
         ("simple-vit", [], "after"),
         ("nf-resnet26", [], "activation"),
-        ("resnet18", ["norm.method=dropout", "norm.rate=0.1"], "branch"),
+        ("resnet18", ["norm.method=dropout", "norm.p=0.1"], "branch"),
         ("resnet18", ["norm.placement=after"], "after"),
         ("resnet18", ["norm.method=gbn"], None),
         ("resnet18", ["norm.method=bn"], None),

@@ -25,12 +25,12 @@ def refusal(section, **given):
     [
         ("gni", {"ghost_size": 4, "components": "both", "noise_eps": 1e-3}),
         ("agni", {"ghost_size": 4, "components": "both", "noise_eps": 1e-3, "law": "fc", "dof": "paper"}),
-        ("dropout", {"rate": 0.1, "distribution": "bernoulli", "per": "element"}),
+        ("dropout", {"p": 0.1, "distribution": "bernoulli", "per": "element"}),
         ("bn", {"eps": 1e-5, "momentum": 0.1, "scope": "local"}),
     ],
 )
 def test_defaults_of_a_method_are_the_same_written_or_not(method, written):
-    needed = {name: value for name, value in written.items() if name in ("ghost_size", "rate")}
+    needed = {name: value for name, value in written.items() if name in ("ghost_size", "p")}
     assert NormSettings(method=method, **needed) == NormSettings(method=method, **written)
 
 
@@ -49,13 +49,13 @@ BELONGING = {
     "noise_eps": (1e-4, {"gni", "agni"}),
     "law": ("conv", {"agni"}),
     "dof": ("exact", {"agni"}),
-    "rate": (0.1, {"dropout"}),
+    "p": (0.1, {"dropout"}),
     "distribution": ("gaussian", {"dropout"}),
     "per": ("channel", {"dropout"}),
     "std": (0.1, {"eagn"}),
     "placement": ("after", {"gni", "agni", "dropout", "eagn"}),
 }
-NEEDED = {"gbn": "ghost_size", "en": "ghost_size", "gni": "ghost_size", "agni": "ghost_size", "dropout": "rate",
+NEEDED = {"gbn": "ghost_size", "en": "ghost_size", "gni": "ghost_size", "agni": "ghost_size", "dropout": "p",
           "eagn": "std"}  # fmt: skip
 
 
@@ -79,8 +79,8 @@ def test_a_method_needs_its_strength(method, name):
 
 
 def test_every_stray_setting_is_named():
-    lines = refusal(NormSettings, method="bn", ghost_size=4, rate=0.1).splitlines()
-    assert [line.partition("=")[0] for line in lines] == ["ghost_size", "rate"]
+    lines = refusal(NormSettings, method="bn", ghost_size=4, p=0.1).splitlines()
+    assert [line.partition("=")[0] for line in lines] == ["ghost_size", "p"]
 
 
 @pytest.mark.parametrize(
@@ -133,8 +133,8 @@ def test_augmentations_that_are_listed_are_accepted(name):
         (OptimSettings, {"lr": float("inf")}),
         (OptimSettings, {"lr": True}),
         (OptimSettings, {"lr": 0.1, "warmup_epochs": float("nan")}),
-        (NormSettings, {"method": "dropout", "rate": 1.0}),
-        (NormSettings, {"method": "dropout", "rate": float("nan")}),
+        (NormSettings, {"method": "dropout", "p": 1.0}),
+        (NormSettings, {"method": "dropout", "p": float("nan")}),
         (ModelSettings, {"name": "mlp", "widths": []}),
     ],
 )

@@ -69,7 +69,7 @@ def test_points(experiment: Experiment, winners: Mapping[str, Cell], resolve: Re
 def points(experiment: Experiment, cell: Cell, stage: Stage, resolve: Resolve) -> list[Point]:
     """A cell's runs, one for each seed."""
     settings = resolve(cell.settings)  # the seed changes nothing there
-    tree = settings.model_dump(exclude_none=True)
+    tree = recipe.canonical_tree(settings)
     return [
         Point(cell, seed, stage, settings.model_copy(update={"seed": seed}), recipe.digest(tree | {"seed": seed}))
         for seed in experiment.seeds

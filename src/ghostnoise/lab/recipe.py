@@ -115,7 +115,7 @@ def resolve(settings: Settings, *, device: str, processes: int, stand_in: bool =
 
 def identity(settings: Settings) -> str:
     """12 hexadecimal digits that are the same for the same settings: the digest of what `canonical` writes."""
-    return digest(settings.model_dump(exclude_none=True))
+    return digest(canonical_tree(settings))
 
 
 def digest(tree: Tree) -> str:
@@ -124,8 +124,19 @@ def digest(tree: Tree) -> str:
 
 
 def canonical(settings: Settings) -> str:
-    """The settings as JSON: sorted keys, no spaces, defaults written out, and what is unset left out."""
-    return json_text(settings.model_dump(exclude_none=True))
+    """The settings that identify a run, as JSON with sorted keys and without spaces."""
+    return json_text(canonical_tree(settings))
+
+
+def canonical_tree(settings: Settings) -> Tree:
+    """The settings that identify a run: neither those that are unset nor a method's options that have their default.
+
+    So a setting that is added later, unset by default, and an option that a method gets later change no identity.
+    """
+    tree = settings.model_dump(exclude_none=True)
+    defaults = settings.norm.DEFAULTS["method"].get(settings.norm.method, {})
+    tree["norm"] = {name: value for name, value in tree["norm"].items() if defaults.get(name) != value}
+    return tree
 
 
 def stored(record: Mapping[str, Any]) -> Settings:

@@ -84,7 +84,7 @@ class NormSettings(Section):
     """The distribution of analytical noise (agni)."""
     dof: Literal["paper", "exact"] | None = None
     """Its degrees of freedom: N as in the paper, or N - 1 (agni)."""
-    rate: Share | None = None
+    p: Share | None = None
     """The drop rate (dropout)."""
     distribution: Literal["bernoulli", "gaussian"] | None = None
     """What is multiplied by (dropout)."""
@@ -103,7 +103,7 @@ class NormSettings(Section):
         "ghost_size": ("method", GHOSTLY), "scope": ("method", SHARING), "placement": ("method", NOISES),
         "components": ("method", ("gni", "agni")), "noise_eps": ("method", ("gni", "agni")),
         "law": ("method", ("agni",)), "dof": ("method", ("agni",)), "std": ("method", ("eagn",)),
-        "rate": ("method", ("dropout",)), "distribution": ("method", ("dropout",)), "per": ("method", ("dropout",)),
+        "p": ("method", ("dropout",)), "distribution": ("method", ("dropout",)), "per": ("method", ("dropout",)),
     }  # fmt: skip
     DEFAULTS = {
         "method": {
@@ -116,7 +116,7 @@ class NormSettings(Section):
     @model_validator(mode="after")
     def _has_a_strength(self) -> Self:
         ghostly = dict.fromkeys(("gbn", "en", "gni", "agni"), "ghost_size")
-        needed = {**ghostly, "dropout": "rate", "eagn": "std"}.get(self.method)
+        needed = {**ghostly, "dropout": "p", "eagn": "std"}.get(self.method)
         if needed and getattr(self, needed) is None:
             raise ValueError(f"method={self.method!r} without {needed}: it has no default; give one")
         return self

@@ -18,6 +18,7 @@ import jobs
 from ghostnoise.lab import grid
 from ghostnoise.lab.store import RunFolder
 from ghostnoise.lab.sweep import Options, listing, machine, sweep
+from ghostnoise.version import NUMERICS
 
 SELECT = experiment.THREE.replace("[0, 1]", "[0]") + '[select]\naxes = ["norm.ghost_size"]\n'
 
@@ -235,3 +236,19 @@ def test_sweeps_killed_at_random_end_with_the_same_bits(tmp_path, inline):
     assert Ran(path, tmp_path / "whole").outcome.code == 0
     assert len(weights(tmp_path / "runs")) == 10
     assert weights(tmp_path / "runs") == weights(tmp_path / "whole")
+
+
+def test_runs_of_another_numerics_number_are_trained_again(tmp_path, inline):
+    path, runs = experiment.write(tmp_path), tmp_path / "runs"
+    Ran(path, runs, seeds=[0])
+    before = results(runs)
+    outdated = runs / "small" / min(before)
+    environment = json.loads((outdated / "environment.json").read_text())
+    (outdated / "environment.json").write_text(json.dumps(environment | {"numerics": NUMERICS + 1}))
+    listed = Ran(path, runs, seeds=[0], run=listing.show)
+    assert listed.lines[-1] == f"1 to run, 4 done; {runs / 'small'}"
+    again = Ran(path, runs, seeds=[0])
+    assert again.lines[-1].startswith("5 finished (4 of them before)")
+    assert "was trained with numerics" in again.out.getvalue()
+    after = results(runs)
+    assert {name for name in before if before[name] != after[name]} == {outdated.name}

@@ -4,6 +4,7 @@ import time
 
 from ghostnoise.lab.engines.job import Ended, Job, Place
 from ghostnoise.lab.store import RunFolder, scan
+from ghostnoise.version import NUMERICS
 
 LOOKED_AT_EVERY = 0.5  # seconds
 
@@ -51,5 +52,5 @@ def pause() -> None:
 
 def result(job: Job, place: Place) -> Ended | None:
     """How the job's run ended, if it did."""
-    found = scan.look(place.folder(job), lambda text: None)
+    found = scan.look(place.folder(job), lambda text: None, NUMERICS)
     return Ended(job, found.status) if found.status in ("finished", "diverged") else None

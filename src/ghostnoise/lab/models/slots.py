@@ -63,15 +63,13 @@ class Slots:
 
     def noise(self) -> nn.Module:
         """The noise of the method, as a layer of its own."""
-        settings: Any = self.settings
-        if settings.method == "eagn":
-            return AdditiveGaussianNoise(settings.std)
-        if settings.method == "dropout":
-            return NoisyDropout(
-                settings.rate, kind=settings.distribution, per=settings.per, channel_dim=self.channel_dim
-            )
-        layer: Any = METHODS[settings.method].noise
+        settings = self.settings
         options = noise_options(settings, standalone=True)
+        if settings.method == "eagn":
+            return AdditiveGaussianNoise(**options)
+        if settings.method == "dropout":
+            return NoisyDropout(**options, channel_dim=self.channel_dim)
+        layer: Any = METHODS[settings.method].noise
         made: nn.Module = layer(
             settings.ghost_size, channel_dim=self.channel_dim, process_group=group(settings), **options
         )
@@ -106,13 +104,19 @@ def group(settings: NormSettings) -> str | None:
     return WORLD if settings.scope == "global" and initialized() else None
 
 
+OPTIONS = ("components", "noise_eps", "law", "dof", "p", "distribution", "per", "std")
+
+
 def noise_options(settings: NormSettings, standalone: bool = False) -> dict[str, Any]:
-    """The options of ghost noise, as its batch norm or its standalone layer takes them; none for other methods."""
-    if settings.components is None:
-        return {}
-    options = {
-        "eps" if standalone else "noise_eps": settings.noise_eps,
-        "shift": settings.components != "scale",
-        "scale": settings.components != "shift",
-    }
-    return options | ({"kind": settings.law, "dof": settings.dof} if settings.method == "agni" else {})
+    """The method's options, as its batch norm or its standalone layer takes them."""
+    given = {name: getattr(settings, name) for name in OPTIONS if getattr(settings, name) is not None}
+    return _renamed(given, standalone)
+
+
+def _renamed(options: dict[str, Any], standalone: bool) -> dict[str, Any]:
+    """Under the names that the layers have."""
+    if standalone and "noise_eps" in options:
+        options["eps"] = options.pop("noise_eps")
+    if (components := options.pop("components", None)) is not None:
+        options |= {"shift": components != "scale", "scale": components != "shift"}
+    return {{"law": "kind", "distribution": "kind"}.get(name, name): value for name, value in options.items()}

@@ -12,13 +12,14 @@ from ghostnoise.lab.store import scan
 from ghostnoise.lab.store.scan import Found
 from ghostnoise.lab.sweep import machine
 from ghostnoise.lab.sweep.run import OVER, Options
+from ghostnoise.version import NUMERICS
 
 
 def show(experiment: Experiment, options: Options) -> None:
     """Print counts, and a table of cells with the seeds that are done and those that are missing."""
     resolve = machine.resolver(options.data, options.engine)
     folder = options.runs / experiment.recipe.name
-    found = scan.scan(folder, options.warn)
+    found = scan.scan(folder, options.warn, NUMERICS)
     points = plan.first_points(experiment, resolve)
     results = {
         point.key: result

@@ -19,6 +19,7 @@ from ghostnoise.lab.sweep import machine
 from ghostnoise.lab.sweep.board import Board
 from ghostnoise.lab.sweep.tally import Failure, Tally
 from ghostnoise.lab.train.stop import Stop, listening
+from ghostnoise.version import NUMERICS
 
 OVER = ("finished", "diverged")
 
@@ -81,7 +82,7 @@ class Sweep:
     def run(self) -> Outcome:
         """Both stages, and the last lines."""
         points = plan.first_points(self.experiment, self.resolve)
-        self.found = scan.scan(self.options.runs / self.name, self.options.warn)
+        self.found = scan.scan(self.options.runs / self.name, self.options.warn, NUMERICS)
         waiting = self._waiting(points)
         if waiting and self.options.engine == "local":
             machine.need_data(waiting, self.options.data)
