@@ -3,7 +3,7 @@ import io
 import pytest
 from rich.console import Console
 
-from ghostnoise.lab import recipe
+from ghostnoise.lab.config import recipe
 from ghostnoise.lab.errors import UserError
 from ghostnoise.lab.recipes_command import run
 
@@ -56,5 +56,5 @@ def test_a_terminal_gets_colours():
 
 
 def test_an_unknown_one_is_the_users_to_mend():
-    with pytest.raises(UserError, match="recipe 'digit': there is none; did you mean digits"):
+    with pytest.raises(UserError, match="recipe 'digit': not found; did you mean digits"):
         run("digit", Console(file=io.StringIO()))

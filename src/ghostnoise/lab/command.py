@@ -108,7 +108,7 @@ def run(options: argparse.Namespace) -> int:
 
 
 def _train(options: argparse.Namespace) -> int:
-    from ghostnoise.lab import recipe
+    from ghostnoise.lab.config import recipe
     from ghostnoise.lab.train import train
 
     given = {"train.device": options.device, "train.amp": options.amp, "seed": options.seed}

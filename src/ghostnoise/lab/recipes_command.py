@@ -7,7 +7,7 @@ from rich.console import Console
 from rich.syntax import Syntax
 from rich.table import Table
 
-from ghostnoise.lab import grid, recipe
+from ghostnoise.lab.config import grid, recipe
 
 FIRST = "digits"
 TIME_WIDTH = 18

@@ -66,8 +66,7 @@ def _all(runs: Path, recipe: str | None) -> list["Found"]:
 
 def _chosen(runs: Path, filters: list[str], status: str | None) -> Callable[[str | None], list["Found"]]:
     """Finds the runs of a recipe, or of all, that have the status and the settings."""
-    from ghostnoise.lab.overrides import overridden, values_of
-    from ghostnoise.lab.sections import flat
+    from ghostnoise.lab.config.overrides import flat, overridden, values_of
 
     _, mistakes = overridden({}, filters)
     if mistakes:
@@ -82,7 +81,7 @@ def _chosen(runs: Path, filters: list[str], status: str | None) -> Callable[[str
 
 
 def _same(there: object, wanted: object) -> bool:
-    from ghostnoise.lab.overrides import Unset
+    from ghostnoise.lab.config.overrides import Unset
 
     return there is None if wanted is Unset.UNSET else there == wanted
 
@@ -138,7 +137,7 @@ def _age(found: "Found") -> str:
 
 def _show(found: "Found", console: "Console") -> None:
     """Settings that are not the defaults, the result or the failure, and the last line of the metrics."""
-    from ghostnoise.lab.sections import flat
+    from ghostnoise.lab.config.overrides import flat
 
     lines = [f"{found.path}: {found.status}"]
     if found.reason:
@@ -155,7 +154,7 @@ def _show(found: "Found", console: "Console") -> None:
 
 
 def _not_default(settings: dict[str, Any]) -> dict[str, Any]:
-    from ghostnoise.lab.validation import SECTIONS
+    from ghostnoise.lab.config.overrides import SECTIONS
 
     def default(key: str) -> Any:
         section, _, name = key.rpartition(".")

@@ -34,7 +34,7 @@ def add(commands: Any, positive: Any, seconds: Any) -> argparse.ArgumentParser:
 
 def run(options: argparse.Namespace) -> int:
     """Run the sweep, or show what it would run; returns the exit code."""
-    from ghostnoise.lab import grid
+    from ghostnoise.lab.config import grid
     from ghostnoise.lab.sweep import Options, listing, seeds, sweep
     from ghostnoise.lab.sweep.machine import ENGINES
 

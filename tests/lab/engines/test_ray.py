@@ -6,7 +6,7 @@ import sys
 
 import pytest
 
-from ghostnoise.lab import recipe
+from ghostnoise.lab.config import recipe
 from ghostnoise.lab.engines import ray_connection
 from ghostnoise.lab.engines.job import Place
 from ghostnoise.lab.engines.ray import RayEngine

@@ -11,7 +11,7 @@ from lab.engines.ray_cases import SHORT, job, outcome, plain
 LOCAL = """
 import os, pathlib, signal, sys
 before = signal.getsignal(signal.SIGTERM)
-from ghostnoise.lab import recipe
+from ghostnoise.lab.config import recipe
 from ghostnoise.lab.engines import Ended, Job
 from ghostnoise.lab.engines.job import Place
 from ghostnoise.lab.engines.ray import RayEngine

@@ -4,7 +4,7 @@ import pytest
 import torch
 from torch import nn
 
-from ghostnoise.lab import recipe
+from ghostnoise.lab.config import recipe
 from ghostnoise.lab.errors import UserError
 from ghostnoise.lab.measuring import target
 from ghostnoise.lab.measuring.target import Wanted, find, of_folder

@@ -3,7 +3,7 @@
 import json
 from pathlib import Path
 
-from ghostnoise.lab import grid, plan
+from ghostnoise.lab.config import grid, plan
 from ghostnoise.lab.report.aggregate import aggregate
 from ghostnoise.lab.report.claims import judge
 from ghostnoise.lab.report.gather import gather

@@ -127,7 +127,7 @@ def test_a_served_page_has_news_when_noise_is_recorded(measured, folders):
 
 @pytest.mark.parametrize("size", ["0", "true", "2.5", '"8"'])
 def test_the_size_of_the_law_is_an_integer_of_1_or_more(tmp_path, size):
-    from ghostnoise.lab import grid
+    from ghostnoise.lab.config import grid
     from ghostnoise.lab.errors import UserError
 
     experiment(tmp_path)

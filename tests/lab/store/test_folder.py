@@ -110,8 +110,8 @@ def test_files_of_another_numerics_number_are_moved_and_reported(tmp_path):
     assert run.own_and_read() is None
     moved = run.path / "earlier" / f"numerics-{NUMERICS + 1}"
     assert said == [
-        f"{run.path} was trained with numerics {NUMERICS + 1}, and this version has numerics {NUMERICS}: the run starts "
-        f"again, and its earlier files are in {moved}"
+        f"{run.path} was trained with numerics {NUMERICS + 1}, and this version has numerics {NUMERICS}: the run "
+        f"starts again, and its earlier files are in {moved}"
     ]
     assert {path.name for path in moved.iterdir()} == {
         "result.json", "environment.json", "metrics.jsonl", "noise", "checkpoints"

@@ -15,7 +15,7 @@ from rich.console import Console
 
 import experiment
 import jobs
-from ghostnoise.lab import grid
+from ghostnoise.lab.config import grid
 from ghostnoise.lab.store import RunFolder
 from ghostnoise.lab.sweep import Options, listing, machine, sweep
 from ghostnoise.version import NUMERICS
@@ -146,7 +146,7 @@ def test_a_damaged_folder_is_failed_and_left_alone(tmp_path, inline):
 def test_runs_that_an_engine_leaves_to_another_sweep_are_waited_for(tmp_path, inline, monkeypatch):
     path = experiment.write(tmp_path)
     listed = Ran(path, tmp_path / "runs", only=["BN"], seeds=[0, 1], run=lambda made, _: made).outcome
-    from ghostnoise.lab import plan
+    from ghostnoise.lab.config import plan
 
     points = plan.first_points(listed, machine.resolver(None))
     folders = [RunFolder(tmp_path / "runs" / "small" / point.identity, pytest.fail) for point in points]

@@ -7,9 +7,9 @@ import numpy as np
 import pytest
 import torch
 
-from ghostnoise.lab import recipe
+from ghostnoise.lab.config import recipe
+from ghostnoise.lab.config.schema import MeterSettings
 from ghostnoise.lab.errors import UserError
-from ghostnoise.lab.settings import MeterSettings
 from ghostnoise.lab.train import Options, metering, train
 from ghostnoise.meter import Reading
 

@@ -9,7 +9,7 @@ import pytest
 import torch
 from rich.console import Console
 
-from ghostnoise.lab import recipe
+from ghostnoise.lab.config import recipe
 from ghostnoise.lab.errors import UserError
 from ghostnoise.lab.store import checkpoints
 from ghostnoise.lab.train import Options, train

@@ -10,9 +10,9 @@ from pathlib import Path
 
 from rich.console import Console
 
+from ghostnoise.lab.config.recipe import Recipe
 from ghostnoise.lab.engines.job import Ended, Job, Place
 from ghostnoise.lab.errors import UserError
-from ghostnoise.lab.recipe import Recipe
 from ghostnoise.lab.store import RunFolder
 from ghostnoise.lab.store.folder import Busy
 from ghostnoise.lab.train import Options, train

@@ -6,9 +6,9 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
-from ghostnoise.lab import plan
-from ghostnoise.lab.grid import Cell
-from ghostnoise.lab.plan import Stage
+from ghostnoise.lab.config import plan
+from ghostnoise.lab.config.grid import Cell
+from ghostnoise.lab.config.plan import Stage
 from ghostnoise.lab.report.gather import Gathered, Run, number
 from ghostnoise.lab.report.inference import Corrected, Paired, holm, paired
 from ghostnoise.lab.report.noise_runs import Measured

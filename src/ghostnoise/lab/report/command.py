@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, Any
 from ghostnoise.lab.errors import UserError
 
 if TYPE_CHECKING:
-    from ghostnoise.lab.grid import Experiment
+    from ghostnoise.lab.config.grid import Experiment
     from ghostnoise.lab.report.page import Made
 
 NEEDED = ("plotly", "matplotlib", "scipy")
@@ -100,7 +100,7 @@ def _experiment(options: argparse.Namespace) -> "Experiment":
     missing = [name for name in NEEDED if importlib.util.find_spec(name) is None]
     if missing:
         raise UserError(f"{' and '.join(missing)} missing; pip install 'ghostnoise[lab]'")
-    from ghostnoise.lab import grid
+    from ghostnoise.lab.config import grid
 
     return grid.load(
         options.recipe, options.overrides, smoke=options.smoke, seeds=options.seeds, only=tuple(options.only)

@@ -3,6 +3,7 @@
 from collections.abc import Sequence
 from typing import Any
 
+from ghostnoise.lab.config.overrides import flat
 from ghostnoise.lab.report import noise_runs
 from ghostnoise.lab.report.aggregate import FEW, Findings, Row, Score
 from ghostnoise.lab.report.claims import Judged
@@ -17,7 +18,6 @@ from ghostnoise.lab.report.words import (
     seconds_text,
     several,
 )
-from ghostnoise.lab.sections import flat
 
 VERDICTS = {
     "supported": ("Supported", "good"),

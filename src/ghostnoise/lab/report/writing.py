@@ -6,8 +6,8 @@ from collections.abc import Callable
 from contextlib import suppress
 from pathlib import Path
 
+from ghostnoise.lab.config.grid import Experiment
 from ghostnoise.lab.errors import UserError
-from ghostnoise.lab.grid import Experiment
 from ghostnoise.lab.report import figures, noise_runs, page, tables
 from ghostnoise.lab.report.aggregate import Findings, aggregate
 from ghostnoise.lab.report.claims import Judged, judge

@@ -5,9 +5,9 @@ from collections.abc import Iterable
 from rich import box
 from rich.table import Table
 
-from ghostnoise.lab import plan
-from ghostnoise.lab.grid import Experiment
-from ghostnoise.lab.plan import Point
+from ghostnoise.lab.config import plan
+from ghostnoise.lab.config.grid import Experiment
+from ghostnoise.lab.config.plan import Point
 from ghostnoise.lab.store import scan
 from ghostnoise.lab.store.scan import Found
 from ghostnoise.lab.sweep import machine

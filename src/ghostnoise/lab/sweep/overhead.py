@@ -5,11 +5,11 @@ import time
 from dataclasses import dataclass
 from pathlib import Path
 
-from ghostnoise.lab import plan, recipe
+from ghostnoise.lab.config import plan, recipe
+from ghostnoise.lab.config.grid import Experiment, GridSettings, ReportSettings
+from ghostnoise.lab.config.plan import Point
 from ghostnoise.lab.engines import Ended, Event, Job, Place
 from ghostnoise.lab.engines.local import LocalEngine
-from ghostnoise.lab.grid import Experiment, GridSettings, ReportSettings
-from ghostnoise.lab.plan import Point
 from ghostnoise.lab.store import scan
 from ghostnoise.lab.sweep import machine
 

@@ -9,10 +9,10 @@ from typing import Any
 
 from rich.console import Console
 
-from ghostnoise.lab import plan
+from ghostnoise.lab.config import plan
+from ghostnoise.lab.config.grid import Experiment
+from ghostnoise.lab.config.plan import Point
 from ghostnoise.lab.engines import Ended, Engine, Event, Job, Place, aside
-from ghostnoise.lab.grid import Experiment
-from ghostnoise.lab.plan import Point
 from ghostnoise.lab.store import scan
 from ghostnoise.lab.store.scan import Found
 from ghostnoise.lab.sweep import machine

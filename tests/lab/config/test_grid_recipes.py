@@ -5,10 +5,10 @@ from pathlib import Path
 
 import pytest
 
-from ghostnoise.lab import grid, recipe
+from ghostnoise.lab.config import grid, recipe
 from ghostnoise.lab.errors import UserError
 
-GUIDE = (Path(__file__).parents[2] / "docs" / "guides" / "recipes.md").read_text(encoding="utf-8")
+GUIDE = (Path(__file__).parents[3] / "docs" / "guides" / "recipes.md").read_text(encoding="utf-8")
 
 SIZES = [2, 4, 8, 16, 32, 64, 128, 256]
 WITH_HALVES = [2, 3, 4, 6, 8, 12, 16, 24, 32, 48, 64, 96, 128, 192, 256]

@@ -1,14 +1,15 @@
 """The identities of the shipped recipes, which must not change: finished runs would be trained again."""
 
 import hashlib
+from dataclasses import replace
 from typing import get_args
 
 import pytest
 from pydantic import create_model
 
-from ghostnoise.lab import grid, recipe
-from ghostnoise.lab.settings import NormSettings, Section, Settings
-from ghostnoise.lab.validation import SECTIONS
+from ghostnoise.lab.config import grid, methods, recipe
+from ghostnoise.lab.config.overrides import SECTIONS, validated
+from ghostnoise.lab.config.schema import NormSettings, Settings
 
 # recipe -> its base settings, its smoke run, and all cells of its grid.
 PINNED = {
@@ -89,17 +90,26 @@ def test_a_new_setting_changes_no_identity_until_it_is_set():
 
 
 def test_a_new_option_of_a_method_changes_no_identity_until_it_is_set(monkeypatch):
-    class Grown(NormSettings):
-        added: str | None = None
+    settings = recipe.load("table1").settings
+    known, identity = methods.methods(), recipe.identity(settings)
+    added = methods.Option("added", float, 0.5)
+    grown = replace(known["gni"], options=(*known["gni"].options, added))
+    monkeypatch.setitem(known, "gni", grown)
+    tree = settings.model_dump(exclude_none=True)
+    assert validated(tree).norm.options["added"] == 0.5
+    assert recipe.identity(validated(tree)) == identity
+    tree["norm"]["added"] = 1
+    assert recipe.identity(validated(tree)) != identity
 
-        DEFAULTS = {"method": {"gni": {**NormSettings.DEFAULTS["method"]["gni"], "added": "plain"}}}
 
-    settings = create_model("GrownSettings", __base__=Settings, norm=(Grown, ...))
-    tree = recipe.load("table1").settings.model_dump(exclude_none=True)
-    assert recipe.identity(settings.model_validate(tree)) == recipe.load("table1").identity
-    tree["norm"]["added"] = "other"
-    assert recipe.identity(settings.model_validate(tree)) != recipe.load("table1").identity
-    assert issubclass(Grown, Section)
+def test_defaults_of_options():
+    """They are not part of an identity: raise the numerics number if one of them changes."""
+    assert NormSettings.defaults()["method"] == {
+        "none": {}, "bn": {}, "gbn": {}, "xbn": {}, "en": {}, "eagn": {},
+        "gni": {"components": "both", "noise_eps": 1e-3},
+        "agni": {"components": "both", "noise_eps": 1e-3, "law": "fc", "dof": "paper"},
+        "dropout": {"distribution": "bernoulli", "per": "element"},
+    }  # fmt: skip
 
 
 def test_defaults_of_options_are_left_out_of_the_canonical_form():

@@ -9,10 +9,11 @@ from pathlib import Path
 import pytest
 import torch
 
-from ghostnoise.lab import grid, models, recipe
-from ghostnoise.lab.validation import validated
+from ghostnoise.lab import models
+from ghostnoise.lab.config import grid, recipe
+from ghostnoise.lab.config.overrides import validated
 
-ROOT = Path(__file__).parents[2]
+ROOT = Path(__file__).parents[3]
 
 # ResNet-18 on CIFAR-100, the setup that the others vary.
 BASE = {

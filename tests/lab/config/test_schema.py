@@ -1,7 +1,7 @@
 import pytest
 from pydantic import ValidationError
 
-from ghostnoise.lab.settings import (
+from ghostnoise.lab.config.schema import (
     DataSettings,
     ModelSettings,
     NormSettings,
@@ -107,7 +107,11 @@ def test_every_stray_setting_is_named():
         ),
         (OptimSettings, {"lr": 1, "eps": 1e-3}, "eps=0.001: a setting of adamw, and name is 'sgd'; leave eps out"),
         (OptimSettings, {"lr": 1, "name": "adamw", "momentum": 0.5}, "momentum=0.5: a setting of sgd, and name is"),
-        (OptimSettings, {"lr": 1, "nesterov": True, "momentum": 0.0}, "nesterov with momentum=0.0: it needs some"),
+        (
+            OptimSettings,
+            {"lr": 1, "nesterov": True, "momentum": 0.0},
+            "nesterov with momentum=0.0: it needs momentum above 0",
+        ),
     ],
 )
 def test_what_does_not_go_together(section, given, line):

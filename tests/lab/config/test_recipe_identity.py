@@ -7,8 +7,8 @@ import math
 from hypothesis import given
 from hypothesis import strategies as st
 
-from ghostnoise.lab import recipe
-from ghostnoise.lab.validation import KEYS, changed, validated
+from ghostnoise.lab.config import recipe
+from ghostnoise.lab.config.overrides import changed, keys, validated
 
 FIXED = {
     "model": {"name": "mlp", "widths": [512, 300]},
@@ -180,7 +180,7 @@ BY_THE_MACHINE = {"train.processes", "train.smoke", "data.stand_in"}
 
 
 def test_identity_changes_with_every_setting():
-    assert set(OTHERS) | BY_THE_MACHINE == set(KEYS)
+    assert set(OTHERS) | BY_THE_MACHINE == set(keys())
     seen = {}
     for key, (value, beside) in OTHERS.items():
         before, after = recipe.load("cpu-resnet", beside), recipe.load("cpu-resnet", [*beside, f"{key}={value}"])
