@@ -143,9 +143,9 @@ def test_what_is_no_section_is_left_to_validation():
         ("train.smoke=true", "train.smoke: set by --smoke, not by hand; leave it out"),
         ("data.stand_in=true", "data.stand_in: set by --smoke, not by hand; leave it out"),
         ("train.processes=2", "train.processes: set by torchrun, not by hand; leave it out"),
-        ("model.widths=[1,", "'model.widths=[1,': the value is not valid TOML; write a number, true, false, a word, 'text' or "
+        ("model.widths=[1,", "'model.widths=[1,': the value is not valid TOML; write a number, true, false, a word, 'text' or "  # noqa: E501
          "[1, 2]"),
-        ("seed=1\nother=2", "'seed=1\\nother=2': the value is not valid TOML; write a number, true, false, a word, 'text' or "
+        ("seed=1\nother=2", "'seed=1\\nother=2': the value is not valid TOML; write a number, true, false, a word, 'text' or "  # noqa: E501
          "[1, 2]"),
     ],
 )  # fmt: skip

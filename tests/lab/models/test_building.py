@@ -132,7 +132,7 @@ def test_an_unknown_network_is_answered_with_the_nearest(given_name, near):
         (
             "mlp",
             "dropout",
-            "has no placement for it, unlike 'resnet18', 'resnet20', 'resnet8', 'resnet50', 'wsln-resnet18', 'digits-net'",
+            "has no placement for it, unlike 'resnet18', 'resnet20', 'resnet8', 'resnet50', 'wsln-resnet18', 'digits-net'",  # noqa: E501
         ),
     ],
 )

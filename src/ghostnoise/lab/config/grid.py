@@ -1,8 +1,8 @@
 """Experiments: recipes with the sections `[grid]`, `[select]` and `[report]`.
 
 `[grid]` has the `seeds`, the `axes` that are crossed, `zip` for axes that change together, and `methods`: a label, the
-settings of the method, and its differences: other `axes`, and those that it goes `without`. `[select]` names the axes that
-are tuned on the validation images. `paper` holds the paper's results.
+settings of the method, and its differences: other `axes`, and those that it goes `without`. `[select]` names the axes
+that are tuned on the validation images. `paper` holds the paper's results.
 """
 
 import itertools

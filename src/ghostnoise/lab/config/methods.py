@@ -91,7 +91,9 @@ def methods() -> dict[str, MethodInfo]:
             "agni", "required", placements=around, options=ANALYTICAL, norms=norms["agni"], noise=METHODS["agni"].noise
         ),
         # As in the paper: additive noise before or after the affine, dropout in residual branches.
-        MethodInfo("eagn", placements=("inside", "after"), options=(Option("std", Least0),), noise=AdditiveGaussianNoise),
+        MethodInfo(
+            "eagn", placements=("inside", "after"), options=(Option("std", Least0),), noise=AdditiveGaussianNoise
+        ),
         MethodInfo("dropout", placements=("branch",), options=DROPOUT, noise=NoisyDropout),
     ]  # fmt: skip
     return {info.name: info for info in made}
