@@ -97,7 +97,7 @@ def test_data_that_do_not_fit_are_a_line():
         (Wanted("torch.nn:Identity", ("seed=1",), data="digits"), "settings are for recipes; leave them out"),
         (Wanted("torch:get_rng_state", data="digits"), "made a Tensor: must be a torch.nn.Module; return the network"),
         (Wanted("torch.nn:Identity", data="torch.nn:Identity"), "made a Identity: must give batches; return a Data"),
-        (Wanted("nothing-of-the-kind"), "there is none; "),
+        (Wanted("nothing-of-the-kind"), "not found; "),
     ],
 )  # fmt: skip
 def test_what_cannot_be_measured_is_refused(wanted, said):
