@@ -5,7 +5,7 @@ from rich.console import Console
 
 from ghostnoise import cli
 from ghostnoise.cli import recipes
-from ghostnoise.lab import recipe
+from ghostnoise.lab.config import recipe
 
 
 def printed(name=None, **options):

@@ -100,7 +100,7 @@ def test_it_asks_before_it_removes(runs, capsys, monkeypatch, answer, gone):
 def test_a_run_that_a_process_has_is_not_removed(runs, capsys):
     folder = RunFolder(runs / "digits" / "aaa111", pytest.fail)
     folder.own()
-    assert "another process trains this run" in called(runs, capsys, "remove", "aaa111", "--yes", code=2)
+    assert "another process is training this run" in called(runs, capsys, "remove", "aaa111", "--yes", code=2)
     assert (folder.path / "result.json").exists()
 
 

@@ -34,7 +34,7 @@ def test_train_takes_options_and_overrides_in_any_order(tmp_path, capsys):
         (["train", "digit"], "did you mean digits?"),
         (["train", "digits", "norm.ghost_sise=4"], "norm.ghost_sise: unknown; did you mean norm.ghost_size?"),
         (["train", "digits", "norm.method=gby"], "norm.method='gby': must be"),
-        (["train", "digits", "norm.method=gbn", "norm.ghost_size=512"], "ghost size not fitting"),
+        (["train", "digits", "norm.method=gbn", "norm.ghost_size=512"], "larger than the batch"),
         (["train", "digits", "train.batch_size=4096"], "larger than the training set of 1293 images"),
         (["train", "digits", "--device", "tpu"], "train.device='tpu'"),
         (["train", "digits", "--amp", "fp16", "--device", "cpu"], "needs a GPU"),

@@ -6,7 +6,8 @@ import pytest
 import torch
 from torch import nn
 
-from ghostnoise.lab import measure, recipe
+from ghostnoise.lab import measure
+from ghostnoise.lab.config import recipe
 from ghostnoise.lab.errors import UserError
 from ghostnoise.lab.measure import Request, call, find, from_folder
 from ghostnoise.lab.train import Options, train

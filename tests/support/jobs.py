@@ -3,7 +3,7 @@
 import json
 from functools import partial
 
-from ghostnoise.lab import recipe
+from ghostnoise.lab.config import recipe
 from ghostnoise.lab.runners import Ended, Job, Started
 from ghostnoise.lab.runners.execution import execute
 from ghostnoise.lab.train import Options, train

@@ -5,7 +5,7 @@ from dataclasses import dataclass, field
 
 import torch
 
-from ghostnoise.lab import recipe
+from ghostnoise.lab.config import recipe
 from ghostnoise.lab.runners import Ended, Job
 from ghostnoise.lab.train import Options, train
 

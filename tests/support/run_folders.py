@@ -3,7 +3,7 @@
 import json
 from pathlib import Path
 
-from ghostnoise.lab import grid, plan
+from ghostnoise.lab.config import grid, plan
 from ghostnoise.lab.report.collect import collect
 from ghostnoise.lab.report.statistics import aggregate
 

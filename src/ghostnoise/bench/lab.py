@@ -21,11 +21,11 @@ from ghostnoise.bench.overhead import Overhead
 from ghostnoise.bench.settings import Record, Settings, conditions
 from ghostnoise.bench.timing import Length, interleave
 from ghostnoise.lab import models
+from ghostnoise.lab.config.schema import DataSettings, ModelSettings, NormSettings, OptimSettings, TrainSettings
+from ghostnoise.lab.config.schema import Settings as RunSettings
 from ghostnoise.lab.data import Source, catalog
 from ghostnoise.lab.data.resident import Images, Resident
 from ghostnoise.lab.data.source import Share
-from ghostnoise.lab.settings import DataSettings, ModelSettings, NormSettings, OptimSettings, TrainSettings
-from ghostnoise.lab.settings import Settings as RunSettings
 from ghostnoise.lab.store import RunFolder
 from ghostnoise.lab.train import optimizer
 from ghostnoise.lab.train.clock import Clock

@@ -14,7 +14,7 @@ from ghostnoise.bench.settings import Record, Settings, conditions
 from ghostnoise.bench.timing import Length, interleave
 from ghostnoise.engine.backends import select as backends
 from ghostnoise.lab import models
-from ghostnoise.lab.settings import ModelSettings, NormSettings
+from ghostnoise.lab.config.schema import ModelSettings, NormSettings
 
 CLASSES = 10
 METHODS = {

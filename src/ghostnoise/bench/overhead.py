@@ -13,9 +13,9 @@ from tempfile import TemporaryDirectory
 from ghostnoise.bench.layers import times
 from ghostnoise.bench.settings import Record, Settings, conditions
 from ghostnoise.bench.timing import LEAST_ROUNDS, Timing, summary
-from ghostnoise.lab import plan, recipe
-from ghostnoise.lab.grid import Experiment, GridSettings, ReportSettings
-from ghostnoise.lab.plan import Point
+from ghostnoise.lab.config import plan, recipe
+from ghostnoise.lab.config.grid import Experiment, GridSettings, ReportSettings
+from ghostnoise.lab.config.plan import Point
 from ghostnoise.lab.runners import Ended, Event, Job, Place
 from ghostnoise.lab.runners.local import LocalRunner
 from ghostnoise.lab.store import scan

@@ -9,7 +9,7 @@ from ghostnoise.cli import console
 if TYPE_CHECKING:
     from rich.console import Console
 
-    from ghostnoise.lab.grid import Experiment
+    from ghostnoise.lab.config.grid import Experiment
 
 PACKAGES = console.LAB
 FIRST = "digits"
@@ -35,7 +35,7 @@ def print_list(terminal: "Console") -> None:
     from rich import box
     from rich.table import Table
 
-    from ghostnoise.lab import recipe
+    from ghostnoise.lab.config import recipe
 
     headers = {
         name: recipe.header(recipe.read(name)) for name in sorted(recipe.names(), key=lambda name: name != FIRST)
@@ -60,7 +60,7 @@ def print_recipe(name: str, terminal: "Console") -> None:
     """Print the text of a recipe, its identity and the size of its grid."""
     from rich.syntax import Syntax
 
-    from ghostnoise.lab import grid, recipe
+    from ghostnoise.lab.config import grid, recipe
 
     made = recipe.load(name)
     terminal.print(Syntax(made.text, "toml", theme="ansi_dark", background_color="default", word_wrap=True))

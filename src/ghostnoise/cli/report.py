@@ -11,7 +11,7 @@ from ghostnoise.cli.options import add_recipe, add_runs_folder, add_selection
 from ghostnoise.lab.errors import UserError
 
 if TYPE_CHECKING:
-    from ghostnoise.lab.grid import Experiment
+    from ghostnoise.lab.config.grid import Experiment
 
 PACKAGES = (*console.LAB, "plotly", "matplotlib", "scipy")
 
@@ -57,7 +57,7 @@ def run(options: argparse.Namespace) -> int:
 
 def load(options: argparse.Namespace) -> "Experiment":
     """Load the experiment that the options select."""
-    from ghostnoise.lab import grid
+    from ghostnoise.lab.config import grid
 
     return grid.load(
         options.recipe, options.overrides, smoke=options.smoke, seeds=options.seeds, only=tuple(options.only)

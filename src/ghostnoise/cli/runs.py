@@ -67,8 +67,8 @@ def _all(runs: Path, recipe: str | None) -> list["Found"]:
 
 def _chosen(runs: Path, filters: list[str], status: str | None) -> Callable[[str | None], list["Found"]]:
     """Return a function that finds the runs of a recipe, or of all recipes, with this status and these settings."""
-    from ghostnoise.lab.overrides import overridden, values_of
-    from ghostnoise.lab.sections import flat
+    from ghostnoise.lab.config.overrides import overridden, values_of
+    from ghostnoise.lab.config.overrides import flat
 
     _, mistakes = overridden({}, filters)
     if mistakes:
@@ -83,7 +83,7 @@ def _chosen(runs: Path, filters: list[str], status: str | None) -> Callable[[str
 
 
 def _same(found: object, wanted: object) -> bool:
-    from ghostnoise.lab.overrides import Unset
+    from ghostnoise.lab.config.overrides import Unset
 
     return found is None if wanted is Unset.UNSET else found == wanted
 
@@ -135,7 +135,7 @@ def _age(found: "Found") -> str:
 
 def _show(found: "Found", terminal: "Console") -> None:
     """Print the settings that differ from the defaults, the result or failure, and the last line of the metrics."""
-    from ghostnoise.lab.sections import flat
+    from ghostnoise.lab.config.overrides import flat
 
     lines = [f"{found.path}: {found.status}"]
     if found.reason:
@@ -152,7 +152,7 @@ def _show(found: "Found", terminal: "Console") -> None:
 
 
 def _not_default(settings: dict[str, Any]) -> dict[str, Any]:
-    from ghostnoise.lab.validation import SECTIONS
+    from ghostnoise.lab.config.overrides import SECTIONS
 
     def default(key: str) -> Any:
         section, _, name = key.rpartition(".")

@@ -43,7 +43,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 def run(options: argparse.Namespace) -> int:
     """Run the sweep, or list what it would run, and return the exit code."""
-    from ghostnoise.lab import grid
+    from ghostnoise.lab.config import grid
     from ghostnoise.lab.sweep import Options, list_runs, sweep
 
     cluster = _cluster(options)

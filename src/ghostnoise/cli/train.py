@@ -43,7 +43,7 @@ def _add_settings(parser: argparse.ArgumentParser) -> None:
 
 def run(options: argparse.Namespace) -> int:
     """Train, and return the exit code: 0, or 128 + the signal that stopped the run."""
-    from ghostnoise.lab import recipe
+    from ghostnoise.lab.config import recipe
     from ghostnoise.lab.train import train
 
     given = {"train.device": options.device, "train.amp": options.amp, "seed": options.seed}

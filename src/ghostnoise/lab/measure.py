@@ -15,9 +15,10 @@ from typing import Any, get_args
 import torch
 from torch import nn
 
-from ghostnoise.lab import data, models, recipe
+from ghostnoise.lab import data, models
+from ghostnoise.lab.config import recipe
 from ghostnoise.lab.errors import UserError
-from ghostnoise.lab.settings import DataSettings, Settings
+from ghostnoise.lab.config.schema import DataSettings, Settings
 from ghostnoise.lab.store import checkpoints, scan
 from ghostnoise.lab.train import generators, machine, metering
 

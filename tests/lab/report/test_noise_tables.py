@@ -232,7 +232,7 @@ def test_a_damaged_reading_is_reported_and_the_others_are_shown(measured, folder
 
 @pytest.mark.parametrize("size", ["0", "true", "2.5", '"8"'])
 def test_the_size_of_the_law_is_an_integer_of_1_or_more(tmp_path, size):
-    from ghostnoise.lab import grid
+    from ghostnoise.lab.config import grid
     from ghostnoise.lab.errors import UserError
 
     experiment(tmp_path)

@@ -56,7 +56,7 @@ def test_an_address_where_something_else_listens(tmp_path, monkeypatch):
 LOCAL = """
 import os, pathlib, signal, sys
 before = signal.getsignal(signal.SIGTERM)
-from ghostnoise.lab import recipe
+from ghostnoise.lab.config import recipe
 from ghostnoise.lab.runners import Ended, Job, Place
 from ghostnoise.lab.runners.ray import RayRunner
 

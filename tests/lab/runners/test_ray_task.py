@@ -4,7 +4,7 @@ import json
 
 import pytest
 
-from ghostnoise.lab import recipe
+from ghostnoise.lab.config import recipe
 from ghostnoise.lab.runners.ray_task import Mailbox, Message, files_of, write
 from ghostnoise.lab.store import RunFolder, checkpoints
 from ghostnoise.lab.train import Options, train

@@ -14,7 +14,7 @@ import pytest
 from rich.console import Console
 
 import experiment
-from ghostnoise.lab import grid
+from ghostnoise.lab.config import grid
 from ghostnoise.lab.store import RunFolder
 from ghostnoise.lab.sweep import Options, list_runs, machine, sweep
 from support import jobs
@@ -145,7 +145,7 @@ def test_a_damaged_folder_is_failed_and_left_alone(tmp_path, inline):
 def test_runs_that_another_sweep_owns_are_waited_for(tmp_path, inline, monkeypatch):
     path = experiment.write(tmp_path)
     listed = Ran(path, tmp_path / "runs", only=["BN"], seeds=[0, 1], run=lambda made, _: made).outcome
-    from ghostnoise.lab import plan
+    from ghostnoise.lab.config import plan
 
     points = plan.first_points(listed, machine.resolver(None))
     folders = [RunFolder(tmp_path / "runs" / "small" / point.identity, pytest.fail) for point in points]
@@ -235,3 +235,19 @@ def test_sweeps_killed_at_random_end_with_the_same_bits(tmp_path, inline):
     assert Ran(path, tmp_path / "whole").outcome.code == 0
     assert len(weights(tmp_path / "runs")) == 10
     assert weights(tmp_path / "runs") == weights(tmp_path / "whole")
+
+
+def test_runs_of_another_numerics_number_are_trained_again(tmp_path, inline):
+    path, runs = experiment.write(tmp_path), tmp_path / "runs"
+    Ran(path, runs, seeds=[0])
+    before = results(runs)
+    outdated = runs / "small" / min(before)
+    environment = json.loads((outdated / "environment.json").read_text())
+    (outdated / "environment.json").write_text(json.dumps(environment | {"numerics": NUMERICS + 1}))
+    listed = Ran(path, runs, seeds=[0], run=listing.show)
+    assert listed.lines[-1] == f"1 to run, 4 done; {runs / 'small'}"
+    again = Ran(path, runs, seeds=[0])
+    assert again.lines[-1].startswith("5 finished (4 of them before)")
+    assert "was trained with numerics" in again.out.getvalue()
+    after = results(runs)
+    assert {name for name in before if before[name] != after[name]} == {outdated.name}

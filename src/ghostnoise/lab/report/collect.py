@@ -8,10 +8,10 @@ from functools import cached_property
 from pathlib import Path
 from typing import Any, Literal
 
-from ghostnoise.lab import plan, recipe
-from ghostnoise.lab.grid import Cell, Experiment
-from ghostnoise.lab.plan import Point
-from ghostnoise.lab.settings import Settings
+from ghostnoise.lab.config import plan, recipe
+from ghostnoise.lab.config.grid import Cell, Experiment
+from ghostnoise.lab.config.plan import Point
+from ghostnoise.lab.config.schema import Settings
 from ghostnoise.lab.store.scan import Found, scan
 
 Status = Literal["finished", "diverged", "failed", "unfinished", "missing"]

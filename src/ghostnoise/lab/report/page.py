@@ -32,7 +32,7 @@ from ghostnoise.lab.report.tables import (
     split,
     value_text,
 )
-from ghostnoise.lab.sections import flat
+from ghostnoise.lab.config.overrides import flat
 
 ASSETS = resources.files("ghostnoise.lab.report") / "assets"
 VERDICT_CLASSES: dict[Verdict, str] = {

@@ -11,13 +11,14 @@ from pathlib import Path
 from rich.console import Console
 
 from ghostnoise.lab.errors import UserError
-from ghostnoise.lab.recipe import Recipe
+from ghostnoise.lab.config.recipe import Recipe
 from ghostnoise.lab.runners.job import Ended, Job, Place
 from ghostnoise.lab.store import RunFolder, scan
 from ghostnoise.lab.store.folder import Busy
 from ghostnoise.lab.train import Options, train
 from ghostnoise.lab.train.display import REFRESHED_EVERY, Display
 from ghostnoise.lab.train.stop import Stop
+from ghostnoise.version import NUMERICS
 
 CHECK_EVERY = 0.5  # seconds between two looks at runs that another process owns
 
@@ -96,7 +97,7 @@ def failed(job: Job, place: Place, message: str, trace: str = "") -> Ended:
 
 def result(job: Job, place: Place) -> Ended | None:
     """Return how the run of a job ended according to its folder, or None if it has not ended."""
-    found = scan.look(place.folder(job), lambda text: None)
+    found = scan.look(place.folder(job), lambda text: None, NUMERICS)
     return Ended(job, found.status) if found.status in ("finished", "diverged") else None
 
 

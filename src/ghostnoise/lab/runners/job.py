@@ -5,7 +5,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Literal, Protocol, TypeAlias
 
-from ghostnoise.lab.settings import Settings
+from ghostnoise.lab.config.schema import Settings
 
 Status = Literal["finished", "diverged", "failed", "elsewhere", "stopped"]
 

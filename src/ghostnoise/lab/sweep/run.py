@@ -11,9 +11,9 @@ from rich import box
 from rich.console import Console
 from rich.table import Table
 
-from ghostnoise.lab import plan
-from ghostnoise.lab.grid import Experiment
-from ghostnoise.lab.plan import Point
+from ghostnoise.lab.config import plan
+from ghostnoise.lab.config.grid import Experiment
+from ghostnoise.lab.config.plan import Point
 from ghostnoise.lab.runners import Ended, Event, Job, Place, Runner, execution
 from ghostnoise.lab.store import scan
 from ghostnoise.lab.store.scan import Found
@@ -21,6 +21,7 @@ from ghostnoise.lab.sweep import machine
 from ghostnoise.lab.sweep.progress import Board, Failure, Tally
 from ghostnoise.lab.train.stop import Stop, listening
 from ghostnoise.text import counted
+from ghostnoise.version import NUMERICS
 
 OVER = ("finished", "diverged")
 
@@ -84,7 +85,7 @@ class Sweep:
     def run(self) -> Outcome:
         """Run both stages, and print the last lines."""
         points = plan.first_points(self.experiment, self.resolve)
-        self.found = scan.scan(self.options.runs / self.name, self.options.warn)
+        self.found = scan.scan(self.options.runs / self.name, self.options.warn, NUMERICS)
         waiting = self._waiting(points)
         if waiting and self.options.runner == "local":
             machine.need_data(waiting, self.options.data)
@@ -207,7 +208,7 @@ def list_runs(experiment: Experiment, options: Options) -> None:
     """Print a table of cells with their finished and missing seeds, and the counts; run nothing."""
     resolve = machine.resolver(options.data, options.runner)
     folder = options.runs / experiment.recipe.name
-    found = scan.scan(folder, options.warn)
+    found = scan.scan(folder, options.warn, NUMERICS)
     points = plan.first_points(experiment, resolve)
     results = {
         point.key: result

@@ -2,7 +2,7 @@ import math
 
 import pytest
 
-from ghostnoise.lab.overrides import overridden
+from ghostnoise.lab.config.overrides import overridden
 
 TREE = {
     "seed": 1,
@@ -97,8 +97,8 @@ def test_the_given_tree_stays():
         (["norm.method=gbn"], "norm", {"method", "eps", "ghost_size"}),
         (["norm.method=agni"], "norm", {"method", "eps", "ghost_size", "components"}),  # the placement is its own
         (["norm.method=gni"], "norm", {"method", "eps", "ghost_size", "components", "placement"}),
-        (["norm.method=dropout", "norm.rate=0.1"], "norm", {"method", "eps", "rate"}),
-        (["norm.rate=0.1", "norm.method=dropout"], "norm", {"method", "eps", "rate"}),
+        (["norm.method=dropout", "norm.p=0.1"], "norm", {"method", "eps", "p"}),
+        (["norm.p=0.1", "norm.method=dropout"], "norm", {"method", "eps", "p"}),
         (["optim.name=adamw"], "optim", {"name", "lr", "clip"}),
         (["optim.name=sgd"], "optim", {"name", "lr", "clip", "momentum"}),
         (["optim.name=unset"], "optim", {"lr", "clip", "momentum"}),  # sgd
@@ -143,9 +143,9 @@ def test_what_is_no_section_is_left_to_validation():
         ("train.smoke=true", "train.smoke: set by --smoke, not by hand; leave it out"),
         ("data.stand_in=true", "data.stand_in: set by --smoke, not by hand; leave it out"),
         ("train.processes=2", "train.processes: set by torchrun, not by hand; leave it out"),
-        ("model.widths=[1,", "'model.widths=[1,': the value is no TOML; write a number, true, false, a word, 'text' or "
+        ("model.widths=[1,", "'model.widths=[1,': the value is not valid TOML; write a number, true, false, a word, 'text' or "  # noqa: E501
          "[1, 2]"),
-        ("seed=1\nother=2", "'seed=1\\nother=2': the value is no TOML; write a number, true, false, a word, 'text' or "
+        ("seed=1\nother=2", "'seed=1\\nother=2': the value is not valid TOML; write a number, true, false, a word, 'text' or "  # noqa: E501
          "[1, 2]"),
     ],
 )  # fmt: skip

@@ -5,9 +5,9 @@ import tomllib
 
 import pytest
 
-from ghostnoise.lab import recipe
+from ghostnoise.lab.config import recipe
+from ghostnoise.lab.config.overrides import changed, validated
 from ghostnoise.lab.errors import UserError
-from ghostnoise.lab.validation import changed, validated
 
 MINE = """# Claim: it works
 # Command: ghostnoise train mine
@@ -73,9 +73,9 @@ def test_a_header_ends_with_the_first_comments():
 @pytest.mark.parametrize(
     ("name", "line"),
     [
-        ("tabel1", "recipe 'tabel1': there is none; did you mean table1 or "),
-        ("cpu", "recipe 'cpu': there is none; did you mean cpu-mlp"),
-        ("xyzzy", "recipe 'xyzzy': there is none; `ghostnoise recipes` lists all"),
+        ("tabel1", "recipe 'tabel1': not found; did you mean table1 or "),
+        ("cpu", "recipe 'cpu': not found; did you mean cpu-mlp"),
+        ("xyzzy", "recipe 'xyzzy': not found; `ghostnoise recipes` lists all"),
     ],
 )
 def test_unknown_names_get_the_nearest(name, line):
@@ -109,7 +109,7 @@ def test_bad_toml_names_file_and_line(tmp_path, text, where):
     line = refusal(path)
     assert line.startswith(f"recipe {path}, ")
     assert where in line
-    assert line.endswith("; mend the TOML there")
+    assert line.endswith("; fix the TOML there")
     assert "\n" not in line
 
 
@@ -121,7 +121,7 @@ def test_mistakes_in_files_and_overrides_get_the_same_lines(tmp_path):
     small = "norm.ghost_size=0: must be 1 or more"
     assert refusal(write(tmp_path, MINE.replace("ghost_size = 4", "ghost_size = 0"), "other.toml")) == small
     assert refusal(path, ["norm.ghost_size=0"]) == small
-    misfit = "norm.ghost_size=9: ghost size not fitting the batch of train.batch_size=8"
+    misfit = "norm.ghost_size=9: larger than the batch of train.batch_size=8"
     assert refusal(path, ["norm.method=gbn", "norm.ghost_size=9"]).startswith(misfit)
     assert "resnet9" in refusal(path, ["model.name=resnet9"])
     assert "resnet9" in refusal(path, ["model.name=resnet9", "norm.method=bn"])
@@ -154,7 +154,7 @@ def test_overrides_change_settings_and_not_the_text(tmp_path):
         ("resnet18", [], "inside"),
         ("simple-vit", [], "after"),
         ("nf-resnet26", [], "activation"),
-        ("resnet18", ["norm.method=dropout", "norm.rate=0.1"], "branch"),
+        ("resnet18", ["norm.method=dropout", "norm.p=0.1"], "branch"),
         ("resnet18", ["norm.placement=after"], "after"),
         ("resnet18", ["norm.method=gbn"], None),
         ("resnet18", ["norm.method=bn"], None),

@@ -2,10 +2,10 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from ghostnoise.lab import recipe
+from ghostnoise.lab.config import recipe
+from ghostnoise.lab.config.overrides import changed, check, validated
+from ghostnoise.lab.config.recipe import shrink
 from ghostnoise.lab.errors import UserError
-from ghostnoise.lab.smoke import shrink
-from ghostnoise.lab.validation import changed, check, validated
 
 TREE = {
     "model": {"name": "resnet18"},
@@ -98,7 +98,7 @@ def test_half_precision_on_a_cpu_is_bfloat16():
 
 
 def test_shrinking_does_not_hide_a_mistake():
-    with pytest.raises(UserError, match=r"norm\.ghost_size=512: ghost size not fitting"):
+    with pytest.raises(UserError, match=r"norm\.ghost_size=512: larger than the batch"):
         recipe.load("fig3-gbn", ["norm.ghost_size=512"], smoke=True)
 
 

@@ -5,11 +5,12 @@ from pathlib import Path
 
 import pytest
 
-from ghostnoise.lab import grid, recipe
-from ghostnoise.lab.settings import Settings
-from ghostnoise.lab.validation import SECTIONS
+from ghostnoise.lab.config import grid, recipe
+from ghostnoise.lab.config.methods import REQUIRED, methods
+from ghostnoise.lab.config.overrides import SECTIONS
+from ghostnoise.lab.config.schema import Settings
 
-GUIDE = (Path(__file__).parents[2] / "docs" / "guides" / "recipes.md").read_text(encoding="utf-8")
+GUIDE = (Path(__file__).parents[3] / "docs" / "guides" / "recipes.md").read_text(encoding="utf-8")
 
 
 def rows(heading):
@@ -21,13 +22,24 @@ def rows(heading):
 @pytest.mark.parametrize("section", SECTIONS)
 def test_every_setting_and_its_default(section):
     fields, table = SECTIONS[section].model_fields, rows(f"### [{section}]")
-    assert list(table) == list(fields)
+    assert list(table) == list(SECTIONS[section].fields())
     for name, field in fields.items():
         cell = table[name].strip().strip("`")
         if field.is_required():
             assert cell == ""
         elif field.default is not None:
             assert cell == str(field.default).lower() or float(cell) == field.default
+
+
+def test_defaults_of_options():
+    table = rows("### [norm]")
+    for info in methods().values():
+        for option in info.options:
+            cell = table[option.name].strip().strip("`")
+            if option.default is REQUIRED:
+                assert cell == "required"
+            else:
+                assert cell == str(option.default) or float(cell) == option.default
 
 
 def test_what_stands_before_the_sections():

@@ -5,14 +5,14 @@ from pathlib import Path
 
 import pytest
 
-from ghostnoise.lab import grid, recipe
+from ghostnoise.lab.config import grid, recipe
 from ghostnoise.lab.errors import UserError
 
-GUIDE = (Path(__file__).parents[2] / "docs" / "guides" / "recipes.md").read_text(encoding="utf-8")
+GUIDE = (Path(__file__).parents[3] / "docs" / "guides" / "recipes.md").read_text(encoding="utf-8")
 
 SIZES = [2, 4, 8, 16, 32, 64, 128, 256]
 WITH_HALVES = [2, 3, 4, 6, 8, 12, 16, 24, 32, 48, 64, 96, 128, 192, 256]
-N, RATE, STD, LR = "norm.ghost_size", "norm.rate", "norm.std", "optim.lr"
+N, RATE, STD, LR = "norm.ghost_size", "norm.p", "norm.std", "optim.lr"
 BN = {"BN": ("norm.method=bn",)}
 LINES = {**BN, "GBN-16": ("norm.method=gbn norm.ghost_size=16",)}
 
@@ -89,7 +89,7 @@ ROWS = {
     "demo": (
         5,
         {**BN, **fixed(("gbn", 12), ("xbn", 12), ("en", 12), ("gni", 12), ("agni", 96)),
-         "dropout-0.1": ("norm.method=dropout norm.rate=0.1",)},
+         "dropout-0.1": ("norm.method=dropout norm.p=0.1",)},
     ),
 }  # fmt: skip
 # recipe -> cells, and the runs of a sweep.

@@ -9,10 +9,11 @@ from pathlib import Path
 import pytest
 import torch
 
-from ghostnoise.lab import grid, models, recipe
-from ghostnoise.lab.validation import validated
+from ghostnoise.lab import models
+from ghostnoise.lab.config import grid, recipe
+from ghostnoise.lab.config.overrides import validated
 
-ROOT = Path(__file__).parents[2]
+ROOT = Path(__file__).parents[3]
 
 # ResNet-18 on CIFAR-100, the setup that the others vary.
 BASE = {
@@ -36,7 +37,7 @@ PAPER = {
     "fig3-gni": {},
     "fig3-gni-parts": {"norm": {"components": "shift"}},
     "fig3-dropout": {
-        "norm": {"method": "dropout", "ghost_size": None, "rate": 0.1, "distribution": "bernoulli", "per": "element",
+        "norm": {"method": "dropout", "ghost_size": None, "p": 0.1, "distribution": "bernoulli", "per": "element",
                  "placement": "branch"},
     },
     "table1": {"data": TEST},
@@ -119,7 +120,7 @@ OPEN = {
     "fig1": {"data.evaluate"},
     "fig3-xbn-en": {"norm.ghost_size"},
     "fig3-agni": {"norm.ghost_size", "grid.axes.norm.ghost_size"},
-    "fig3-dropout": {"norm.rate", "grid.axes.norm.rate"},
+    "fig3-dropout": {"norm.p", "grid.axes.norm.p"},
     "fig4": {"data.evaluate", "meter.every"},
     "fig5": {"norm.ghost_size", "grid.seeds"},
     "fig6": {

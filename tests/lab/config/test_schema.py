@@ -1,7 +1,7 @@
 import pytest
 from pydantic import ValidationError
 
-from ghostnoise.lab.settings import (
+from ghostnoise.lab.config.schema import (
     DataSettings,
     ModelSettings,
     NormSettings,
@@ -25,12 +25,12 @@ def refusal(section, **given):
     [
         ("gni", {"ghost_size": 4, "components": "both", "noise_eps": 1e-3}),
         ("agni", {"ghost_size": 4, "components": "both", "noise_eps": 1e-3, "law": "fc", "dof": "paper"}),
-        ("dropout", {"rate": 0.1, "distribution": "bernoulli", "per": "element"}),
+        ("dropout", {"p": 0.1, "distribution": "bernoulli", "per": "element"}),
         ("bn", {"eps": 1e-5, "momentum": 0.1, "scope": "local"}),
     ],
 )
 def test_defaults_of_a_method_are_the_same_written_or_not(method, written):
-    needed = {name: value for name, value in written.items() if name in ("ghost_size", "rate")}
+    needed = {name: value for name, value in written.items() if name in ("ghost_size", "p")}
     assert NormSettings(method=method, **needed) == NormSettings(method=method, **written)
 
 
@@ -49,13 +49,13 @@ BELONGING = {
     "noise_eps": (1e-4, {"gni", "agni"}),
     "law": ("conv", {"agni"}),
     "dof": ("exact", {"agni"}),
-    "rate": (0.1, {"dropout"}),
+    "p": (0.1, {"dropout"}),
     "distribution": ("gaussian", {"dropout"}),
     "per": ("channel", {"dropout"}),
     "std": (0.1, {"eagn"}),
     "placement": ("after", {"gni", "agni", "dropout", "eagn"}),
 }
-NEEDED = {"gbn": "ghost_size", "en": "ghost_size", "gni": "ghost_size", "agni": "ghost_size", "dropout": "rate",
+NEEDED = {"gbn": "ghost_size", "en": "ghost_size", "gni": "ghost_size", "agni": "ghost_size", "dropout": "p",
           "eagn": "std"}  # fmt: skip
 
 
@@ -79,8 +79,8 @@ def test_a_method_needs_its_strength(method, name):
 
 
 def test_every_stray_setting_is_named():
-    lines = refusal(NormSettings, method="bn", ghost_size=4, rate=0.1).splitlines()
-    assert [line.partition("=")[0] for line in lines] == ["ghost_size", "rate"]
+    lines = refusal(NormSettings, method="bn", ghost_size=4, p=0.1).splitlines()
+    assert [line.partition("=")[0] for line in lines] == ["ghost_size", "p"]
 
 
 @pytest.mark.parametrize(
@@ -107,7 +107,11 @@ def test_every_stray_setting_is_named():
         ),
         (OptimSettings, {"lr": 1, "eps": 1e-3}, "eps=0.001: a setting of adamw, and name is 'sgd'; leave eps out"),
         (OptimSettings, {"lr": 1, "name": "adamw", "momentum": 0.5}, "momentum=0.5: a setting of sgd, and name is"),
-        (OptimSettings, {"lr": 1, "nesterov": True, "momentum": 0.0}, "nesterov with momentum=0.0: it needs some"),
+        (
+            OptimSettings,
+            {"lr": 1, "nesterov": True, "momentum": 0.0},
+            "nesterov with momentum=0.0: it needs momentum above 0",
+        ),
     ],
 )
 def test_what_does_not_go_together(section, given, line):
@@ -133,8 +137,8 @@ def test_augmentations_that_are_listed_are_accepted(name):
         (OptimSettings, {"lr": float("inf")}),
         (OptimSettings, {"lr": True}),
         (OptimSettings, {"lr": 0.1, "warmup_epochs": float("nan")}),
-        (NormSettings, {"method": "dropout", "rate": 1.0}),
-        (NormSettings, {"method": "dropout", "rate": float("nan")}),
+        (NormSettings, {"method": "dropout", "p": 1.0}),
+        (NormSettings, {"method": "dropout", "p": float("nan")}),
         (ModelSettings, {"name": "mlp", "widths": []}),
     ],
 )

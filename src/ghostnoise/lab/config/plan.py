@@ -1,6 +1,6 @@
-"""The runs of an experiment as points with an identity, and which cells won.
+"""The plan of an experiment: its runs with their identities, and the cells that are selected for testing.
 
-Both the sweep, which runs them, and the report, which reads them, ask here.
+Used by the sweep, which runs them, and by the report, which reads them.
 """
 
 import statistics
@@ -8,16 +8,18 @@ from collections import Counter
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass
 from functools import cached_property
-from typing import Any, Literal
+from typing import TYPE_CHECKING, Any, Literal
 
-from ghostnoise.lab import recipe
-from ghostnoise.lab.grid import Cell, Experiment
-from ghostnoise.lab.settings import Settings
-from ghostnoise.lab.store.scan import Found
+from ghostnoise.lab.config import recipe
+from ghostnoise.lab.config.grid import Cell, Experiment
+from ghostnoise.lab.config.schema import Settings
+
+if TYPE_CHECKING:  # it imports torch
+    from ghostnoise.lab.store.scan import Found
 
 Stage = Literal["tune", "test"]
 Resolve = Callable[[Settings], Settings]
-# What only the machine knows. A report may be made on another one than the runs.
+# Settings that depend on the machine: a report may be made on another machine than the runs.
 OF_THE_MACHINE = {"device": "auto", "processes": 1}
 
 
@@ -34,19 +36,19 @@ class Point:
 
     @property
     def name(self) -> str:
-        """What it is called in tables."""
+        """Its name in tables."""
         return f"{self.cell.name} seed {self.seed}" + (" (tuning)" if self.stage == "tune" else "")
 
     @cached_property
     def key(self) -> str:
-        """The same wherever it runs."""
+        """An identity that does not depend on the machine."""
         return key(self.settings)
 
 
 def first_points(experiment: Experiment, resolve: Resolve) -> list[Point]:
-    """The runs that wait for no other: those that are tuned, or all.
+    """Return the runs that do not depend on others: with `[select]` those that are tuned, otherwise all.
 
-    With `[select]`, a group with one cell has nothing to tune, and is tested at once.
+    A group with a single cell has nothing to tune, and is tested directly.
     """
     cells = experiment.cells()
     if experiment.select is None:
@@ -61,15 +63,15 @@ def first_points(experiment: Experiment, resolve: Resolve) -> list[Point]:
 
 
 def test_points(experiment: Experiment, winners: Mapping[str, Cell], resolve: Resolve) -> list[Point]:
-    """The runs that test the winners."""
+    """Return the runs that test the winners."""
     cells = [experiment.tested(cell) for cell in winners.values()]
     return [point for cell in cells for point in points(experiment, cell, "test", resolve)]
 
 
 def points(experiment: Experiment, cell: Cell, stage: Stage, resolve: Resolve) -> list[Point]:
-    """A cell's runs, one for each seed."""
-    settings = resolve(cell.settings)  # the seed changes nothing there
-    tree = settings.model_dump(exclude_none=True)
+    """Return the runs of a cell, one for each seed."""
+    settings = resolve(cell.settings)  # does not depend on the seed
+    tree = recipe.canonical_tree(settings)
     return [
         Point(cell, seed, stage, settings.model_copy(update={"seed": seed}), recipe.digest(tree | {"seed": seed}))
         for seed in experiment.seeds
@@ -79,10 +81,10 @@ def points(experiment: Experiment, cell: Cell, stage: Stage, resolve: Resolve) -
 def winners(
     experiment: Experiment, tuned: Iterable[Point], results: Mapping[str, Mapping[str, Any]]
 ) -> dict[str, Cell]:
-    """The best cell of each group whose tuning is over, by the mean over seeds; the first of equals.
+    """Return the best cell of each group whose tuning is complete, by the mean over seeds; the first of equal ones.
 
-    Groups are those of `Experiment.group`: the method's label, and its place on axes that are not tuned. A cell with a
-    run that diverged is not chosen. `results` are those of finished and diverged runs, by the points' key.
+    Groups are those of `Experiment.group`. A cell with a diverged run is not chosen. `results` holds those of finished
+    and diverged runs, by the key of their points.
     """
     if experiment.select is None:
         return {}
@@ -109,14 +111,14 @@ def winners(
 
 
 def key(settings: Settings) -> str:
-    """The settings' identity without what only the machine knows."""
+    """Return the identity of the settings without those that depend on the machine."""
     train = settings.train.model_copy(update=OF_THE_MACHINE)
     data = settings.data.model_copy(update={"stand_in": False})
     return recipe.identity(settings.model_copy(update={"train": train, "data": data}))
 
 
-def key_of(found: Found) -> str | None:
-    """The key of a run folder, or None if its settings are not ours to read."""
+def key_of(found: "Found") -> str | None:
+    """Return the key of a run folder, or None if its settings cannot be read."""
     try:
         return key(recipe.stored(found.settings))
     except ValueError:

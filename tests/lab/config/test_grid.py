@@ -5,7 +5,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 import experiment
-from ghostnoise.lab import grid, recipe
+from ghostnoise.lab.config import grid, recipe
 from ghostnoise.lab.errors import UserError
 
 
@@ -172,18 +172,18 @@ A = '[[grid.methods]]\nlabel = "A"\n'
         ("[grid]\n[[grid.methods]]\nset.optim.lr = 1.0\n", "grid.methods[0].label: missing"),
         (f"[grid]\naxes.norm.ghost_sise = [1]\n{A}", "norm.ghost_sise: unknown; did you mean norm.ghost_size?"),
         (f"[grid]\n{A}set.norm.metod = 'bn'\n", "norm.metod: unknown; did you mean norm.method?"),
-        (f"[grid]\naxes.seed = [1]\n{A}", "seed is no axis; give grid.seeds"),
+        (f"[grid]\naxes.seed = [1]\n{A}", "seed cannot be an axis; give grid.seeds"),
         (f"[grid]\naxes.train.smoke = [true]\n{A}", "train.smoke: set by --smoke"),
-        (f"[grid]\n{A}without = ['optim.lr']\n", "A without optim.lr: no such axis"),
+        (f"[grid]\n{A}without = ['optim.lr']\n", "A without optim.lr: the grid has no such axis"),
         (f"[grid]\naxes.optim.lr = [1.0]\n{A}set.optim.lr = 0.1\n", "A sets optim.lr, which is an axis"),
         (f"[grid]\n[[grid.zip]]\noptim.lr = [0.1]\ntrain.epochs = [1, 2]\n{A}", "has 1 values and train.epochs has 2"),
-        (f"[grid]\naxes.optim.lr=[0.1]\n[[grid.zip]]\noptim.lr = [0.1]\n{A}", "optim.lr is in grid.axes too"),
+        (f"[grid]\naxes.optim.lr=[0.1]\n[[grid.zip]]\noptim.lr = [0.1]\n{A}", "optim.lr is also in grid.axes"),
         (f"[grid]\n{A}{A}", "two methods are called A"),
-        (f"[grid]\n{A}[select]\naxes = ['optim.lr']\n", "select.axes: optim.lr is no axis"),
+        (f"[grid]\n{A}[select]\naxes = ['optim.lr']\n", "select.axes: optim.lr is not an axis"),
         (f"[grid]\n{A}[select]\naxes = []\n", "select.axes=[]: must have 1 value or more"),
         (f"[grid]\naxes.optim.lr = [0.1]\n{A}[select]\naxes = ['optim.lr']\nmetric = 'x'\n", "select.metric='x'"),
-        (f"[grid]\n{A}[report]\nbaseline = 'B'\n", "there is no method 'B'; there are A"),
-        (f"[grid]\n{A}[report]\nclaims = ['A > C']\n", "there is no method 'C'"),
+        (f"[grid]\n{A}[report]\nbaseline = 'B'\n", "no method is called 'B'; there are A"),
+        (f"[grid]\n{A}[report]\nclaims = ['A > C']\n", "no method is called 'C'"),
         (f"[grid]\n{A}[report]\nform = 'curves'\n", "curves need an axis of the grid: it has none"),
         (f"[grid]\naxes.optim.lr = [0.1, 0.1]\n{A}", "A lr=0.1 and A lr=0.1 are the same run"),
         (f"[grid]\n{A}[[grid.methods]]\nlabel = 'B'\nset.norm.method = 'gni'\n", "A and B are the same run"),
@@ -201,10 +201,10 @@ def test_mistakes_in_the_recipe_are_a_line_each(tmp_path, plan, line):
     ("overrides", "options", "line"),
     [
         (["seed=1"], {}, "give --seeds"),
-        (["norm.method=bn"], {}, "norm.method: what tells the methods of this experiment apart"),
+        (["norm.method=bn"], {}, "norm.method: distinguishes the methods of this experiment"),
         ([], {"only": ["XBN"]}, "--only XBN: no such method; there are BN, GBN, GNI"),
         ([], {"seeds": []}, "--seeds: none given"),
-        (["data.evaluate=test"], {}, "[select] tunes on validation images"),
+        (["data.evaluate=test"], {}, "[select] tunes on the validation images"),
     ],
 )
 def test_mistakes_on_the_command_line_are_a_line_each(tmp_path, overrides, options, line):

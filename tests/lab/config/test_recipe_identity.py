@@ -7,8 +7,8 @@ import math
 from hypothesis import given
 from hypothesis import strategies as st
 
-from ghostnoise.lab import recipe
-from ghostnoise.lab.validation import KEYS, changed, validated
+from ghostnoise.lab.config import recipe
+from ghostnoise.lab.config.overrides import changed, keys, validated
 
 FIXED = {
     "model": {"name": "mlp", "widths": [512, 300]},
@@ -89,7 +89,7 @@ def writings(draw, settings):
 
 STRENGTHS = {
     "none": {}, "bn": {}, "xbn": {}, "gbn": {"ghost_size": 8}, "en": {"ghost_size": 4}, "gni": {"ghost_size": 16},
-    "agni": {"ghost_size": 99}, "dropout": {"rate": 0.0}, "eagn": {"std": 1.0},
+    "agni": {"ghost_size": 99}, "dropout": {"p": 0.0}, "eagn": {"std": 1.0},
 }  # fmt: skip
 
 
@@ -136,9 +136,9 @@ OTHERS = {
     "norm.placement": ("after", []),
     "norm.law": ("conv", ["norm.method=agni"]),
     "norm.dof": ("exact", ["norm.method=agni"]),
-    "norm.rate": ("0.2", ["norm.method=dropout", "norm.rate=0.1"]),
-    "norm.distribution": ("gaussian", ["norm.method=dropout", "norm.rate=0.1"]),
-    "norm.per": ("channel", ["norm.method=dropout", "norm.rate=0.1"]),
+    "norm.p": ("0.2", ["norm.method=dropout", "norm.p=0.1"]),
+    "norm.distribution": ("gaussian", ["norm.method=dropout", "norm.p=0.1"]),
+    "norm.per": ("channel", ["norm.method=dropout", "norm.p=0.1"]),
     "norm.std": ("0.2", ["norm.method=eagn", "norm.std=0.1"]),
     "norm.eps": ("1e-4", []),
     "norm.momentum": ("0.2", []),
@@ -180,7 +180,7 @@ BY_THE_MACHINE = {"train.processes", "train.smoke", "data.stand_in"}
 
 
 def test_identity_changes_with_every_setting():
-    assert set(OTHERS) | BY_THE_MACHINE == set(KEYS)
+    assert set(OTHERS) | BY_THE_MACHINE == set(keys())
     seen = {}
     for key, (value, beside) in OTHERS.items():
         before, after = recipe.load("cpu-resnet", beside), recipe.load("cpu-resnet", [*beside, f"{key}={value}"])

@@ -1,7 +1,7 @@
 import pytest
 
 import experiment
-from ghostnoise.lab import grid, plan, recipe
+from ghostnoise.lab.config import grid, plan, recipe
 from ghostnoise.lab.store.scan import Found
 from ghostnoise.lab.sweep.machine import resolver
 
