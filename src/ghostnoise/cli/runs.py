@@ -67,8 +67,7 @@ def _all(runs: Path, recipe: str | None) -> list["Found"]:
 
 def _chosen(runs: Path, filters: list[str], status: str | None) -> Callable[[str | None], list["Found"]]:
     """Return a function that finds the runs of a recipe, or of all recipes, with this status and these settings."""
-    from ghostnoise.lab.config.overrides import overridden, values_of
-    from ghostnoise.lab.config.overrides import flat
+    from ghostnoise.lab.config.overrides import flat, overridden, values_of
 
     _, mistakes = overridden({}, filters)
     if mistakes:

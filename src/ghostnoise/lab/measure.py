@@ -17,8 +17,8 @@ from torch import nn
 
 from ghostnoise.lab import data, models
 from ghostnoise.lab.config import recipe
-from ghostnoise.lab.errors import UserError
 from ghostnoise.lab.config.schema import DataSettings, Settings
+from ghostnoise.lab.errors import UserError
 from ghostnoise.lab.store import checkpoints, scan
 from ghostnoise.lab.train import generators, machine, metering
 

@@ -6,13 +6,13 @@ import sys
 
 import pytest
 import torch
+from ghostnoise.layers.batch_norm import BatchNorm
 from torch import nn
 
 import ghostnoise
 from ghostnoise.lab import models
 from ghostnoise.lab.config.schema import ModelSettings, NormSettings
 from ghostnoise.lab.errors import UserError
-from ghostnoise.layers.batch_norm import BatchNorm
 from lab.models.small import SETTINGS, images, norm, trained
 
 importlib.import_module("startup.sitecustomize")

@@ -5,6 +5,7 @@ from functools import cache
 
 import pytest
 import torch
+from ghostnoise.layers.noisy_norm import AnalyticalGhostNoiseBatchNorm, GhostNoiseBatchNorm
 from torch import nn
 
 from ghostnoise import (
@@ -21,7 +22,6 @@ from ghostnoise.lab import models
 from ghostnoise.lab.models.noisy import Noisy
 from ghostnoise.lab.models.norm_free import NormFreeBlock
 from ghostnoise.lab.models.slots import Slots
-from ghostnoise.layers.noisy_norm import AnalyticalGhostNoiseBatchNorm, GhostNoiseBatchNorm
 from lab.models.small import CASES, WIDTHS, baseline, batch, build, images, norm, trained
 
 NOISES = (GhostNoise, AnalyticalGhostNoise, AdditiveGaussianNoise, NoisyDropout)

@@ -17,6 +17,7 @@ import experiment
 from ghostnoise.lab.config import grid
 from ghostnoise.lab.store import RunFolder
 from ghostnoise.lab.sweep import Options, list_runs, machine, sweep
+from ghostnoise.version import NUMERICS
 from support import jobs
 
 SELECT = experiment.THREE.replace("[0, 1]", "[0]") + '[select]\naxes = ["norm.ghost_size"]\n'
@@ -244,7 +245,7 @@ def test_runs_of_another_numerics_number_are_trained_again(tmp_path, inline):
     outdated = runs / "small" / min(before)
     environment = json.loads((outdated / "environment.json").read_text())
     (outdated / "environment.json").write_text(json.dumps(environment | {"numerics": NUMERICS + 1}))
-    listed = Ran(path, runs, seeds=[0], run=listing.show)
+    listed = Ran(path, runs, seeds=[0], run=list_runs)
     assert listed.lines[-1] == f"1 to run, 4 done; {runs / 'small'}"
     again = Ran(path, runs, seeds=[0])
     assert again.lines[-1].startswith("5 finished (4 of them before)")

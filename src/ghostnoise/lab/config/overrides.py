@@ -14,8 +14,8 @@ from pydantic_core import ErrorDetails
 
 from ghostnoise.lab.config.methods import methods
 from ghostnoise.lab.config.schema import NormSettings, Section, Settings, augments
-from ghostnoise.text import nearest
 from ghostnoise.lab.errors import UserError
+from ghostnoise.text import nearest
 
 Tree = dict[str, Any]
 

@@ -18,8 +18,8 @@ from typing import Any
 from ghostnoise.lab.config.methods import methods
 from ghostnoise.lab.config.overrides import Tree, changed, check, overridden, validated
 from ghostnoise.lab.config.schema import Settings
-from ghostnoise.text import nearest
 from ghostnoise.lab.errors import UserError
+from ghostnoise.text import nearest
 
 __all__ = [
     "Recipe",

@@ -6,11 +6,11 @@ from torch import nn
 
 from ghostnoise.lab.config.methods import Placement, methods
 from ghostnoise.lab.config.schema import ModelSettings, NormSettings
-from ghostnoise.text import nearest
 from ghostnoise.lab.errors import UserError
 from ghostnoise.lab.models import from_timm
 from ghostnoise.lab.models.catalog import CATALOG, Network, having
 from ghostnoise.lab.models.slots import Slots, Task, refuse_batch_norm_settings
+from ghostnoise.text import nearest
 
 
 def build(model: ModelSettings, norm: NormSettings, shape: tuple[int, int, int], classes: int) -> nn.Module:
@@ -23,7 +23,7 @@ def build(model: ModelSettings, norm: NormSettings, shape: tuple[int, int, int],
       (0): Flatten(start_dim=1, end_dim=-1)
       (1): Linear(in_features=16, out_features=8, bias=False)
       (2): GhostNoiseBatchNorm1d(8, eps=1e-05, momentum=0.1, affine=True, bias=True, track_running_stats=True,
-           ghost_size=4, noise_eps=0.001, shift=True, scale=True)
+           ghost_size=4, noise_eps=0.001, components='both')
       (3): ReLU()
       (4): Linear(in_features=8, out_features=10, bias=True)
     )

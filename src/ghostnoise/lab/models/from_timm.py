@@ -11,10 +11,10 @@ from torch.nn.modules.conv import _ConvNd
 from ghostnoise.conversion import convert
 from ghostnoise.lab.config.methods import NONE, Placement, methods
 from ghostnoise.lab.config.schema import ModelSettings, NormSettings
-from ghostnoise.text import nearest
 from ghostnoise.lab.errors import UserError
 from ghostnoise.lab.models.catalog import having
-from ghostnoise.lab.models.slots import group, noise_options, refuse_batch_norm_settings
+from ghostnoise.lab.models.slots import group, refuse_batch_norm_settings
+from ghostnoise.text import nearest
 
 PREFIX = "timm:"
 # By name, since timm defines its own. Sigmoid, tanh and softmax are gates there, not activations.
@@ -123,7 +123,7 @@ def _convert(model: nn.Module, norm: NormSettings, place: Placement | None, name
         raise UserError(f"{given} for {name!r}: needs batch norms, and the network has none; use {remedy}")
     elif norm.method != "bn" or group(norm):
         size: Any = {} if norm.ghost_size is None else {"ghost_size": norm.ghost_size}
-        convert(model, norm.method, scope=_scope(norm), **size, **noise_options(norm))
+        convert(model, norm.method, scope=_scope(norm), **size, **norm.options)
 
 
 def _scope(norm: NormSettings) -> str:
@@ -172,7 +172,7 @@ def _channel_dim(activation: nn.Module, parent: nn.Module) -> int:
 
 
 def _inject(model: nn.Module, norm: NormSettings, dims: dict[str, int], side: str) -> None:
-    options: Any = {side: nn.Module, "scope": _scope(norm), **noise_options(norm, standalone=True)}
+    options: Any = {side: nn.Module, "scope": _scope(norm), **norm.options}
     for dim in sorted(set(dims.values())):
 
         def here(name: str, _: nn.Module, dim: int = dim) -> bool:

@@ -6,8 +6,8 @@ from pathlib import Path
 
 from rich.table import Table
 
-from ghostnoise.lab.errors import UserError
 from ghostnoise.lab.config.grid import Experiment
+from ghostnoise.lab.errors import UserError
 from ghostnoise.lab.report import figures, noise_figures, noise_tables, page, tables
 from ghostnoise.lab.report.collect import collect
 from ghostnoise.lab.report.noise import noise_runs

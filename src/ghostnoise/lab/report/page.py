@@ -11,6 +11,7 @@ from string import Template
 from typing import Any
 
 import ghostnoise
+from ghostnoise.lab.config.overrides import flat
 from ghostnoise.lab.errors import UserError
 from ghostnoise.lab.report import figures, noise_figures, noise_tables
 from ghostnoise.lab.report.collect import Run, Status, number
@@ -32,7 +33,6 @@ from ghostnoise.lab.report.tables import (
     split,
     value_text,
 )
-from ghostnoise.lab.config.overrides import flat
 
 ASSETS = resources.files("ghostnoise.lab.report") / "assets"
 VERDICT_CLASSES: dict[Verdict, str] = {

@@ -9,9 +9,9 @@ from dataclasses import dataclass, field
 from typing import Any, Literal
 
 from ghostnoise.lab.config import plan
-from ghostnoise.lab.errors import UserError
 from ghostnoise.lab.config.grid import Cell
 from ghostnoise.lab.config.plan import Stage
+from ghostnoise.lab.errors import UserError
 from ghostnoise.lab.report.collect import STATUSES, Collected, Run, number, numerics_of
 
 ALPHA = 0.05

@@ -10,8 +10,8 @@ from pathlib import Path
 
 from rich.console import Console
 
-from ghostnoise.lab.errors import UserError
 from ghostnoise.lab.config.recipe import Recipe
+from ghostnoise.lab.errors import UserError
 from ghostnoise.lab.runners.job import Ended, Job, Place
 from ghostnoise.lab.store import RunFolder, scan
 from ghostnoise.lab.store.folder import Busy

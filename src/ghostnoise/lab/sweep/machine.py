@@ -8,10 +8,10 @@ from typing import Any
 
 from ghostnoise.lab import data
 from ghostnoise.lab.config import recipe
-from ghostnoise.lab.errors import UserError
 from ghostnoise.lab.config.plan import Point, Resolve
-from ghostnoise.lab.runners import Place, Runner, local, ray
 from ghostnoise.lab.config.schema import Settings
+from ghostnoise.lab.errors import UserError
+from ghostnoise.lab.runners import Place, Runner, local, ray
 from ghostnoise.lab.train import machine
 
 RUNNERS = ("local", "ray")
