@@ -1,4 +1,4 @@
-"""Standalone noise at modules that are no batch norms."""
+"""Noise that is inserted at modules that are not batch norms."""
 
 import copy
 import pickle
@@ -8,9 +8,10 @@ import torch
 from torch import nn
 
 import ghostnoise
-from models import convolutional, images, state, tokens, transformer
+from ghostnoise.methods import registry
+from support.models import convolutional, images, state, tokens, transformer
 
-METHODS = ["gni", "gni-shift", "gni-scale", "agni", "agni-conv"]
+METHODS = {name: method for name, method in registry.names().items() if method[0].noise is not None}
 
 
 class Residual(nn.Module):
@@ -32,8 +33,8 @@ def output_of(model, x):
 @pytest.mark.parametrize("method", METHODS)
 def test_after_layer_norm(method):
     model = ghostnoise.convert(transformer(), method, 4, after=nn.LayerNorm)
-    options = ghostnoise.conversion.table.METHODS[method].fixed
-    noise = ghostnoise.conversion.table.METHODS[method].noise
+    spec, options = METHODS[method]
+    noise = spec.noise
     by_hand = transformer()
     by_hand.insert(1, noise(4, channel_dim=-1, **options))
     by_hand.insert(5, noise(4, channel_dim=-1, **options))
@@ -76,9 +77,11 @@ def test_where_alone_selects_anything():
 
 def test_options_of_the_noise():
     generator = torch.Generator()
-    model = ghostnoise.convert(transformer(), "agni", 4, after=nn.LayerNorm, eps=1e-2, dof="exact", generator=generator)
+    model = ghostnoise.convert(
+        transformer(), "agni", 4, after=nn.LayerNorm, noise_eps=1e-2, dof="exact", generator=generator
+    )
     noise = model[0].ghost_noise
-    assert (noise.eps, noise.dof, noise.generator) == (1e-2, "exact", generator)
+    assert (noise.noise_eps, noise.dof, noise.generator) == (1e-2, "exact", generator)
 
 
 def test_no_key_is_renamed_and_eval_is_as_before():
@@ -214,10 +217,10 @@ def test_a_module_with_several_names_is_reported_when_it_is_converted():
     model(tokens())
 
 
-# What cannot be.
+# Errors.
 
 
-def test_an_activation_does_not_tell_where_the_channels_of_tokens_are():
+def test_the_channel_dimension_of_an_activation_on_tokens_must_be_given():
     model = ghostnoise.convert(nn.Sequential(nn.ReLU()), "gni", 4, before=nn.ReLU)
     model(torch.randn(8, 6))
     model(images())
@@ -229,7 +232,9 @@ def test_an_activation_does_not_tell_where_the_channels_of_tokens_are():
 
 
 def test_containers():
-    with pytest.raises(ValueError, match=r"'4' \(Sequential\) is a container, .*; select a layer in it \(where= sees"):
+    with pytest.raises(
+        ValueError, match=r"'4' \(Sequential\) is a container, .*: select a layer inside it \(where= is"
+    ):
         ghostnoise.convert(convolutional(), "gni", 4, where=lambda name, module: name == "4", channel_dim=1)
 
 
@@ -251,7 +256,7 @@ def test_modules_that_do_not_return_one_tensor():
 
 def test_inputs_given_by_name():
     model = ghostnoise.convert(nn.Sequential(nn.ReLU()), "gni", 4, before=nn.ReLU)
-    with pytest.raises(ValueError, match=r"noise before .* got no input by position"):
+    with pytest.raises(ValueError, match=r"noise before .* got no positional input"):
         model[0](input=images())
     model.eval()[0](input=images())
 

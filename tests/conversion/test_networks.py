@@ -1,4 +1,4 @@
-"""Networks of timm, whole."""
+"""Conversion of whole timm networks."""
 
 import copy
 import io
@@ -8,9 +8,9 @@ import torch
 from torch import nn
 
 import ghostnoise
-import networks
-from ghostnoise.layers.batch_norm import BatchNorm
-from models import state
+from ghostnoise.methods.base import NormLayer
+from support import networks
+from support.models import state
 
 WITH_BATCH_NORM = ["resnet18", "mobilenetv3_small_050", "efficientnet_b0", "resnetv2_50", "regnetx_002", "test_byobnet"]
 
@@ -29,7 +29,7 @@ def test_all_batch_norms_are_converted_and_back(name):
     keys = list(model.state_dict())
     ghostnoise.convert(model, "gni", 2)
     assert len(norms) > 10
-    assert all(isinstance(norm, BatchNorm) for norm in norms)
+    assert all(isinstance(norm, NormLayer) for norm in norms)
     assert len(ghostnoise.summary(model)) == len(norms)
     assert list(model.state_dict()) == keys
     assert torch.equal(model(pixels()), expected)

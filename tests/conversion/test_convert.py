@@ -10,8 +10,9 @@ from torch import nn
 from torch.nn.utils.fusion import fuse_conv_bn_eval
 
 import ghostnoise
-from ghostnoise.layers.batch_norm import BatchNorm
-from models import SIZES, convolutional, images, state, tokens, trained, transformer
+from ghostnoise.methods import registry
+from ghostnoise.methods.base import NormLayer
+from support.models import SIZES, convolutional, images, state, tokens, trained, transformer
 
 every_method = pytest.mark.parametrize("method", list(SIZES))
 
@@ -26,10 +27,12 @@ def quiet_revert(model):
 def test_every_batch_norm_becomes_ours(method):
     model = convolutional()
     assert ghostnoise.convert(model, method, **SIZES[method]) is model
-    assert isinstance(model[1], BatchNorm)
-    assert isinstance(model[1], nn.BatchNorm2d)
-    assert isinstance(model[4][1], BatchNorm)
-    assert isinstance(model[4][1], nn.BatchNorm1d)
+    assert isinstance(model[1], NormLayer)
+    assert model[1].ndims == (4,)
+    assert isinstance(model[4][1], NormLayer)
+    assert model[4][1].ndims == (2, 3)
+    folds = not registry.names()[method][0].changes_inference  # these are also torch's own layers
+    assert isinstance(model[1], nn.BatchNorm2d) == isinstance(model[4][1], nn.BatchNorm1d) == folds
     assert ghostnoise.summary(model)[0].method == method
     model(images()).sum().backward()
     assert model[1].weight.grad is not None
@@ -37,11 +40,11 @@ def test_every_batch_norm_becomes_ours(method):
 
 def test_names_fix_options():
     for method, layer, fixed in (
-        ("gni", ghostnoise.GhostNoiseBatchNorm2d, {"shift": True, "scale": True}),
-        ("gni-shift", ghostnoise.GhostNoiseBatchNorm2d, {"shift": True, "scale": False}),
-        ("gni-scale", ghostnoise.GhostNoiseBatchNorm2d, {"shift": False, "scale": True}),
-        ("agni", ghostnoise.AnalyticalGhostNoiseBatchNorm2d, {"kind": "fc"}),
-        ("agni-conv", ghostnoise.AnalyticalGhostNoiseBatchNorm2d, {"kind": "conv"}),
+        ("gni", ghostnoise.GhostNoiseBatchNorm2d, {"components": "both"}),
+        ("gni-shift", ghostnoise.GhostNoiseBatchNorm2d, {"components": "shift"}),
+        ("gni-scale", ghostnoise.GhostNoiseBatchNorm2d, {"components": "scale"}),
+        ("agni", ghostnoise.AnalyticalGhostNoiseBatchNorm2d, {"law": "fc"}),
+        ("agni-conv", ghostnoise.AnalyticalGhostNoiseBatchNorm2d, {"law": "conv"}),
     ):
         converted = ghostnoise.convert(convolutional(), method, ghost_size=7)[1]
         assert type(converted) is layer
@@ -66,7 +69,7 @@ def test_a_converted_layer_is_like_a_built_one(method):
     built = type(converted)(3, **SIZES[method])
     extra = {"_ghostnoise_origin"}
     assert vars(converted).keys() - extra == vars(built).keys() - extra
-    own = ghostnoise.conversion.table.METHODS[method].fixed
+    own = registry.names()[method][1]
     assert {name: getattr(converted, name) for name in built.options if name not in own} == {
         name: getattr(built, name) for name in built.options if name not in own
     }
@@ -115,7 +118,7 @@ def test_eval_output_is_that_of_before(method):
     model = trained().eval()
     expected = model(images())
     output = ghostnoise.convert(model, method, **SIZES[method])(images())
-    assert torch.equal(output, expected) == (method != "en")
+    assert torch.equal(output, expected) != registry.names()[method][0].changes_inference
 
 
 @every_method
@@ -167,7 +170,7 @@ def test_converting_again_changes_the_method():
         ghostnoise.convert(model, method, **SIZES[method])
     ghostnoise.convert(model, "gbn", 16)
     assert type(model[1]) is ghostnoise.GhostBatchNorm2d
-    assert not vars(model[1]).keys() & {"noise_eps", "shift", "scale", "generator", "kind", "dof", "alpha", "min_std"}
+    assert not vars(model[1]).keys() & {"noise_eps", "components", "generator", "law", "dof", "alpha", "min_std"}
     assert len(model._forward_pre_hooks) == 1
     ghostnoise.convert(model, "bn")
     assert "ghost_size" not in vars(model[1])
@@ -209,10 +212,10 @@ def test_copies_work(method, how):
     assert torch.equal(*outputs)
     quiet_revert(twin)
     assert type(twin[1]) is nn.BatchNorm2d
-    assert isinstance(model[1], BatchNorm)
+    assert isinstance(model[1], NormLayer)
 
 
-@pytest.mark.parametrize("method", [method for method in SIZES if method != "en"])
+@pytest.mark.parametrize("method", [name for name, (spec, _) in registry.names().items() if not spec.changes_inference])
 def test_folding_into_a_convolution(method):
     model = ghostnoise.convert(trained(), method, **SIZES[method]).eval()
     folded = fuse_conv_bn_eval(model[0], model[1])
