@@ -216,7 +216,8 @@ def test_fully_shard_after_conversion():
 def test_fully_sharded_data_parallel():
     from torch.distributed.fsdp import FullyShardedDataParallel
 
-    model = nn.Sequential(FullyShardedDataParallel(convolutional(), device_id=torch.device("cpu")))
+    with pytest.warns(UserWarning, match="the world size is 1"):
+        model = nn.Sequential(FullyShardedDataParallel(convolutional(), device_id=torch.device("cpu")))
     before = [type(module) for module in model.modules()]
     with pytest.raises(ValueError, match=r"'0' \(FullyShardedDataParallel\) is managed by FSDP"):
         ghostnoise.convert(model, "gni", 4)

@@ -71,7 +71,7 @@ def test_noise_in_networks_without_batch_norm(name, options, channel_dim, kind):
     keys = list(model.state_dict())
     with pytest.raises(ValueError, match=r"no batch norm in this .*, whose norm layers are: .*LayerNorm.* give after="):
         ghostnoise.convert(model, "gni", 4)
-    with pytest.raises(ValueError, match=r"channel_dim is not known for .*: give channel_dim=1, or -1"):
+    with pytest.raises(ValueError, match=r"channel_dim is not known for .*: give channel_dim=1, or channel_dim=-1"):
         ghostnoise.convert(model, "gni", 4, after=kind)
     ghostnoise.convert(model, "gni", 4, after=kind, channel_dim=channel_dim)
     assert torch.equal(model(pixels()), expected)

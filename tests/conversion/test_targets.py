@@ -209,14 +209,14 @@ def test_process_group_means_the_same_as_in_layers():
         assert repr(layer) == repr(ghostnoise.GhostNoiseBatchNorm2d(4, ghost_size=4, process_group=group))
         noise = ghostnoise.convert(transformer(), "gni", 4, after=nn.LayerNorm, process_group=group)[0].ghost_noise
         assert repr(noise) == repr(ghostnoise.GhostNoise(4, channel_dim=-1, process_group=group))
-    with pytest.raises(ValueError, match="process_group='world' without torch.distributed: call"):
+    with pytest.raises(ValueError, match=r"process_group='world' without torch.distributed: call"):
         ghostnoise.convert(convolutional(), "gni", 4, process_group="world")(torch.randn(8, 3, 6, 6))
 
 
 @pytest.mark.usefixtures("one_rank")
 def test_scope_is_short_for_a_process_group():
     group = torch.distributed.new_group([0])
-    for given, expected in (
+    for arguments, expected in (
         ({"process_group": "world"}, "world"),
         ({"scope": "global"}, "world"),
         ({"scope": "global", "process_group": "world"}, "world"),
@@ -227,7 +227,7 @@ def test_scope_is_short_for_a_process_group():
         ({"scope": "local", "process_group": None}, None),
     ):
         model = nn.Sequential(nn.SyncBatchNorm(3), nn.BatchNorm2d(3))
-        ghostnoise.convert(model, "gni", 4, **given)
+        ghostnoise.convert(model, "gni", 4, **arguments)
         assert [layer.process_group for layer in model] == [expected, expected]
         assert scopes(model) == ["local" if expected is None else "global"] * 2
         model(torch.randn(8, 3, 6, 6))

@@ -31,10 +31,12 @@ def activated(norm: Any) -> type[Any]:
 
 def __getattr__(name: str) -> Any:
     """Return an activated variant by its name, for pickle."""
-    for spec in registry.specs().values() if name.startswith("Activated") else ():
-        for norm in spec.norms or ():
-            if name == f"Activated{norm.__name__}":
-                return activated(norm)
+    norms: list[Any] = []
+    if name.startswith("Activated"):
+        norms = [norm for spec in registry.specs().values() for norm in spec.norms or ()]
+    for norm in norms:
+        if name == f"Activated{norm.__name__}":
+            return activated(norm)
     raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
 
 
