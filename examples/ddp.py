@@ -2,8 +2,8 @@
 
     torchrun --standalone --nproc-per-node 2 examples/ddp.py [--steps 60] [--scope global]
 
-In local scope, each process computes statistics and draws ghost batches from its own part of the batch, as nn.BatchNorm2d
-does under DDP. In global scope, it uses the samples of all processes, as nn.SyncBatchNorm does. Needs scikit-learn.
+In local scope, each process computes statistics and draws ghost batches from its own part of the batch, as
+nn.BatchNorm2d does; in global scope, from the samples of all processes, as nn.SyncBatchNorm does. Needs scikit-learn.
 """
 
 import argparse

@@ -20,6 +20,7 @@ __all__ = [
     "AnyLazyNorm",
     "backward_hooks",
     "break_graph",
+    "children",
     "forward_hooks",
     "has_tangent",
     "in_backward",
@@ -33,6 +34,11 @@ __all__ = [
     "transformed",
     "vmap_levels",
 ]
+
+
+def children(module: nn.Module) -> dict[str, nn.Module | None]:
+    """Return the children of a module by name; `getattr` takes several times as long."""
+    return module._modules
 
 
 def forward_hooks(module: nn.Module) -> tuple[dict[int, Any], dict[int, Any]]:

@@ -40,7 +40,7 @@ class Method(NamedTuple):
 
 
 def check_options(method: Method, layer: type[nn.Module], options: dict[str, Any], arguments: list[str]) -> None:
-    """Check the names of options; suggests the nearest option, or the nearest of the other `arguments` of `convert`."""
+    """Check the names of options; the error suggests the nearest option, or the nearest of `arguments`."""
     allowed = method.options(layer)
     for name, value in options.items():
         if name not in allowed:
@@ -49,6 +49,9 @@ def check_options(method: Method, layer: type[nn.Module], options: dict[str, Any
                 f"{name}={value!r}: {layer.__name__} has no such option here; it takes {', '.join(allowed)}"
                 f"{taken or did_you_mean(name, [*allowed, *arguments], cutoff=0.6)}"
             )
+    for option in registry.options_of(layer):
+        if option.default is inspect.Parameter.empty and option.name not in {**options, **method.fixed}:
+            raise ValueError(f"{option.name} is missing: {layer.__name__} has no default for it; give {option.name}=")
 
 
 def spec_of(layer: type[nn.Module]) -> MethodSpec | None:

@@ -5,7 +5,7 @@ from typing import Any
 import torch
 from torch import nn
 
-from ghostnoise.torch_private import forward_hooks
+from ghostnoise.torch_private import children, forward_hooks
 
 
 class Watch:
@@ -58,5 +58,5 @@ def is_watch(hook: Any) -> bool:
 def _submodule(module: nn.Module, path: list[str]) -> nn.Module | None:
     found: nn.Module | None = module
     for name in path:
-        found = getattr(found, name, None)
+        found = None if found is None else children(found).get(name)
     return found
