@@ -24,21 +24,21 @@ def quiet_revert(model):
 
 
 @every_method
-def test_every_batch_norm_becomes_ours(method):
+def test_every_batch_norm_is_converted(method):
     model = convolutional()
     assert ghostnoise.convert(model, method, **SIZES[method]) is model
     assert isinstance(model[1], NormLayer)
     assert model[1].ndims == (4,)
     assert isinstance(model[4][1], NormLayer)
     assert model[4][1].ndims == (2, 3)
-    folds = not registry.names()[method][0].changes_inference  # these are also torch's own layers
+    folds = not registry.names()[method][0].changes_inference  # only these are instances of nn.BatchNorm*d
     assert isinstance(model[1], nn.BatchNorm2d) == isinstance(model[4][1], nn.BatchNorm1d) == folds
     assert ghostnoise.summary(model)[0].method == method
     model(images()).sum().backward()
     assert model[1].weight.grad is not None
 
 
-def test_names_fix_options():
+def test_shorthands_set_options():
     for method, layer, fixed in (
         ("gni", ghostnoise.GhostNoiseBatchNorm2d, {"components": "both"}),
         ("gni-shift", ghostnoise.GhostNoiseBatchNorm2d, {"components": "shift"}),
@@ -63,8 +63,8 @@ def test_options_reach_the_layers():
 
 
 @every_method
-def test_a_converted_layer_is_like_a_built_one(method):
-    """Everything that the constructor sets is set."""
+def test_a_converted_layer_has_all_attributes_of_a_constructed_one(method):
+    """Conversion sets every attribute that the constructor sets."""
     converted = ghostnoise.convert(nn.Sequential(nn.BatchNorm2d(3)), method, **SIZES[method])[0]
     built = type(converted)(3, **SIZES[method])
     extra = {"_ghostnoise_origin"}
@@ -76,7 +76,7 @@ def test_a_converted_layer_is_like_a_built_one(method):
 
 
 @every_method
-def test_an_optimizer_built_before_moves_the_weights(method):
+def test_an_optimizer_created_before_updates_the_weights(method):
     model = convolutional()
     optimizer = torch.optim.SGD(model.parameters(), lr=0.1, momentum=0.9)
     ghostnoise.convert(model, method, **SIZES[method])
@@ -104,7 +104,7 @@ def test_everything_that_refers_to_a_layer_stays_valid():
 
 
 @every_method
-def test_state_dict_goes_both_ways(method):
+def test_state_dict_loads_in_both_directions(method):
     plain, model = trained(), ghostnoise.convert(convolutional(), method, **SIZES[method])
     model.load_state_dict(plain.state_dict(), strict=True)
     model(images())
@@ -114,7 +114,7 @@ def test_state_dict_goes_both_ways(method):
 
 
 @every_method
-def test_eval_output_is_that_of_before(method):
+def test_eval_output_changes_for_eval_norm_only(method):
     model = trained().eval()
     expected = model(images())
     output = ghostnoise.convert(model, method, **SIZES[method])(images())
@@ -122,7 +122,7 @@ def test_eval_output_is_that_of_before(method):
 
 
 @every_method
-def test_revert_gives_the_model_back(method):
+def test_revert_restores_the_model(method):
     model = trained()
     before, weights = state(model), copy.deepcopy(model.state_dict())
     ghostnoise.convert(model, method, **SIZES[method])
@@ -141,7 +141,7 @@ def test_revert_keeps_what_was_learned():
     assert all(torch.equal(learned[name], tensor) for name, tensor in model.state_dict().items())
 
 
-def test_revert_of_nothing_is_nothing():
+def test_revert_of_a_plain_model_changes_nothing():
     model = convolutional()
     before = state(model)
     assert ghostnoise.revert(ghostnoise.revert(model)) is model
@@ -222,7 +222,7 @@ def test_folding_into_a_convolution(method):
     torch.testing.assert_close(folded(images()), model[1](model[0](images())), rtol=1e-4, atol=1e-5)
 
 
-@pytest.mark.parametrize("method", ["gbn", "gni", "agni"])
+@every_method
 def test_compiles_as_one_graph(method):
     torch._dynamo.reset()
     model = ghostnoise.convert(trained(), method, **SIZES[method])

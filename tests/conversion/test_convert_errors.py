@@ -6,7 +6,7 @@ from torch import nn
 
 import ghostnoise
 from ghostnoise.methods import registry
-from support.models import SIZES, convolutional, state, transformer
+from support.models import SIZES, convolutional, images, state, transformer
 
 
 def refuses(model, message, *arguments, **options):
@@ -201,8 +201,10 @@ def test_fully_shard_after_conversion():
     from torch.distributed.fsdp import fully_shard
 
     mesh = init_device_mesh("cpu", (1,))
-    model = ghostnoise.convert(convolutional(), "gni", 4)
-    ghostnoise.revert(fully_shard(model, mesh=mesh))
+    model = fully_shard(ghostnoise.convert(convolutional().append(nn.Linear(5, 2)), "gni", 4), mesh=mesh)
+    model(images()).square().sum().backward()
+    assert model[1].weight.grad is not None
+    ghostnoise.revert(model)
     assert type(model[1]) is nn.BatchNorm2d
     model = ghostnoise.convert(convolutional(), "gni", 4)
     fully_shard(model[1], mesh=mesh)
@@ -216,8 +218,12 @@ def test_fully_shard_after_conversion():
 def test_fully_sharded_data_parallel():
     from torch.distributed.fsdp import FullyShardedDataParallel
 
-    with pytest.warns(UserWarning, match="the world size is 1"):
-        model = nn.Sequential(FullyShardedDataParallel(convolutional(), device_id=torch.device("cpu")))
+    def wrapped(module):
+        with pytest.warns(UserWarning, match="the world size is 1"):
+            return nn.Sequential(FullyShardedDataParallel(module, device_id=torch.device("cpu")))
+
+    wrapped(ghostnoise.convert(convolutional(), "gni", 4))(images()).square().sum().backward()
+    model = wrapped(convolutional())
     before = [type(module) for module in model.modules()]
     with pytest.raises(ValueError, match=r"'0' \(FullyShardedDataParallel\) is managed by FSDP"):
         ghostnoise.convert(model, "gni", 4)

@@ -20,7 +20,7 @@ def pixels(batch_size=4):
 
 
 @pytest.mark.parametrize("name", WITH_BATCH_NORM)
-def test_all_batch_norms_are_converted_and_back(name):
+def test_all_batch_norms_are_converted_and_reverted(name):
     torch.manual_seed(0)
     model = networks.build(name)
     before = state(model)

@@ -30,7 +30,7 @@ def test_sizes_over_steps():
     assert seen(OffAfter(16, steps=2), 4) == [16, 16, None, None]
 
 
-def test_sizes_are_plain_integers_of_one_or_more():
+def test_sizes_are_positive_integers():
     for schedule in (LinearSchedule(1, 2, steps=7), CosineSchedule(9, 1, steps=5)):
         assert all(type(size) is int and size >= 1 for size in seen(schedule, 9))
 
@@ -190,7 +190,7 @@ def test_parametrized_layers_are_copied_with_their_schedule():
     assert [model[0].ghost_size, twin[0].ghost_size] == [4, 8]
 
 
-def test_a_schedule_keeps_no_model_alive():
+def test_a_schedule_does_not_keep_its_model_alive():
     schedule = LinearSchedule(4, 8, steps=1)
     ghostnoise.convert(convolutional(), "gni", schedule)
     gc.collect()
@@ -205,7 +205,7 @@ def test_a_schedule_keeps_no_model_alive():
         ("bn", ConstantSchedule(8), r"ghost_size=ConstantSchedule\(size=8, steps=1, .*\): 'bn' normalizes the whole"),
     ],
 )
-def test_a_schedule_must_fit_to_its_end(method, schedule, message):
+def test_both_ends_of_a_schedule_are_checked(method, schedule, message):
     model = convolutional()
     before = state(model)
     with pytest.raises(ValueError, match=message):
@@ -225,7 +225,7 @@ def test_settings_are_checked():
             build()
 
 
-def test_a_subclass_needs_at_alone():
+def test_a_subclass_defines_at():
     class Doubling(ghostnoise.Schedule):
         def at(self, step):
             return 2**step

@@ -12,9 +12,10 @@ from torch.nn.utils import parametrize
 
 import ghostnoise
 from ghostnoise import GhostBatchNorm, GhostNoiseBatchNorm
-from ghostnoise.conversion.swap import Method, name_of
+from ghostnoise.conversion.swap import Method, check_options, name_of
 from ghostnoise.conversion.variants import activated
 from ghostnoise.methods import registry
+from ghostnoise.methods.registry import MethodSpec
 from support import networks
 from support.families import SHAPES, example
 from support.models import SIZES
@@ -24,7 +25,7 @@ every_method = pytest.mark.parametrize("method", list(SIZES))
 
 
 class Renamed(nn.BatchNorm2d):
-    """A subclass without a forward of its own."""
+    """A subclass that does not define a forward."""
 
     def greeting(self):
         return "hello"
@@ -48,7 +49,7 @@ def test_subclasses_without_a_forward_of_their_own():
     assert ghostnoise.revert(model)[0].greeting() == "hello"
 
 
-def test_subclasses_that_take_other_ranks_still_do():
+def test_subclasses_that_accept_other_ranks_still_do():
     model = ghostnoise.convert(nn.Sequential(AnyRank(3)), "gni", 4)
     assert type(model[0]) is GhostNoiseBatchNorm
     for dimensions in SHAPES:
@@ -56,7 +57,7 @@ def test_subclasses_that_take_other_ranks_still_do():
     assert type(ghostnoise.revert(model)[0]) is AnyRank
 
 
-def test_subclasses_of_ours():
+def test_subclasses_of_layers_of_this_library():
     class Own(ghostnoise.GhostBatchNorm2d):
         def forward(self, x):
             return x
@@ -68,7 +69,7 @@ def test_subclasses_of_ours():
     assert type(model[0]) is ghostnoise.GhostNoiseBatchNorm2d
 
 
-def test_an_attribute_in_the_way():
+def test_an_attribute_with_the_name_of_an_option():
     model = nn.Sequential(nn.BatchNorm2d(3), nn.BatchNorm2d(3))
     model[1].components = nn.Parameter(torch.ones(1))
     with pytest.raises(
@@ -138,7 +139,7 @@ def test_lazy_layers_load_a_state_dict(options):
 
 
 def test_lazy_layers_pickle():
-    """As torch's do; copying them is what torch itself refuses."""
+    """They can be pickled, as torch's own can; torch refuses to deep-copy lazy modules."""
     model = ghostnoise.convert(lazy(2), "gbn", 4)
     twin = pickle.loads(pickle.dumps(model))
     twin(example(2))
@@ -150,7 +151,7 @@ def test_lazy_layers_pickle():
 
 
 @every_method
-def test_synchronized_layers_take_any_rank(method):
+def test_synchronized_layers_accept_any_rank(method):
     model = nn.Sequential(nn.SyncBatchNorm(3))
     ghostnoise.convert(model, method, **SIZES[method], scope="local")
     assert type(model[0]) is registry.names()[method][0].norm
@@ -263,6 +264,19 @@ def test_options_are_those_of_the_layer_that_conversion_does_not_name(name):
     if method.spec.noise is not None:
         assert "noise_eps" in method.options(method.spec.noise)
         assert "channel_dim" not in method.options(method.spec.noise)
+
+
+class Strict(ghostnoise.BatchNorm):
+    def __init__(self, num_features, *, strength):
+        super().__init__(num_features)
+
+
+def test_options_without_a_default_must_be_given():
+    spec = MethodSpec("strict", "Strict", "", "", "", norm=Strict)
+    check_options(Method("strict", spec, {}), Strict, {"strength": 1}, [])
+    check_options(Method("strict", spec, {"strength": 1}), Strict, {}, [])
+    with pytest.raises(ValueError, match="strength is missing: Strict has no default for it; give strength="):
+        check_options(Method("strict", spec, {}), Strict, {}, [])
 
 
 def test_names_of_layers_built_with_other_options():

@@ -10,14 +10,14 @@ from support.models import convolutional, state, transformer
 # The selection of modules.
 
 
-def test_where_narrows_batch_norms():
+def test_where_restricts_batch_norms():
     for method in ("gbn", "xbn", "en"):
         model = ghostnoise.convert(convolutional(), method, 4, where=lambda name, module: name.startswith("4"))
         assert type(model[1]) is nn.BatchNorm2d
         assert [row.name for row in ghostnoise.summary(model)] == ["4.1"]
 
 
-def test_where_is_asked_for_every_name():
+def test_where_is_called_for_every_name():
     norm = nn.BatchNorm1d(6)
     model = ghostnoise.convert(nn.Sequential(norm, norm), "gbn", 4, where=lambda name, module: name == "1")
     assert type(model[0]) is ghostnoise.GhostBatchNorm1d
@@ -35,7 +35,7 @@ def test_nothing_to_convert():
         ghostnoise.convert(nn.Linear(3, 3), "gbn", 4)
 
 
-def test_a_network_that_is_named_after_norms_is_no_norm_layer():
+def test_a_network_with_norm_in_its_name_is_not_a_norm_layer():
     class NormFree(nn.Sequential):
         pass
 
@@ -92,7 +92,7 @@ def test_unknown_types(module):
     assert channel_dim(module, channel_dim=-1) == -1
 
 
-def test_all_that_are_unknown_are_listed():
+def test_all_unknown_types_are_listed():
     model = nn.Sequential(nn.LayerNorm(6), *(Own(6) for _ in range(6)))
     with pytest.raises(ValueError, match=r"for '1' \(Own\), '2' \(Own\), .*, '5' \(Own\) and 1 more: give"):
         ghostnoise.convert(model, "gni", 4, after=nn.LayerNorm)
@@ -114,7 +114,7 @@ def converted_sizes(ghost_size, names=("a", "b1", "b2"), method="gni"):
     return [getattr(model, name).ghost_size for name in names]
 
 
-def test_the_first_pattern_that_matches_counts():
+def test_the_first_matching_pattern_applies():
     assert converted_sizes({"b1": 4, "b*": 8, "*": 16}) == [16, 4, 8]
     assert converted_sizes({"*": 16, "b*": 8}) == [16, 16, 16]
     assert converted_sizes({"a": None, "b[12]": 8}) == [None, 8, 8]
@@ -147,17 +147,17 @@ def test_any_name_of_a_shared_layer_matches():
         (4.0, "ghost_size=4.0: must be an integer"),
     ],
 )
-def test_sizes_that_are_none(ghost_size, message):
+def test_invalid_sizes(ghost_size, message):
     with pytest.raises(ValueError, match=message):
         converted_sizes(ghost_size)
 
 
-def test_a_mapping_for_a_method_without_ghosts():
+def test_a_mapping_for_a_method_without_ghost_batches():
     with pytest.raises(ValueError, match="'bn' normalizes the whole batch"):
         converted_sizes({"*": 4}, method="bn")
 
 
-def test_the_last_layer_fails_and_the_first_is_as_it_was():
+def test_an_error_in_the_last_layer_leaves_the_first_unchanged():
     model = convolutional()
     before = state(model)
     with pytest.raises(ValueError, match="ghost_size=0"):
@@ -191,7 +191,7 @@ def test_local_by_default():
 
 
 @pytest.mark.usefixtures("one_rank")
-def test_global_is_every_rank_or_a_group():
+def test_global_scope_is_all_ranks_or_a_group():
     model = ghostnoise.convert(convolutional(), "gni", 4, scope="global")
     assert model[1].process_group == "world"
     assert scopes(model) == ["global", "global"]
@@ -261,8 +261,8 @@ def test_uneven_is_an_option():
     assert not ghostnoise.convert(model, "gni", 4, scope="global")[1].uneven
 
 
-def test_groups_that_are_gone(tmp_path):
-    """A model that was saved with a group of its own can be reverted where there are no ranks."""
+def test_revert_without_the_process_group(tmp_path):
+    """A model that was saved with a process group can be reverted where torch.distributed is not initialized."""
     torch.distributed.init_process_group("gloo", init_method=f"file://{tmp_path}/ranks", rank=0, world_size=1)
     group = torch.distributed.new_group([0])
     model = ghostnoise.convert(nn.Sequential(nn.SyncBatchNorm(3, process_group=group)), "gbn", 4)

@@ -11,7 +11,7 @@ from support.models import convolutional, images
 synchronize = nn.SyncBatchNorm.convert_sync_batchnorm
 
 
-def test_layers_replaced_by_synchronized_ones_are_noticed():
+def test_layers_replaced_by_synchronized_ones_are_detected():
     model = synchronize(ghostnoise.convert(convolutional(), "gni", 4))
     with pytest.raises(RuntimeError, match=r"'1' is now a SyncBatchNorm: convert_sync_batchnorm .*scope=\"global\""):
         model(images())
@@ -28,7 +28,7 @@ def test_a_part_or_the_parent_of_the_model():
         parent(images())
 
 
-def test_copies_notice_too():
+def test_copies_detect_it_too():
     model = ghostnoise.convert(convolutional(), "gni", 4)
     for twin in (copy.deepcopy(model), pickle.loads(pickle.dumps(model))):
         twin(images())
@@ -60,7 +60,7 @@ def test_one_hook_however_often_a_model_is_converted():
     assert not model._forward_hooks
 
 
-def test_a_later_conversion_of_a_part_is_watched_by_both():
+def test_a_later_conversion_of_a_part_is_watched_too():
     model = ghostnoise.convert(convolutional(), "gbn", 4, where=lambda name, module: name == "1")
     ghostnoise.convert(model[4], "gbn", 4)
     ghostnoise.convert(model, "gni", 4, before=nn.ReLU)
