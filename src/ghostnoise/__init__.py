@@ -7,19 +7,19 @@ import importlib
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
-    from ghostnoise import functional, layers, meter
-    from ghostnoise.conversion import (
-        ConstantSchedule,
-        CosineSchedule,
-        LinearSchedule,
-        OffAfter,
-        Schedule,
-        convert,
-        revert,
-        summary,
-    )
-    from ghostnoise.engine.backends.select import backend
-    from ghostnoise.meter import Meter
+    from ghostnoise import functional as functional
+    from ghostnoise import layers as layers
+    from ghostnoise import meter as meter
+    from ghostnoise.conversion import ConstantSchedule as ConstantSchedule
+    from ghostnoise.conversion import CosineSchedule as CosineSchedule
+    from ghostnoise.conversion import LinearSchedule as LinearSchedule
+    from ghostnoise.conversion import OffAfter as OffAfter
+    from ghostnoise.conversion import Schedule as Schedule
+    from ghostnoise.conversion import convert as convert
+    from ghostnoise.conversion import revert as revert
+    from ghostnoise.conversion import summary as summary
+    from ghostnoise.engine.backends.select import backend as backend
+    from ghostnoise.meter import Meter as Meter
 
 __version__ = "0.1.0"
 
@@ -45,7 +45,8 @@ def _methods() -> dict[str, Any]:
     """Return the public names of the methods."""
     registry = importlib.import_module("ghostnoise.methods.registry")
     functions = registry.functions()
-    return registry.layers() | {name: functions[name] for name in _FUNCTIONS}
+    found: dict[str, Any] = registry.layers() | {name: functions[name] for name in _FUNCTIONS}
+    return found
 
 
 def __getattr__(name: str) -> Any:

@@ -19,8 +19,8 @@ def ghost_size(value: object, least: int = 1) -> int:
     number = _integer(value)
     if not least <= number <= MOST_SAMPLES:
         raise ValueError(
-            f"ghost_size={value!r}: must be an integer from {least} to {MOST_SAMPLES}, the number of samples in a ghost "
-            "batch; use 32 to start with"
+            f"ghost_size={value!r}: must be an integer from {least} to {MOST_SAMPLES}, the number of samples in a "
+            "ghost batch; use 32 to start with"
         )
     return number
 
@@ -191,8 +191,8 @@ def writable(buffers: Sequence[Tensor | None], stats: Tensor) -> None:
     mapped = vmap_levels(stats)
     if any(not mapped <= vmap_levels(buffer) for buffer in buffers if buffer is not None):
         raise ValueError(
-            "running buffers that vmap does not map over, in training: each run would update them differently; map over "
-            "them too (torch.func.stack_module_state), set track_running_stats=False on the layers, or call eval()"
+            "running buffers that vmap does not map over, in training: each run would update them differently; map "
+            "over them too (torch.func.stack_module_state), set track_running_stats=False on the layers, or call eval()"
         )
 
 

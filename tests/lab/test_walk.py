@@ -10,11 +10,9 @@ from ghostnoise import lab
 SOURCE = Path(lab.__file__).parent
 # From the top down. Rooms of one line do not import each other.
 WALK = [
-    ["command"],
-    ["measuring"],
-    ["recipes_command", "report", "runs_command", "sweep_command"],
+    ["report", "measure"],
     ["sweep"],
-    ["engines"],
+    ["runners"],
     ["train"],
     ["plan"],
     ["grid"],

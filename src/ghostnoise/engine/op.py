@@ -2,8 +2,8 @@
 
 *Eager* is an autograd function around the steps of a backend (`engine.steps`), with the gradient in closed form; for
 the backward pass it saves x and small tables (a normalizer), or one table (noise). *Registered* is the same as
-`torch.library` ops (`engine.registered`), which `torch.compile` and dispatch modes see as single operators. *Composite* is differentiable
-PyTorch, for `torch.func`, forward-mode AD, second derivatives and export.
+`torch.library` ops (`engine.registered`), which `torch.compile` and dispatch modes see as single operators. *Composite*
+is differentiable PyTorch, for `torch.func`, forward-mode AD, second derivatives and export.
 """
 
 from typing import Any, NamedTuple
@@ -177,8 +177,8 @@ def _needs_registered() -> bool:
 def _check_no_ranks(ranks: Ranks | None) -> None:
     if ranks is not None:
         raise RuntimeError(
-            "process_group with torch.func, forward-mode AD or a second derivative: ranks exchange tables only in eager "
-            "forward and backward passes; leave process_group out for the statistics of this process alone"
+            "process_group with torch.func, forward-mode AD or a second derivative: ranks exchange tables only in "
+            "eager forward and backward passes; leave process_group out for the statistics of this process alone"
         )
 
 

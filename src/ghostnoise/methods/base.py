@@ -65,12 +65,21 @@ class Call(NamedTuple):
         reference: Reference | None = None,
     ) -> Tensor:
         """Normalize, and update the running buffers, if any, towards the `population` moments."""
-        plan = Plan(normalizer, noise, reference)
-        y, measured = op.normalize(self.input, plan, self.weight, self.bias, self.channel_dim, self.extent.ranks)
-        running = self.running
+        return self.train_and_measure(normalizer, population, noise, reference)[0]
+
+    def train_and_measure(
+        self,
+        normalizer: Normalizer,
+        population: "Population",
+        noise: Noise | None = None,
+        reference: Reference | None = None,
+    ) -> tuple[Tensor, op.Measured]:
+        """Run `train`, and also return the statistics of the batch."""
+        plan, running, extent = Plan(normalizer, noise, reference), self.running, self.extent
+        y, measured = op.normalize(self.input, plan, self.weight, self.bias, self.channel_dim, extent.ranks)
         if (not running.is_absent or running.num_batches_tracked is not None) and not is_recomputed():
-            running.update(population(measured, self.extent), measured)
-        return y
+            running.update(population(measured, extent), measured)
+        return y, measured
 
     def infer(self) -> Tensor:
         """Run `torch.nn.functional.batch_norm` with the running buffers, or with the batch statistics without them."""
@@ -144,8 +153,9 @@ def _ghost_average(contributors: GhostBatch, measured: op.Measured, extent: Exte
 class NormLayer(Leaf, AnyBatchNorm):
     """The layer that all batch norms derive from: the state of `nn.BatchNorm*d`, and a forward that is one call.
 
-    A subclass names its function and the attributes that the function takes as keywords. It serves inputs of every
-    rank; the layers with 1d, 2d or 3d in their name accept that rank only.
+    A subclass names its function and the attributes that the function takes as keywords; those that start with an
+    underscore are internal state. It serves inputs of every rank; the layers with 1d, 2d or 3d in their name accept
+    that rank only.
     """
 
     function: ClassVar[Callable[..., Tensor]]
@@ -193,7 +203,8 @@ class NormLayer(Leaf, AnyBatchNorm):
     def extra_repr(self) -> str:
         """Return the settings of `nn.BatchNorm*d` and those of this layer."""
         hidden = ("generator", *NormLayer.options)
-        own = [f"{name}={getattr(self, name)!r}" for name in self.options if name not in hidden]
+        shown = [name for name in self.options if name not in hidden and not name.startswith("_")]
+        own = [f"{name}={getattr(self, name)!r}" for name in shown]
         return ", ".join([super().extra_repr(), *own, *ranks.described(self.process_group, self.uneven)])
 
     def _check_input_dim(self, input: Tensor) -> None:

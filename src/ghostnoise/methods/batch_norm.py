@@ -5,7 +5,7 @@ from torch import Tensor, nn
 from ghostnoise.engine.plan import Normalizer
 from ghostnoise.engine.ranks import Group
 from ghostnoise.methods.base import NormLayer, checked, whole_batch_unbiased
-from ghostnoise.methods.registry import MethodSpec, register
+from ghostnoise.methods.registry import MeterSpec, MethodSpec, register
 from ghostnoise.statistics.samples import GhostBatch
 
 __all__ = ["BatchNorm", "BatchNorm1d", "BatchNorm2d", "BatchNorm3d", "batch_norm"]
@@ -99,5 +99,6 @@ register(
         equation="y = (x - μ) / sqrt(σ² + eps) over the whole batch",
         card="batch-norm.md",
         norm=BatchNorm,
+        meter=MeterSpec(),
     )
 )

@@ -30,7 +30,8 @@ def noisy_dropout(
 ) -> Tensor:
     """Multiply the input by noise of mean 1 and variance p/(1-p), drawn per element, or per channel of each sample.
 
-    `distribution="bernoulli"` is dropout: 0 with probability p, else 1/(1-p). `distribution="gaussian"` is N(1, p/(1-p)) (eq. 14).
+    `distribution="bernoulli"` is dropout: 0 with probability p, else 1/(1-p). `distribution="gaussian"` draws from
+    N(1, p/(1-p)) (eq. 14).
     """
     _check_dropout(p, distribution, per)
     if per == "element":

@@ -7,7 +7,7 @@ from ghostnoise import checks
 from ghostnoise.engine.plan import Normalizer
 from ghostnoise.engine.ranks import Group
 from ghostnoise.methods.base import NormLayer, checked, whole_batch
-from ghostnoise.methods.registry import MethodSpec, register
+from ghostnoise.methods.registry import MeterSpec, MethodSpec, register
 from ghostnoise.statistics.samples import Exclusive
 
 __all__ = [
@@ -150,5 +150,6 @@ register(
         card="exclusive-batch-norm.md",
         norm=ExclusiveBatchNorm,
         partitions=True,
+        meter=MeterSpec(excludes_self=True, bounded=False),
     )
 )

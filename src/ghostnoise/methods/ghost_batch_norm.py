@@ -10,7 +10,7 @@ from ghostnoise.engine import op
 from ghostnoise.engine.plan import Normalizer
 from ghostnoise.engine.ranks import Group
 from ghostnoise.methods.base import NormLayer, checked, ghost_average, whole_batch_unbiased
-from ghostnoise.methods.registry import MethodSpec, register
+from ghostnoise.methods.registry import MeterSpec, MethodSpec, register
 from ghostnoise.statistics.samples import GhostBatch, ghost_sizes, pool_all
 
 __all__ = [
@@ -181,5 +181,6 @@ register(
         card="ghost-batch-norm.md",
         norm=GhostBatchNorm,
         partitions=True,
+        meter=MeterSpec(sampling="partition"),
     )
 )

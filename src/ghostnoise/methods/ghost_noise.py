@@ -11,7 +11,7 @@ from ghostnoise.engine import op, ranks
 from ghostnoise.engine.plan import COMPONENTS, Components, Drawn, Normalizer
 from ghostnoise.engine.ranks import Extent, Group
 from ghostnoise.methods.base import NormLayer, checked, whole_batch_unbiased
-from ghostnoise.methods.registry import MethodSpec, register
+from ghostnoise.methods.registry import MeterSpec, MethodSpec, register
 from ghostnoise.statistics.samples import GhostBatch, draw_indices
 from ghostnoise.tracing import Leaf
 
@@ -219,7 +219,7 @@ class GhostNoise(Leaf):
 
 
 class GhostNoiseBatchNorm(NormLayer):
-    """Normalize with the whole batch, inject the noise of random ghost batches, then apply weight and bias (GNI, eq. 9).
+    """Normalize with the whole batch, inject the noise of random ghost batches, then apply the affine (GNI, eq. 9).
 
     Each sample gets the noise of `ghost_size` samples of the batch, drawn with replacement. Parameters, buffers,
     state_dict and eval output are those of `nn.BatchNorm*d`.
@@ -300,5 +300,6 @@ register(
         noise=GhostNoise,
         placements=("inside", "after", "activation"),
         shorthands={"gni-shift": {"components": "shift"}, "gni-scale": {"components": "scale"}},
+        meter=MeterSpec(bounded=False, sampling="replacement"),
     )
 )
