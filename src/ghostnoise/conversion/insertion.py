@@ -8,8 +8,9 @@ from torch import Tensor, fx, nn
 
 from ghostnoise.conversion.schedules import Schedule, release
 from ghostnoise.conversion.swap import Method
-from ghostnoise.conversion.targets import NOISES, Found, range_of
+from ghostnoise.conversion.targets import Found, range_of
 from ghostnoise.conversion.watch import Watch
+from ghostnoise.methods import registry
 from ghostnoise.torch_private import forward_hooks
 
 CHILD = "ghost_noise"
@@ -112,7 +113,7 @@ def plan(
 def inserted(module: nn.Module) -> Any:
     """Return the noise that conversion inserted at a module, or None."""
     noise = getattr(module, CHILD, None)
-    return noise if isinstance(noise, NOISES) and hasattr(noise, "insertion_point") else None
+    return noise if isinstance(noise, registry.noises()) and hasattr(noise, "insertion_point") else None
 
 
 def remove(module: nn.Module) -> None:

@@ -7,8 +7,9 @@ from torch.nn.utils import parametrize
 
 from ghostnoise.conversion import insertion, swap, watch
 from ghostnoise.conversion.schedules import schedule_of
-from ghostnoise.conversion.targets import NOISES, Found, check_model, everything
+from ghostnoise.conversion.targets import Found, check_model, everything
 from ghostnoise.conversion.variants import Lazy
+from ghostnoise.methods import registry
 from ghostnoise.torch_private import backward_hooks, forward_hooks, is_lazy_hook
 
 
@@ -59,7 +60,7 @@ def summary(model: nn.Module) -> Summary:
         noise = insertion.inserted(found.module)
         if noise is not None:
             rows.append(_row(found, noise, type(noise), "", [_side(found, noise)]))
-        if isinstance(found.module, NOISES) and not hasattr(found.module, "insertion_point"):
+        if isinstance(found.module, registry.noises()) and not hasattr(found.module, "insertion_point"):
             rows.append(_row(found, found.module, type(found.module), "", []))
     return Summary(rows)
 

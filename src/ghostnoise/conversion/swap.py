@@ -14,7 +14,7 @@ from ghostnoise.conversion.variants import Activated, Lazy, LazyNorm1d, LazyNorm
 from ghostnoise.methods import registry
 from ghostnoise.methods.base import NormLayer
 from ghostnoise.methods.registry import MethodSpec
-from ghostnoise.suggest import did_you_mean
+from ghostnoise.text import did_you_mean
 from ghostnoise.torch_private import AnyBatchNorm, AnyLazyNorm, input_check
 
 ORIGIN = "_ghostnoise_origin"
@@ -44,10 +44,12 @@ def check_options(method: Method, layer: type[nn.Module], options: dict[str, Any
     allowed = method.options(layer)
     for name, value in options.items():
         if name not in allowed:
-            taken = f"; {method.name!r} stands for {name}={method.fixed[name]!r}" if name in method.fixed else ""
+            hint = did_you_mean(name, [*allowed, *arguments], cutoff=0.6, show=repr)
+            if name in method.fixed:
+                hint = f"{method.name!r} stands for {name}={method.fixed[name]!r}"
             raise ValueError(
                 f"{name}={value!r}: {layer.__name__} has no such option here; it takes {', '.join(allowed)}"
-                f"{taken or did_you_mean(name, [*allowed, *arguments], cutoff=0.6)}"
+                f"{hint and '; ' + hint}"
             )
     for option in registry.options_of(layer):
         if option.default is inspect.Parameter.empty and option.name not in {**options, **method.fixed}:

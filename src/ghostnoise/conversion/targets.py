@@ -25,8 +25,6 @@ Size: TypeAlias = int | Schedule | None
 Sizes: TypeAlias = Size | EllipsisType | Mapping[str, Size]
 Group: TypeAlias = "ranks.Group | EllipsisType"
 
-# The layers that inject noise of a method that is also a batch norm: `convert` can insert these.
-NOISES = tuple(spec.noise for spec in registry.specs().values() if spec.norm is not None and spec.noise is not None)
 # Types of modules whose output has its channels in the last dimension, or in dimension 1.
 CHANNELS_LAST = {nn.LayerNorm, nn.RMSNorm, nn.Linear}
 CHANNELS_FIRST = {
@@ -71,7 +69,7 @@ def select(model: nn.Module, noisy: bool, types: Types | None, where: Where | No
 
     With `where` alone and a method that has noise, modules that are not batch norms are selected too, for insertion.
     """
-    found = [each for each in everything(model) if not isinstance(each.module, NOISES)]
+    found = [each for each in everything(model) if not isinstance(each.module, registry.noises())]
     if where is not None:
         found = [each for each in found if any(where(name, each.module) for name in each.names)]
     norms = [each for each in found if types is None and is_batch_norm(each.module)]
