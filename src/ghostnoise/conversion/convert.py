@@ -66,10 +66,11 @@ def convert(
             f"{method!r} with after= or before=: it has no noise to insert; use one of "
             f"{', '.join(map(repr, known))}, or leave after= and before= out"
         )
-    layer = chosen.spec.layer if types is None else chosen.spec.noise
-    assert layer is not None
-    swap.check_options(chosen, layer, options, list(inspect.signature(convert).parameters)[2:-1])
+    arguments = list(inspect.signature(convert).parameters)[2:-1]
+    swap.check_options(chosen, chosen.spec.norm if types is None else chosen.spec.noise, options, arguments)
     norms, hosts = targets.select(model, noisy, types, where)
+    if hosts:
+        swap.check_options(chosen, chosen.spec.noise, options, arguments)
     targets.check_changeable(model, [*norms, *hosts])
     if channel_dim is not None and not hosts:
         raise ValueError(

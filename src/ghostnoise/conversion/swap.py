@@ -39,12 +39,12 @@ class Method(NamedTuple):
         return layer(**sized, **self.fixed, **options, **more)
 
 
-def check_options(method: Method, layer: type[nn.Module], options: dict[str, Any], arguments: list[str]) -> None:
+def check_options(method: Method, layer: Any, options: dict[str, Any], arguments: list[str]) -> None:
     """Check the names of options; the error suggests the nearest option, or the nearest of `arguments`."""
     allowed = method.options(layer)
     for name, value in options.items():
         if name not in allowed:
-            hint = did_you_mean(name, [*allowed, *arguments], cutoff=0.6, show=repr)
+            hint = did_you_mean(name, [*allowed, *arguments], cutoff=0.7, show=repr)
             if name in method.fixed:
                 hint = f"{method.name!r} stands for {name}={method.fixed[name]!r}"
             raise ValueError(
