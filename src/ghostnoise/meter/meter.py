@@ -11,8 +11,16 @@ from torch import Tensor, nn
 from torch.utils.hooks import RemovableHandle
 
 from ghostnoise import checks
-from ghostnoise.conversion.channels import is_activation, known_channel_dim
-from ghostnoise.conversion.selection import Found, check_model, everything, is_batch_norm, is_norm_layer, listing
+from ghostnoise.conversion.targets import (
+    Found,
+    check_model,
+    everything,
+    is_activation,
+    is_batch_norm,
+    is_norm_layer,
+    known_channel_dim,
+    listing,
+)
 from ghostnoise.meter.layer import LayerMeter, MeteredModule, Side
 from ghostnoise.meter.reading import Reading
 from ghostnoise.methods import registry
@@ -172,7 +180,7 @@ def find_channel_dim(metered: MeteredModule, x: Tensor, given: int | None) -> in
     module = metered.found.module
     dim = given
     if given is None and isinstance(module, registry.noises()):
-        dim = module.channel_dim
+        dim = module.channel_dim  # type: ignore[assignment]
     elif given is None and not (is_activation(module) and x.ndim == 3):  # could be (B, T, C) tokens or (B, C, L)
         dim = known_channel_dim(module)
     if dim is not None and not -x.ndim < dim < x.ndim:
