@@ -1,6 +1,5 @@
 """`Meter`: which modules of a model are measured, and the hooks that measure them."""
 
-import difflib
 from collections.abc import Sequence
 from fnmatch import fnmatchcase
 from types import TracebackType
@@ -25,6 +24,7 @@ from ghostnoise.meter.layer import LayerMeter, MeteredModule, Side
 from ghostnoise.meter.reading import Reading
 from ghostnoise.methods import registry
 from ghostnoise.methods.base import is_recomputed
+from ghostnoise.text import did_you_mean
 
 
 class Meter:
@@ -228,10 +228,9 @@ def _matching(found: list[Found], patterns: list[str], model: str) -> list[Found
     for pattern in patterns:
         if not any(fnmatchcase(name, pattern) for each in found for name in each.names):
             names = [name for each in found for name in each.names if name]
-            close = difflib.get_close_matches(pattern, names, n=1, cutoff=0.5)
-            suggestion = f"did you mean {close[0]!r}? " if close else ""
+            hint = did_you_mean(pattern, names, show=repr)
             raise ValueError(
-                f"modules has {pattern!r}, which nothing in this {model} matches: {suggestion}available: "
+                f"modules has {pattern!r}, which nothing in this {model} matches: {hint and hint + ' '}available: "
                 f"{_available(found)}"
             )
     return [each for each in found if any(fnmatchcase(name, pattern) for name in each.names for pattern in patterns)]
