@@ -1,91 +1,186 @@
-"""The fused form of a normalizer, forward and backward: step by step, or at once where a backend can.
+"""Measure → decide → apply: the forward pass of every method, and its backward pass, step by step.
 
-A backend may have `normalize` and `normalize_gradient`: the steps here in one call, with the same results, or None for
-what they do not cover.
+With the pooled statistics mean and rstd, Batch Renormalization's r and d (1 and 0 without it), noise m and k on the
+normalized x, weight w and bias b:
+
+    y = w·k·((x - mean)·rstd·r + d - m) + b
+
+r and d are constants, so they are folded into the parameters, w' = w·r and b' = b + w·d, before anything else (they are
+not combined with noise). The rest of this file uses w and b for these:
+
+    y = scale·(x - mean) + shift        scale = w·k·rstd,  shift = b - w·k·m
+
+Let a = Σ dy and d = Σ dy·(x - mean) over positions, per sample, and Σ_r the sum over the samples that share a pool r:
+
+    db = Σ a          dw = Σ k·(rstd·d - m·a)        drstd = Σ_r w·k·d        dmean = -Σ_r scale·a
+
+From the last two, the contributing samples determine the gradient of x through the statistics, which is linear in x:
+slope·(x - center) + offset.
+
+If the batch is spread over ranks, moments are gathered, so all ranks decide from the whole batch; m, k and the
+transformation of x are those of a rank's own samples. In the backward pass, a, d, db and dw are sums over these; their
+contributions to drstd and dmean are gathered and summed for each pool over all ranks. So the gradient of x is that of
+the losses of all ranks, and db and dw of all ranks sum to those of the whole batch.
 """
 
-import math
-from types import ModuleType
-from typing import NamedTuple
+from functools import partial
 
 import torch
 from torch import Tensor
 
-from ghostnoise.distributed import Ranks
-from ghostnoise.engine.backends.aten import NoiseTables
-from ghostnoise.engine.decide import decide, own_ramp, own_statistics
-from ghostnoise.methods import Noise, Normalizer
-from ghostnoise.moments import Moments, arithmetic_dtype
+from ghostnoise.engine.backends.base import (
+    NO_NOISE,
+    Affine,
+    Backend,
+    Gradients,
+    NoiseTables,
+    Normalized,
+    Saved,
+)
+from ghostnoise.engine.plan import Batch, Correction, Noise, Plan, positions
+from ghostnoise.engine.ranks import Ranks
+from ghostnoise.statistics.moments import Moments, arithmetic_dtype, expand_pools
+from ghostnoise.statistics.samples import GhostBatch, LinearTerm
 
-
-class Normalized(NamedTuple):
-    """The result, and what was made on the way: moments (B, C), the statistics of pools (R, C), and noise."""
-
-    y: Tensor
-    moments: Moments
-    stats: Moments
-    noise: NoiseTables
-
-
-class Gradients(NamedTuple):
-    """The gradients of x, if it needs one, and of weight and bias."""
-
-    x: Tensor | None
-    weight: Tensor
-    bias: Tensor
+WHOLE_BATCH = GhostBatch()
 
 
 def forward(
-    passes: ModuleType,
-    x: Tensor,
+    backend: Backend, x: Tensor, weight: Tensor | None, bias: Tensor | None, plan: Plan, ranks: Ranks | None
+) -> Normalized:
+    """Measure the moments of x, decide on a transformation, and apply it."""
+    if ranks is None and (fused := backend.fused_forward(x, weight, bias, plan)) is not None:
+        return fused
+    moments = backend.moments(x)
+    moments = moments if ranks is None else ranks.gather(moments)
+    affine, pooled, noise, correction = decide(backend, moments, weight, bias, plan, x, ranks)
+    shared = plan.normalizer.contributors.samples_per_pool(x.shape[0]) if ranks is None else 1
+    y = backend.transform(x, affine, shared)
+    return Normalized(y, moments, pooled, noise, correction)
+
+
+def decide(
+    backend: Backend,
+    moments: Moments,
     weight: Tensor | None,
     bias: Tensor | None,
-    normalizer: Normalizer,
-    noise: Noise | None,
-    ranks: Ranks | None,
-) -> Normalized:
-    """Measure x, decide, and apply."""
-    if ranks is None and hasattr(passes, "normalize"):
-        made: Normalized | None = passes.normalize(x, weight, bias, normalizer, noise)
-        if made is not None:
-            return made
-    moments = passes.moments(x)
-    moments = moments if ranks is None else ranks.gather(moments)
-    affine, stats, tables = decide(passes, moments, weight, bias, normalizer, noise, arithmetic_dtype(x), ranks)
-    y = passes.transform(x, *affine, normalizer.who.each(x.shape[0]) if ranks is None else 1)
-    return Normalized(y, moments, stats, tables)
+    plan: Plan,
+    x: Tensor,
+    ranks: Ranks | None = None,
+) -> tuple[Affine, Moments, NoiseTables, Correction | None]:
+    """Turn the moments (B, C) of the whole batch into the transformation of x; differentiable except for noise, r, d.
+
+    Returns the transformation, the statistics of all pools (R, C), the noise, and the correction.
+    """
+    normalizer, noise, reference = plan
+    dtype, spatial = arithmetic_dtype(x), positions(x)
+    pooled = backend.pool(normalizer.contributors, moments, None if reference is None else reference.moments)
+    correction = reference.correction(pooled, normalizer, dtype) if reference is not None and plan.corrects else None
+    weight, bias = corrected(correction, weight, bias, dtype)
+    shared = normalizer.contributors.samples_per_pool(moments.mean.shape[0])
+    own, shared = _own_statistics(pooled, shared, ranks)
+    coefficients = backend.coefficients(normalizer, own, weight, bias, dtype)
+    if noise is None:
+        affine = Affine(coefficients.center, coefficients.factor, coefficients.shift)
+        return affine, pooled, NO_NOISE, correction
+    # Detached rather than only without gradients, which forward-mode tangents would pass. A single pool serves all.
+    samples, constant = moments.detach(), pooled.detach()
+    whole = constant if constant.mean.shape[0] == 1 else backend.pool(WHOLE_BATCH, samples)
+    unit = coefficients.rstd.detach().square().reciprocal()
+    if unit.shape[0] > 1 and ranks is None:
+        unit = expand_pools(unit, samples.mean.shape[0], shared)
+    batch = Batch(samples, whole, unit, spatial, partial(backend.pool_drawn, dtype=dtype))
+    tables, affine = backend.noisy_affine(noise, batch, coefficients, weight, bias, shared)
+    return affine, pooled, tables, correction
 
 
 def backward(
-    passes: ModuleType,
+    backend: Backend,
     dy: Tensor,
     x: Tensor,
     weight: Tensor | None,
-    normalizer: Normalizer,
-    kept: Moments,
-    noise: NoiseTables,
+    plan: Plan,
+    saved: Saved,
+    correction: Correction | None,
     ranks: Ranks | None,
     needs_x: bool,
 ) -> Gradients:
-    """The gradients, as `op` derives them."""
-    if ranks is None and hasattr(passes, "normalize_gradient"):
-        made: Gradients | None = passes.normalize_gradient(dy, x, weight, normalizer, kept, noise, needs_x)
-        if made is not None:
-            return made
+    """Return the gradients of x, weight and bias, as derived above."""
+    folded, _ = corrected(correction, weight, None, arithmetic_dtype(x))
+    gradients = _backward(backend, dy, x, folded, plan, saved, ranks, needs_x)
+    if correction is None:
+        return gradients
+    return gradients._replace(weight=correction.r * gradients.weight + correction.d * gradients.bias)
+
+
+def _backward(
+    backend: Backend,
+    dy: Tensor,
+    x: Tensor,
+    weight: Tensor | None,
+    plan: Plan,
+    saved: Saved,
+    ranks: Ranks | None,
+    needs_x: bool,
+) -> Gradients:
+    if ranks is None and (fused := backend.fused_backward(dy, x, weight, plan, saved, needs_x)) is not None:
+        return fused
+    normalizer, contributors, noise = plan.normalizer, plan.normalizer.contributors, saved.noise
+    reference = None if plan.reference is None else plan.reference.moments
     dtype, batch_size = arithmetic_dtype(x), x.shape[0] if ranks is None else ranks.batch_size
-    stats = normalizer.who.recall(kept, passes)
-    own, each = own_statistics(stats, normalizer.who.each(batch_size), ranks)
-    standard = passes.standardize(normalizer, own, weight, None, dtype)
-    total, moment = passes.gradient_sums(dy, x, standard.center, each)
-    g_weight, g_bias, gradient = passes.pull(normalizer, standard, own.var, weight, total, moment, noise, each)
+    kept = saved.kept
+    pooled = backend.pool(contributors, kept, reference) if contributors.keeps_moments else kept
+    own, shared = _own_statistics(pooled, contributors.samples_per_pool(batch_size), ranks)
+    coefficients = backend.coefficients(normalizer, own, weight, None, dtype)
+    sums = backend.gradient_sums(dy, x, coefficients.center, shared)
+    given = (normalizer, coefficients, own.var, weight, *sums, noise, shared)
+    g_weight, g_bias, gradient = backend.statistics_gradient(*given)
     if not needs_x:
         return Gradients(None, g_weight, g_bias)
-    known = (kept, stats, gradient, batch_size, math.prod(x.shape[2:]), passes)
-    center, slope, offset = own_ramp(normalizer.who, ranks, *known)
-    if center is stats.mean:
-        center, offset = standard.center, torch.addcmul(offset, slope, standard.lost)
+    all_shared = contributors.samples_per_pool(batch_size)
+    if ranks is not None:
+        gradient = ranks.add(gradient, pooled.mean.shape[0], all_shared)
+    term = backend.linear_term(contributors, kept, pooled, gradient, reference, batch_size, positions(x))
+    if ranks is not None:
+        term = LinearTerm(*(ranks.own(table, all_shared) for table in term))
+    # x - center is computed with a rounded center; the offset compensates for the rounding.
+    center, slope, offset = term
+    rounded = center.to(dtype)
+    if center is pooled.mean:
+        offset = torch.addcmul(offset, slope, coefficients.rounding)
     elif center.dtype != dtype:
-        rounded = center.to(dtype)
-        center, offset = rounded, offset + slope * (rounded - center)
-    ramp = (center, slope.to(dtype), offset.to(dtype))
-    return Gradients(passes.input_gradient(dy, x, standard.factor, *ramp, each, noise[1]), g_weight, g_bias)
+        offset = offset + slope * (rounded - center)
+    term = LinearTerm(rounded, slope.to(dtype), offset.to(dtype))
+    dx = backend.input_gradient(dy, x, coefficients.factor, noise.k, term, shared)
+    return Gradients(dx, g_weight, g_bias)
+
+
+def corrected(
+    correction: Correction | None, weight: Tensor | None, bias: Tensor | None, dtype: torch.dtype
+) -> tuple[Tensor | None, Tensor | None]:
+    """Fold r and d into weight and bias: w·r and b + w·d; differentiable."""
+    if correction is None:
+        return weight, bias
+    r, d = correction
+    factor = r if weight is None else weight.to(dtype) * r
+    shift = d if weight is None else weight.to(dtype) * d
+    return factor, shift if bias is None else bias.to(dtype) + shift
+
+
+def inject_tables(backend: Backend, x: Tensor, noise: Noise, ranks: Ranks | None) -> Affine:
+    """Measure x and decide on noise alone: `(x - m)·k`, as a transformation with constant tables."""
+    moments = backend.moments(x)
+    moments = moments if ranks is None else ranks.gather(moments)
+    whole, dtype = backend.pool(WHOLE_BATCH, moments), arithmetic_dtype(x)
+    unit = torch.ones_like(whole.var)
+    batch = Batch(moments, whole, unit, positions(x), partial(backend.pool_drawn, dtype=dtype))
+    m, k = backend.noise_tables(noise, batch, dtype)
+    zero = torch.zeros(whole.mean.shape, dtype=dtype, device=x.device)
+    return Affine(zero if m is None else m, torch.ones_like(zero) if k is None else k, zero)
+
+
+def _own_statistics(pooled: Moments, samples_per_pool: int, ranks: Ranks | None) -> tuple[Moments, int]:
+    """Return the statistics of this rank's samples, and how many consecutive samples share a row of them."""
+    if ranks is None:
+        return pooled, samples_per_pool
+    return Moments(*(ranks.own(table, samples_per_pool) for table in pooled)), 1

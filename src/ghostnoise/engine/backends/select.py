@@ -1,31 +1,29 @@
-"""Which backend runs the passes: chosen for each tensor, or asked for by name.
-
-A backend is a module with the passes and pools of `engine.aten`, and with `missing()` and `refuses(x)`: why it cannot
-run here, or not on this tensor. It may have the steps of `engine.steps` at once, too.
-"""
+"""The choice of a backend: automatic for each tensor, or by name for a block of code."""
 
 import functools
 import importlib
-from types import ModuleType, TracebackType
-from typing import Literal
+from contextvars import ContextVar
+from types import TracebackType
+from typing import Literal, get_args
 
-import torch
 from torch import Tensor
 
 from ghostnoise import checks
-from ghostnoise.engine.backends import aten
+from ghostnoise.engine.backends.aten import ATEN
+from ghostnoise.engine.backends.base import Backend
 
 Name = Literal["auto", "aten", "native", "triton"]
-NAMES: tuple[Name, ...] = ("auto", "aten", "native", "triton")
-
-_chosen: Name = "auto"
-
+NAMES: tuple[Name, ...] = get_args(Name)
+CLASSES = {"native": "Native", "triton": "Triton"}
 
 class backend:
-    """Set the backend of all layers and functions, or with `with` until the end of the block.
+    """Choose the backend of all layers and functions in this thread or task; with `with`, until the end of the block.
 
-    "auto" takes the fastest one that can run a tensor: "native" on CPUs, "triton" on GPUs, else "aten", which runs
-    anywhere. One that is asked for by name and cannot run raises, and says why.
+    "auto" takes the fastest backend that can run a tensor: "native" on CPUs, "triton" on GPUs, else "aten", which runs
+    anywhere. A backend that is chosen by name and cannot run raises an error that gives the reason.
+
+    The choice is local to the current context (`contextvars`), so other threads are not affected. Blocks may end in any
+    order: the latest choice whose block has not ended counts.
 
     >>> import ghostnoise
     >>> with ghostnoise.backend("aten"):
@@ -34,49 +32,51 @@ class backend:
 
     def __init__(self, name: Name) -> None:
         checks.choice("backend", name, NAMES)
-        if name not in ("auto", "aten") and (reason := _module(name).missing()):
+        if name != "auto" and (reason := load(name).unavailable()):
             raise RuntimeError(f"backend={name!r} cannot run here: {reason}")
-        global _chosen
-        self.before, _chosen = _chosen, name
+        self.name, self.is_block = name, False
+        before = _choices.get()
+        # A choice without a block is superseded for good by the next one without a block.
+        _choices.set((*(choice for choice in before[:-1] if choice.is_block), *before[-1:], self))
 
     def __enter__(self) -> None:
-        pass
+        self.is_block = True
 
     def __exit__(
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
-        global _chosen
-        _chosen = self.before
+        _choices.set(tuple(choice for choice in _choices.get() if choice is not self))
+
+
+_choices: ContextVar[tuple[backend, ...]] = ContextVar("ghostnoise.backend", default=())
 
 
 def chosen() -> Name:
-    """The backend that is set."""
-    return _chosen
+    """Return the name of the backend that is chosen in this context."""
+    choices = _choices.get()
+    return choices[-1].name if choices else "auto"
 
 
-def serving(x: Tensor) -> ModuleType:
-    """The backend that runs the passes on `x`."""
-    name = _chosen
+def select(x: Tensor) -> Backend:
+    """Return the backend that runs on `x`."""
+    name = chosen()
     if name == "aten":
-        return aten
+        return ATEN
     if name == "auto":
-        name = "native" if x.device.type == "cpu" else "triton"
-        module = _module(name)
-        return aten if module.missing() or module.refuses(x) or _unseen() else module
-    module = _module(name)
-    reason = module.refuses(x) or _unseen()
-    if reason and x.numel() > 0:  # an empty part of a batch that ranks share leaves nothing to run
+        found = load("native" if x.device.type == "cpu" else "triton")
+        return ATEN if found.unavailable() or found.refuses(x) else found
+    found = load(name)
+    reason = found.refuses(x)
+    if reason and x.numel() > 0:  # an empty part of a batch that is spread over ranks: there is nothing to run
         raise RuntimeError(f"backend={name!r} cannot run this tensor: {reason}; use ghostnoise.backend('auto')")
-    return aten if reason else module
-
-
-def _unseen() -> str | None:
-    """Why passes that torch does not dispatch would be missed, if so."""
-    if torch._C._len_torch_dispatch_stack() or torch._C._get_tracing_state() is not None:
-        return "a dispatch mode or a tracer watches the operators of torch, and would not see what it does"
-    return None
+    return ATEN if reason else found
 
 
 @functools.cache
-def _module(name: Name) -> ModuleType:
-    return importlib.import_module(f"ghostnoise.engine.backends.{name}.passes")
+def load(name: Name) -> Backend:
+    """Return the backend with this name."""
+    if name == "aten":
+        return ATEN
+    module = importlib.import_module(f"ghostnoise.engine.backends.{name}.backend")
+    made: Backend = getattr(module, CLASSES[name])()
+    return made

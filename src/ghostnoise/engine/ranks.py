@@ -1,6 +1,6 @@
-"""The pool of rows across ranks: a batch of which each process of a group holds a part, in the order of their ranks.
+"""A batch that is spread over ranks: each process of a group holds a part of it, in the order of their ranks.
 
-A batch is small tables to all that decide, a row for each sample, so ranks exchange these tables and nothing else.
+All decisions are made from small tables with one row per sample, so ranks exchange these tables and nothing else.
 """
 
 from collections.abc import Callable
@@ -11,16 +11,17 @@ import torch
 import torch.distributed as dist
 from torch import Tensor
 
-from ghostnoise.moments import Moments, spread, total
+from ghostnoise.statistics.moments import Moments, expand_pools, sum_pools
+from ghostnoise.torch_private import process_group_by_name
 
-WORLD = "world"  # the default process group, whichever it is when a layer runs
+WORLD = "world"  # the default process group at the time when a layer runs
 
 # None is this process alone; else "world", the name of a process group, or the group itself.
 Group: TypeAlias = "str | dist.ProcessGroup | None"
 
 
 class Extent(NamedTuple):
-    """A batch as a whole: its shape, the positions of a sample, and the ranks that share it; None: it is not shared."""
+    """The shape of the whole batch, the positions of a sample, and the ranks that share the batch, if any."""
 
     shape: torch.Size
     spatial: int
@@ -29,7 +30,7 @@ class Extent(NamedTuple):
 
 @dataclass(frozen=True)
 class Ranks:
-    """The ranks of a group that share a batch: `sizes` are their numbers of samples, `rank` is this one's place."""
+    """The ranks of a group that share a batch: `sizes` are their numbers of samples, `rank` is this process."""
 
     group: Any
     rank: int
@@ -37,30 +38,30 @@ class Ranks:
 
     @property
     def batch_size(self) -> int:
-        """The samples of all ranks."""
+        """Return the number of samples of all ranks."""
         return sum(self.sizes)
 
     def gather(self, moments: Moments) -> Moments:
-        """The moments of all samples (B, C), from those of this rank's; one collective."""
+        """Gather the moments of all samples (B, C) from those of each rank, in one collective."""
         return self._gather(moments, self.sizes)
 
-    def add(self, tables: Moments, rows: int, each: int) -> Moments:
-        """Sums over the samples of all ranks that share a pool (R, C), from what each has to add; one collective.
+    def add(self, tables: Moments, rows: int, samples_per_pool: int) -> Moments:
+        """Sum over the samples of all ranks that share a pool (R, C), in one collective.
 
-        A rank has a row for each of its samples to add, or a single one where all samples share a single pool.
+        A rank contributes a row for each of its samples, or a single row if all samples share a single pool.
         """
         sizes = (1,) * len(self.sizes) if rows == 1 else self.sizes
-        return Moments(*(total(table, rows, each) for table in self._gather(tables, sizes)))
+        return Moments(*(sum_pools(table, rows, samples_per_pool) for table in self._gather(tables, sizes)))
 
-    def own(self, table: Tensor, each: int) -> Tensor:
-        """The rows of this rank's samples in a table of pools (R, C); a single row is everyone's."""
+    def own(self, table: Tensor, samples_per_pool: int) -> Tensor:
+        """Return the rows of this rank's samples in a table of pools (R, C); a single row serves all samples."""
         if table.shape[0] == 1:
             return table
         start = sum(self.sizes[: self.rank])
-        return spread(table, self.batch_size, each)[start : start + self.sizes[self.rank]]
+        return expand_pools(table, self.batch_size, samples_per_pool)[start : start + self.sizes[self.rank]]
 
     def _gather(self, tables: Moments, sizes: tuple[int, ...]) -> Moments:
-        """Tables of all ranks, one below the other; shorter ones travel padded."""
+        """Concatenate the tables of all ranks; shorter ones are padded for the collective."""
         sent = tables.var.new_zeros(2, max(sizes), tables.var.shape[1])
         for to, table in zip(sent, tables, strict=True):
             to[: table.shape[0]] = table
@@ -71,13 +72,13 @@ class Ranks:
 
 
 def meet(x: Tensor, spatial: int, process_group: Group, uneven: bool) -> Extent:
-    """The batch that x is a part of, with the other ranks of `process_group`; all of them must come here."""
+    """Return the extent of the batch that x is a part of. With a process group, all of its ranks must call this."""
     ranks = None if process_group is None else uncompiled(_meet, x, spatial, process_group, uneven)
     return Extent(x.shape if ranks is None else torch.Size((ranks.batch_size, *x.shape[1:])), spatial, ranks)
 
 
 def uncompiled(run: Callable[..., Any], *arguments: Any) -> Any:
-    """Call `run`; under `torch.compile`, outside of its graphs."""
+    """Call `run`, with a graph break under `torch.compile`."""
     if not torch.compiler.is_compiling():
         return run(*arguments)
     return torch.compiler.disable(run, reason="ranks exchange tables")(*arguments)
@@ -95,49 +96,50 @@ def _meet(x: Tensor, spatial: int, process_group: Group, uneven: bool) -> Ranks 
     sizes, positions = received.t().tolist()
     if len(set(positions)) > 1:
         raise ValueError(
-            f"ranks with inputs of {', '.join(map(str, positions))} positions: must be the same on all ranks, where an "
-            "empty batch has them too; resize or pad the inputs, or take statistics over this process alone"
+            f"ranks with inputs of {', '.join(map(str, positions))} positions: must be the same on all ranks, including "
+            "those with an empty batch; resize or pad the inputs, or use the statistics of each process alone"
         )
     return Ranks(group, rank, tuple(sizes))
 
 
 def named(process_group: Group) -> str | None:
-    """A process group as a layer holds it: by its name, since the group itself can be neither copied nor saved."""
+    """Return the name of a process group, which a layer can store: the group itself cannot be copied or saved."""
     name = process_group if process_group is None else getattr(process_group, "group_name", process_group)
     if name is not None and not isinstance(name, str):
         raise ValueError(
-            f"process_group={process_group!r}: must be None for this process alone, 'world' for all, or a process "
-            "group of torch.distributed that this rank is in; give ranks outside of it a group of their own, or None"
+            f"process_group={process_group!r}: must be None for this process alone, 'world' for all ranks, or a process "
+            "group of torch.distributed that contains this rank; give ranks outside of it a group of their own, or None"
         )
     return name
 
 
 def resolve(process_group: Group) -> Any:
-    """The process group itself."""
+    """Return the process group itself."""
     name = named(process_group)
     if not initialized():
         raise ValueError(
-            f"process_group={name!r} without ranks: call torch.distributed.init_process_group first, or leave it out"
+            f"process_group={name!r} without torch.distributed: call torch.distributed.init_process_group first, or "
+            "leave process_group out"
         )
     if name == WORLD:
         return dist.group.WORLD
     if not isinstance(process_group, str):
         return process_group
     try:
-        return dist.distributed_c10d._resolve_process_group(process_group)  # type: ignore[attr-defined, arg-type]
+        return process_group_by_name(process_group)
     except RuntimeError:
         raise ValueError(
-            f"process_group={name!r}: this process has no group of that name; create the groups that a saved model was "
-            "trained with first, in the same order, or convert it again"
+            f"process_group={name!r}: this process has no group with this name; create the groups that a saved model "
+            "was trained with first, in the same order, or convert it again"
         ) from None
 
 
 def initialized() -> bool:
-    """There are ranks."""
+    """Return whether torch.distributed is initialized."""
     return dist.is_available() and dist.is_initialized()
 
 
 def described(process_group: Group, uneven: bool) -> list[str]:
-    """What the `repr` of a layer says of its ranks: nothing, where it has none."""
+    """Return what the `repr` of a layer shows about its ranks; nothing without a process group."""
     shown = [] if process_group is None else [f"process_group={named(process_group)!r}"]
     return [*shown, "uneven=True"] if uneven else shown

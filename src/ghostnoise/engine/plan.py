@@ -1,0 +1,223 @@
+"""What a method asks of the engine: a normalizer, noise, and a correction towards the running statistics.
+
+A `Normalizer` selects which samples contribute to each sample's statistics. `Noise` has one source: samples drawn from
+the batch (`Drawn`), or tables drawn from an analytical law (`Tables`). A `Correction` is Batch Renormalization's r and
+d. Methods only combine these, so every backend serves every method.
+"""
+
+import functools
+import math
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Any, Literal, NamedTuple, get_args
+
+import torch
+from torch import Tensor
+
+from ghostnoise.statistics.laws import Law, LawDraws
+from ghostnoise.statistics.moments import Moments
+from ghostnoise.statistics.samples import Contributors
+
+Components = Literal["both", "shift", "scale"]
+COMPONENTS: tuple[Components, ...] = get_args(Components)
+
+
+@dataclass(frozen=True)
+class Normalizer:
+    """Normalize each sample with the pooled statistics of its contributing samples.
+
+    y = (x - mean) · rstd        rstd = 1 / max(sqrt(var + eps), min_std)
+    """
+
+    contributors: Contributors
+    eps: float
+    min_std: float = 0.0
+
+    def rstd(self, var: Tensor) -> Tensor:
+        """Return the reciprocal standard deviation of a variance, differentiable."""
+        var = var + self.eps
+        # Clamped before the root, whose slope at 0 is infinite.
+        return (var.clamp_min(self.min_std**2) if self.min_std > 0 else var).rsqrt()
+
+    def var_gradient(self, var: Tensor, rstd: Tensor, gradient: Tensor) -> Tensor:
+        """Return the gradient of the variance, given that of `rstd`."""
+        slope = -0.5 * rstd * rstd.square() * gradient
+        return slope.where(var + self.eps >= self.min_std**2, 0) if self.min_std > 0 else slope
+
+
+class Batch(NamedTuple):
+    """A batch as noise sees it: the moments of its samples (B, C) and of the whole batch (1, C).
+
+    `unit` is the variance of x that corresponds to 1 after normalization. `pool_drawn` pools drawn samples.
+    """
+
+    moments: Moments
+    whole: Moments
+    unit: Tensor
+    spatial: int
+    pool_drawn: Callable[[Moments, Tensor, Tensor], Moments]
+
+
+@dataclass(frozen=True)
+class Noise:
+    """Shift and scale x as the statistics of a ghost batch would, relative to those of the whole batch.
+
+    y = (x - m) / sqrt((s² + eps) / (var + eps))        m, s²: the ghost batch's moments, m relative to the batch mean
+
+    All of m, s² and var are constants for the gradient.
+    """
+
+    eps: float
+    components: Components
+
+    @property
+    def shifts(self) -> bool:
+        """Whether the shift is injected."""
+        return self.components != "scale"
+
+    @property
+    def scales(self) -> bool:
+        """Whether the scale is injected."""
+        return self.components != "shift"
+
+    def ghost_moments(self, batch: Batch) -> Moments:
+        """Return the moments of the ghost batches (B, C)."""
+        raise NotImplementedError
+
+    def var(self, batch: Batch) -> Tensor:
+        """Return the variance that the scale is relative to (1, C)."""
+        return batch.whole.var
+
+
+@dataclass(frozen=True)
+class Drawn(Noise):
+    """Ghost batches of samples that were drawn from the batch: `indices` (B, N) (eqs. 9-10)."""
+
+    indices: Tensor
+
+    def ghost_moments(self, batch: Batch) -> Moments:
+        """Pool the drawn samples."""
+        return batch.pool_drawn(batch.moments, batch.whole.mean, self.indices)
+
+
+@dataclass(frozen=True)
+class Tables(Noise):
+    """Ghost batches whose moments follow an analytical law: standard draws in tables (B, C) (eqs. 11-16).
+
+    If x is `normalized`, its variance is taken as 1.
+    """
+
+    law: Law
+    draws: LawDraws
+    normalized: bool
+
+    def var(self, batch: Batch) -> Tensor:
+        """Return 1 after normalization, else the variance of the batch."""
+        return batch.unit if self.normalized else batch.whole.var
+
+    def ghost_moments(self, batch: Batch) -> Moments:
+        """Scale the draws by the variances within and between samples."""
+        within, between = self.law.variances(batch.moments, self.var(batch), batch.spatial)
+        return self.law.ghost_moments(self.draws, within, between, batch.spatial)
+
+
+class Correction(NamedTuple):
+    """Batch Renormalization's correction of the normalized x, `x̂ * r + d`, constant for the gradient: (C,) each.
+
+    r = clip(σ_B / σ_run, 1/r_max, r_max)        d = clip((μ_B - μ_run) / σ_run, -d_max, d_max)
+    """
+
+    r: Tensor
+    d: Tensor
+
+
+class Reference(NamedTuple):
+    """The running statistics (C,) that a method uses during normalization, in float64.
+
+    `limits` holds r_max and d_max of a `Correction`, on the same device; None if there is no correction.
+    """
+
+    moments: Moments
+    limits: Tensor | None = None
+
+    def correction(self, pooled: Moments, normalizer: Normalizer, dtype: torch.dtype) -> Correction:
+        """Compute r and d from the pooled statistics (1, C)."""
+        assert self.limits is not None
+        r_max, d_max = self.limits.unbind()
+        rstd = normalizer.rstd(self.moments.var)
+        r = rstd / normalizer.rstd(pooled.var.detach()[0])
+        d = (pooled.mean.detach()[0] - self.moments.mean) * rstd
+        r = torch.minimum(torch.maximum(r, r_max.reciprocal()), r_max)
+        return Correction(r.to(dtype), torch.minimum(torch.maximum(d, -d_max), d_max).to(dtype))
+
+
+class Plan(NamedTuple):
+    """All that a call asks of the engine, with its tensors."""
+
+    normalizer: Normalizer
+    noise: Noise | None = None
+    reference: Reference | None = None
+
+    @property
+    def corrects(self) -> bool:
+        """Whether the normalized x is corrected towards the running statistics."""
+        return self.reference is not None and self.reference.limits is not None
+
+    def tensors(self) -> tuple[list[Tensor], list[Tensor]]:
+        """Return the tensors of the noise and of the reference, in the order in which `decode` takes them."""
+        drawn = [self.noise.indices] if isinstance(self.noise, Drawn) else []
+        drawn = list(self.noise.draws) if isinstance(self.noise, Tables) else drawn
+        if self.reference is None:
+            return drawn, []
+        limits = self.reference.limits
+        return drawn, [*self.reference.moments, *([] if limits is None else [limits])]
+
+    def encode(self) -> str:
+        """Describe everything but the tensors in a string, as an argument of a registered op.
+
+        `torch.compile` traces this, so it is plain formatting of numbers and names.
+        """
+        contributors, noise = self.normalizer.contributors, self.noise
+        parts = [type(contributors).__name__, *contributors.numbers(), self.normalizer.eps, self.normalizer.min_std]
+        if isinstance(noise, Drawn):
+            parts += ["drawn", noise.eps, noise.components]
+        elif isinstance(noise, Tables):
+            law = noise.law
+            parts += ["law", noise.eps, noise.components, law.ghost_size, law.law, law.dof, noise.normalized]
+        return " ".join([str(part) for part in parts])
+
+
+@functools.lru_cache(maxsize=4096)
+def _decoded(text: str) -> tuple[Normalizer, Callable[[list[Tensor]], Noise] | None]:
+    """Return the normalizer, and how to make the noise from its tensors."""
+    name, *parts = text.split(" ")
+    kind = Contributors.kinds[name]
+    count = len(kind.__dataclass_fields__)  # type: ignore[attr-defined]
+    numbers = [_number(part) for part in parts[: count + 2]]
+    normalizer = Normalizer(kind(*numbers[:count]), *numbers[count:])  # type: ignore[arg-type]
+    noise: list[Any] = parts[count + 2 :]
+    if not noise:
+        return normalizer, None
+    eps, components = float(noise[1]), noise[2]
+    if noise[0] == "drawn":
+        return normalizer, lambda drawn: Drawn(eps, components, drawn[0])
+    law, normalized = Law(int(noise[3]), noise[4], noise[5]), noise[6] == "True"
+    return normalizer, lambda drawn: Tables(eps, components, law, LawDraws(*drawn), normalized)
+
+
+def _number(text: str) -> float | int | None:
+    if text == "None":
+        return None
+    return int(text) if text.lstrip("-").isdigit() else float(text)
+
+
+def decode(text: str, drawn: list[Tensor] | None, reference: list[Tensor]) -> Plan:
+    """Return the plan that `Plan.encode` described, with its tensors; without noise if `drawn` is None."""
+    normalizer, noise = _decoded(text)
+    known = Reference(Moments(*reference[:2]), reference[2] if len(reference) > 2 else None) if reference else None
+    return Plan(normalizer, None if noise is None or drawn is None else noise(drawn), known)
+
+
+def positions(x: Tensor) -> int:
+    """Return the number of spatial positions S of (B, C, *spatial)."""
+    return math.prod(x.shape[2:])

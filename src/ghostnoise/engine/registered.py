@@ -1,0 +1,191 @@
+"""The steps of the engine as `torch.library` ops, which `torch.compile` and dispatch modes see as single operators.
+
+There is one op per direction, for every device, with a fake implementation and its autograd formula. A plan crosses the
+boundary as a string and lists of tensors (`Plan.encode`). An op returns all of its tables; a table that does not exist
+is a tensor without elements. Running statistics are updated outside.
+"""
+
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from ghostnoise.engine import steps
+from ghostnoise.engine.backends.base import NoiseTables, Saved
+from ghostnoise.engine.backends.select import select
+from ghostnoise.engine.plan import Correction, Noise, Normalizer, Plan, decode, positions
+from ghostnoise.statistics.moments import Moments, arithmetic_dtype, table_dtype
+from ghostnoise.statistics.samples import SampleItself
+
+
+def normalize(
+    x: Tensor, weight: Tensor | None, bias: Tensor | None, plan: Plan
+) -> tuple[Tensor, Moments, Moments]:
+    """Return y, the moments of the samples if the plan keeps them, and the pooled statistics."""
+    y, *tables = torch.ops.ghostnoise.normalize(x, weight, bias, *plan.tensors(), plan.encode())
+    return y, _sample_moments(x, Moments(*tables[2:4])), Moments(*tables[:2])
+
+
+def inject(x: Tensor, noise: Noise) -> Tensor:
+    """Return x with the noise."""
+    plan = Plan(Normalizer(SampleItself(), 0.0), noise)
+    y: Tensor = torch.ops.ghostnoise.inject(x, plan.tensors()[0], plan.encode())[0]
+    return y
+
+
+_LIBRARY = torch.library.Library("ghostnoise", "DEF")
+_LIBRARY.define(
+    "normalize(Tensor x, Tensor? weight, Tensor? bias, Tensor[] drawn, Tensor[] reference, str plan) -> "
+    "(Tensor, Tensor, Tensor, Tensor, Tensor, Tensor, Tensor, Tensor, Tensor)"
+)
+_LIBRARY.define(
+    "normalize_backward(Tensor dy, Tensor x, Tensor? weight, Tensor[] kept, Tensor[] noise, Tensor[] correction, "
+    "Tensor[] reference, str plan, bool needs_x) -> (Tensor, Tensor, Tensor)"
+)
+_LIBRARY.define("inject(Tensor x, Tensor[] drawn, str plan) -> (Tensor, Tensor)")
+_LIBRARY.define("inject_backward(Tensor dy, Tensor scale) -> Tensor")
+
+
+def _normalize(
+    x: Tensor, weight: Tensor | None, bias: Tensor | None, drawn: list[Tensor], reference: list[Tensor], plan: str
+) -> tuple[Tensor, ...]:
+    """Return y, pooled mean and variance, the samples' mean and variance, m, k, r and d."""
+    asked = decode(plan, drawn, reference)
+    y, moments, pooled, noise, correction = steps.forward(select(x), x, weight, bias, asked, None)
+    kept = moments if _returns_moments(x, asked) else (None, None)
+    return y, *(_output(x, table) for table in (*pooled, *kept, *noise, *(correction or (None, None))))
+
+
+def _fake_normalize(
+    x: Tensor, weight: Tensor | None, bias: Tensor | None, drawn: list[Tensor], reference: list[Tensor], plan: str
+) -> tuple[Tensor, ...]:
+    asked, (batch_size, channels) = decode(plan, drawn, reference), x.shape[:2]
+    table, dtype = table_dtype(x.device), arithmetic_dtype(x)
+    pools = asked.normalizer.contributors.pools(batch_size)
+    pooled = [x.new_empty(pools, channels, dtype=table) for _ in range(2)]
+    keeps, noise = _returns_moments(x, asked), asked.noise
+    moments = [x.new_empty((batch_size, channels), dtype=table) if keeps else x.new_empty(0) for _ in range(2)]
+    components = (noise is not None and noise.shifts, noise is not None and noise.scales)
+    tables = [x.new_empty((batch_size, channels), dtype=dtype) if has else x.new_empty(0) for has in components]
+    correction = [x.new_empty(channels, dtype=dtype) if asked.corrects else x.new_empty(0) for _ in range(2)]
+    return torch.empty_like(x), *pooled, *moments, *tables, *correction
+
+
+def _normalize_backward(
+    dy: Tensor,
+    x: Tensor,
+    weight: Tensor | None,
+    kept: list[Tensor],
+    noise: list[Tensor],
+    correction: list[Tensor],
+    reference: list[Tensor],
+    plan: str,
+    needs_x: bool,
+) -> tuple[Tensor, ...]:
+    asked = decode(plan, None, reference)
+    tables = NoiseTables(*(table if table.numel() else None for table in noise))
+    saved = Saved(_sample_moments(x, Moments(*kept)), tables)
+    corrected = Correction(*correction) if correction[0].numel() else None
+    dx, g_weight, g_bias = steps.backward(select(x), dy, x, weight, asked, saved, corrected, None, needs_x)
+    return _output(x, dx), _output(x, g_weight), _output(x, g_bias)
+
+
+def _fake_normalize_backward(
+    dy: Tensor, x: Tensor, weight: Tensor | None, *rest: Any, needs_x: bool | None = None
+) -> tuple[Tensor, ...]:
+    gradients = [x.new_empty(x.shape[1], dtype=arithmetic_dtype(x)) for _ in range(2)]
+    wanted = rest[-1] if needs_x is None else needs_x
+    return torch.empty_like(x) if wanted else x.new_empty(0), *gradients
+
+
+def _inject_op(x: Tensor, drawn: list[Tensor], plan: str) -> tuple[Tensor, Tensor]:
+    noise, backend = decode(plan, drawn, []).noise, select(x)
+    assert noise is not None
+    affine = steps.inject_tables(backend, x, noise, None)
+    return backend.transform(x, affine), affine.scale
+
+
+def _fake_inject(x: Tensor, drawn: list[Tensor], plan: str) -> tuple[Tensor, Tensor]:
+    noise = decode(plan, drawn, []).noise
+    assert noise is not None
+    rows = x.shape[0] if noise.scales else 1
+    return torch.empty_like(x), x.new_empty((rows, x.shape[1]), dtype=arithmetic_dtype(x))
+
+
+def _inject_backward(dy: Tensor, scale: Tensor) -> Tensor:
+    return select(dy).scale_gradient(dy, scale)
+
+
+def _fake_inject_backward(dy: Tensor, scale: Tensor) -> Tensor:
+    return torch.empty_like(dy)
+
+
+for _name, _run, _fake in (
+    ("normalize", _normalize, _fake_normalize),
+    ("normalize_backward", _normalize_backward, _fake_normalize_backward),
+    ("inject", _inject_op, _fake_inject),
+    ("inject_backward", _inject_backward, _fake_inject_backward),
+):
+    for _device in ("CPU", "CUDA"):
+        _LIBRARY.impl(_name, _run, _device)
+    torch.library.register_fake(f"ghostnoise::{_name}", _fake, lib=_LIBRARY)
+
+
+def _setup_normalize(ctx: Any, inputs: tuple[Any, ...], output: tuple[Tensor, ...]) -> None:
+    x, weight, bias, drawn, reference, ctx.plan = inputs
+    y, *tables = output
+    ctx.mark_non_differentiable(*tables)
+    ctx.set_materialize_grads(False)
+    ctx.keeps_moments = decode(ctx.plan, drawn, reference).normalizer.contributors.keeps_moments
+    kept = tables[2:4] if ctx.keeps_moments else tables[:2]
+    ctx.save_for_backward(x, weight, bias, *kept, *tables[4:], *reference)
+
+
+def _backward_of_normalize(ctx: Any, dy: Tensor | None, *tables: Any) -> tuple[Any, ...]:
+    x, weight, bias, mean, var, m, k, r, d, *reference = ctx.saved_tensors
+    if dy is None:
+        return None, None, None, None, None, None
+    needs_x = ctx.needs_input_grad[0]
+    given = (dy, x, weight, [mean, var], [m, k], [r, d], reference, ctx.plan, needs_x)
+    dx, g_weight, g_bias = torch.ops.ghostnoise.normalize_backward(*given)
+    return dx if needs_x else None, _cast(g_weight, weight), _cast(g_bias, bias), None, None, None
+
+
+def _setup_inject(ctx: Any, inputs: tuple[Any, ...], output: tuple[Tensor, Tensor]) -> None:
+    ctx.mark_non_differentiable(output[1])
+    ctx.set_materialize_grads(False)
+    ctx.save_for_backward(output[1])
+
+
+def _backward_of_inject(ctx: Any, dy: Tensor | None, scale: Any) -> tuple[Any, ...]:
+    return None if dy is None else torch.ops.ghostnoise.inject_backward(dy, *ctx.saved_tensors), None, None
+
+
+torch.library.register_autograd(
+    "ghostnoise::normalize", _backward_of_normalize, setup_context=_setup_normalize, lib=_LIBRARY
+)
+torch.library.register_autograd("ghostnoise::inject", _backward_of_inject, setup_context=_setup_inject, lib=_LIBRARY)
+
+
+def _output(x: Tensor, table: Tensor | None) -> Tensor:
+    """Return a table as an output of an op, which must not share memory with another one."""
+    if table is None:
+        return x.new_empty(0)
+    return table.clone() if table._is_view() else table
+
+
+def _returns_moments(x: Tensor, plan: Plan) -> bool:
+    """Whether the op returns the samples' moments: those of a single position are x itself."""
+    return plan.normalizer.contributors.keeps_moments and positions(x) > 1
+
+
+def _sample_moments(x: Tensor, returned: Moments) -> Moments:
+    """Return the moments that an op returned, or those of a single position."""
+    if returned.mean.numel() or positions(x) > 1:
+        return returned
+    mean = x.detach().flatten(1).to(table_dtype(x.device))
+    return Moments(mean, torch.zeros_like(mean))
+
+
+def _cast(gradient: Tensor, parameter: Tensor | None) -> Tensor | None:
+    return None if parameter is None else gradient.to(parameter.dtype)

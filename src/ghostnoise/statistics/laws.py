@@ -1,0 +1,89 @@
+"""The analytical laws of ghost noise (eqs. 11-12, 15-16): the distribution of a ghost batch's mean and variance.
+
+A channel varies between samples with variance `between` (σ_B² of the paper) and within a sample with variance `within`
+(σ_I²). A fully connected layer has a single position per sample: within = 0. Relative to the channel's mean, a ghost
+batch of N samples with S positions each has
+
+| | mean | variance |
+| --- | --- | --- |
+| in the paper | N(0, within/(N·S) + between/N) | within/(N·S)·χ²(N·S) + between/N·χ²(N) |
+| exactly | the same | within/(N·S)·χ²(N·(S-1)) + (between + within/S)/N·χ²(N-1) |
+
+The paper takes the squares around the true mean; a ghost batch takes them around its own mean.
+"""
+
+from dataclasses import dataclass
+from typing import Literal, NamedTuple
+
+import torch
+from torch import Tensor
+
+from ghostnoise.torch_private import standard_gamma
+from ghostnoise.randomness import drawn_by
+from ghostnoise.statistics.moments import Moments, table_dtype
+from ghostnoise.statistics.samples import pool_all
+
+LawName = Literal["fc", "conv"]
+Dof = Literal["paper", "exact"]
+
+
+class LawDraws(NamedTuple):
+    """Standard draws for each sample and channel (B, C): N(0, 1), and χ² divided by its number of terms."""
+
+    normal: Tensor
+    between: Tensor
+    within: Tensor
+
+
+@dataclass(frozen=True)
+class Law:
+    """The law of ghost batches of `ghost_size` samples: "fc" for fully connected layers, "conv" for convolutions."""
+
+    ghost_size: int
+    law: LawName = "fc"
+    dof: Dof = "paper"
+
+    def has_variance(self, spatial: int) -> bool:
+        """Return False if the variance is always 0, as it is for a single value around its own mean."""
+        return self.dof == "paper" or self.ghost_size * (1 if self.law == "fc" else spatial) > 1
+
+    def draw(
+        self, shape: tuple[int, int], spatial: int, device: torch.device, generator: torch.Generator | None
+    ) -> LawDraws:
+        """Draw one ghost batch per entry of `shape`, (B, C), for samples with `spatial` positions."""
+        dtype = table_dtype(device)
+
+        def chi_square_mean(degrees: int, terms: int) -> Tensor:
+            if degrees == 0:
+                return torch.zeros(shape, dtype=dtype, device=device)
+            half = torch.full(shape, degrees / 2, dtype=dtype, device=device)
+            return standard_gamma(half, **drawn_by(generator)) * (2 / terms)
+
+        n, terms, exact = self.ghost_size, self.ghost_size * spatial, self.dof == "exact"
+        normal = torch.randn(shape, dtype=dtype, device=device, **drawn_by(generator))
+        between = chi_square_mean(n - exact, n)
+        within = chi_square_mean(0 if self.law == "fc" else terms - n * exact, terms)
+        return LawDraws(normal, between, within)
+
+    def variances(self, moments: Moments, var: Tensor, spatial: int) -> tuple[Tensor, Tensor]:
+        """Return a channel's variance (within, between) samples, (1, C) each; `var` is its total variance."""
+        if self.law == "fc":
+            return torch.zeros_like(var), var
+        within, between = variance_components(moments, spatial)
+        return within, between.clamp_min(0)
+
+    def ghost_moments(self, draws: LawDraws, within: Tensor, between: Tensor, spatial: int) -> Moments:
+        """Return the moments of the drawn ghost batches (B, C); the mean is relative to the channel's mean."""
+        mean = draws.normal * (within / (self.ghost_size * spatial) + between / self.ghost_size).sqrt()
+        around = between + within / spatial if self.dof == "exact" else between
+        return Moments(mean, within * draws.within + around * draws.between)
+
+
+def variance_components(moments: Moments, spatial: int) -> tuple[Tensor, Tensor]:
+    """Estimate a channel's variance (within, between) its samples from their moments (B, C); (1, C) each.
+
+    They sum to the total variance. The second estimate may be negative if the true value is close to 0.
+    """
+    inside = moments.var.mean(-2, keepdim=True) / max(spatial - 1, 1)
+    around = pool_all(moments.mean, torch.zeros_like(moments.var)).var
+    return spatial * inside, around - inside

@@ -1,0 +1,268 @@
+"""Which samples contribute to each sample's statistics: its ghost batch, the rest of its ghost batch, or draws.
+
+Each choice pools per-sample moments with a row-stochastic matrix W (pools x contributing samples), in the cheap form of
+that matrix, by the law of total variance. With d = mean - c for any offset c:
+
+    pooled mean = c + W d        pooled var = W (var + d²) - (W d)²
+
+The result does not depend on the offset, but its rounding error does, so each function chooses an offset close to every
+pool that it serves.
+"""
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from typing import ClassVar, NamedTuple
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor
+
+from ghostnoise.randomness import drawn_by
+from ghostnoise.statistics.moments import Moments
+
+
+class LinearTerm(NamedTuple):
+    """The gradient of x through its statistics, `slope * (x - center) + offset`, with one row per pool (R, C)."""
+
+    center: Tensor
+    slope: Tensor
+    offset: Tensor
+
+
+class Contributors:
+    """The samples that contribute to each statistic.
+
+    A subclass is a frozen dataclass whose fields are numbers or None, and needs only `pool`, in differentiable PyTorch.
+    The other methods serve pools that several samples share, and gradients in closed form.
+    """
+
+    kinds: ClassVar[dict[str, type["Contributors"]]] = {}
+
+    def __init_subclass__(cls) -> None:
+        Contributors.kinds[cls.__name__] = cls
+
+    def numbers(self) -> list[float | int | None]:
+        """Return the fields, in their order."""
+        return [getattr(self, name) for name in type(self).__dataclass_fields__]  # type: ignore[attr-defined]
+
+    def pool(self, moments: Moments, reference: Moments | None) -> Moments:
+        """Pool the moments of the samples (B, C) into statistics, one row per pool (R, C); differentiable.
+
+        `reference` holds the running statistics (C,) for the choices that use them.
+        """
+        raise NotImplementedError
+
+    def samples_per_pool(self, batch_size: int) -> int:
+        """Return how many consecutive samples share a pool; the last pool also serves the remaining samples."""
+        return 1
+
+    def pools(self, batch_size: int) -> int:
+        """Return the number of pools, R."""
+        return batch_size
+
+    @property
+    def keeps_moments(self) -> bool:
+        """Whether the backward pass needs the moments of the samples, or only the pooled statistics."""
+        return True
+
+    def linear_term(
+        self, kept: Moments, pooled: Moments, gradient: Moments, reference: Moments | None, batch_size: int, spatial: int
+    ) -> LinearTerm:
+        """Return the gradient of x through the pooled statistics, given their gradient (R, C).
+
+        This default differentiates `pool`. `kept` are the moments of the samples.
+        """
+        vjp = torch.func.vjp(lambda moments: self.pool(moments, reference), kept)[1]
+        ((g_mean, g_var),) = vjp(Moments(*(table.to(pooled.mean.dtype) for table in gradient)))
+        return LinearTerm(kept.mean, g_var * (2 / spatial), g_mean / spatial)
+
+
+@dataclass(frozen=True)
+class GhostBatch(Contributors):
+    """All samples of the ghost batch, which is `ghost_size` consecutive samples; None is the whole batch."""
+
+    ghost_size: int | None = None
+
+    def pool(self, moments: Moments, reference: Moments | None) -> Moments:
+        """Pool each ghost batch (G, C)."""
+        return _per_ghost_batch(pool_all, self.ghost_size, moments)
+
+    def samples_per_pool(self, batch_size: int) -> int:
+        """Return the size of all ghost batches but the last."""
+        return first_and_last_size(batch_size, self.ghost_size)[0]
+
+    def pools(self, batch_size: int) -> int:
+        """Return the number of ghost batches, G."""
+        return 1 if self.ghost_size is None else max(batch_size // self.ghost_size, 1)
+
+    @property
+    def keeps_moments(self) -> bool:
+        """The moments of the samples cancel from the gradient."""
+        return False
+
+    def average(self, table: Tensor, batch_size: int) -> Tensor:
+        """Average over the samples the row of their ghost batch (1, C)."""
+        size, last = first_and_last_size(batch_size, self.ghost_size)
+        if size == last:
+            return table.mean(0, keepdim=True)
+        return (table.sum(0, keepdim=True) * size + table[-1:] * (last - size)) / batch_size
+
+    def linear_term(
+        self, kept: Moments, pooled: Moments, gradient: Moments, reference: Moments | None, batch_size: int, spatial: int
+    ) -> LinearTerm:
+        """Expand around the mean of the ghost batch, to which each of its n·S values contributes equally."""
+        size, last = first_and_last_size(batch_size, self.ghost_size)
+        if size == last:
+            values = size * spatial
+            return LinearTerm(pooled.mean, gradient.var * (2 / values), gradient.mean / values)
+        share = gradient.mean.new_full((pooled.mean.shape[0], 1), 1 / (size * spatial))
+        share[-1] = 1 / (last * spatial)
+        return LinearTerm(pooled.mean, gradient.var * (2 * share), gradient.mean * share)
+
+
+@dataclass(frozen=True)
+class Exclusive(Contributors):
+    """All samples of the ghost batch except the sample itself; None is the whole batch."""
+
+    ghost_size: int | None = None
+
+    def pool(self, moments: Moments, reference: Moments | None) -> Moments:
+        """Pool, for each sample, the other samples of its ghost batch (B, C)."""
+        return _per_ghost_batch(pool_excluding_self, self.ghost_size, moments)
+
+    def linear_term(
+        self, kept: Moments, pooled: Moments, gradient: Moments, reference: Moments | None, batch_size: int, spatial: int
+    ) -> LinearTerm:
+        """Apply the transpose of W, and expand around the sample's own mean, which may be far from its pool's."""
+
+        def transposed(mean: Tensor, pooled: Tensor, g_mean: Tensor, g_var: Tensor) -> Moments:
+            def from_others(table: Tensor) -> Tensor:
+                return (table.sum(-2, keepdim=True) - table) / (table.shape[-2] - 1)
+
+            center = mean.mean(-2, keepdim=True)
+            own_var = from_others(g_var)
+            own_mean = from_others(g_mean - 2 * g_var * (pooled - center)) + 2 * (mean - center) * own_var
+            return Moments(own_mean, own_var)
+
+        tables = tuple(table.to(pooled.mean.dtype) for table in (kept.mean, pooled.mean, *gradient))
+        own = _per_ghost_batch(transposed, self.ghost_size, tables)
+        return LinearTerm(kept.mean, own.var * (2 / spatial), own.mean / spatial)
+
+
+@dataclass(frozen=True)
+class SampleItself(Contributors):
+    """Only the sample itself, as in instance normalization."""
+
+    def pool(self, moments: Moments, reference: Moments | None) -> Moments:
+        """Return the sample's own moments (B, C)."""
+        return moments
+
+
+@dataclass(frozen=True)
+class Mixture(Contributors):
+    """The sample itself with weight `share`, and the running statistics with the rest."""
+
+    share: float
+
+    def pool(self, moments: Moments, reference: Moments | None) -> Moments:
+        """Return the moments of the mixture, for each sample (B, C)."""
+        assert reference is not None
+        share, (mean, var) = self.share, reference
+        between = share * (1 - share) * (moments.mean - mean).square()
+        return Moments((1 - share) * mean + share * moments.mean, (1 - share) * var + share * moments.var + between)
+
+
+def pool_all(mean: Tensor, var: Tensor) -> Moments:
+    """Pool the n samples of tables (..., n, C): (..., 1, C)."""
+    pooled = mean.mean(-2, keepdim=True)
+    return Moments(pooled, (var + (mean - pooled).square()).mean(-2, keepdim=True))
+
+
+def pool_excluding_self(mean: Tensor, var: Tensor) -> Moments:
+    """Pool, for each of the n samples of tables (..., n, C), all samples except itself: (..., n, C).
+
+    "Total minus self" cancels when the sample itself is the outlier that dominates the total. So the most extreme
+    sample is left out of the total and added for every sample except itself: what is then subtracted is never larger
+    than what remains. A non-finite sample is the most extreme one, so that its own statistics stay finite.
+    """
+    n = mean.shape[-2]
+    if n == 2:  # the moments of the other sample: a pool of one sample may be far from any offset
+        return Moments(mean.flip(-2), var.flip(-2))
+    extreme, center = _extreme_and_center(mean, var)
+
+    def sum_of_others(table: Tensor) -> Tensor:
+        most = table.where(extreme, 0).sum(-2, keepdim=True)
+        rest = table.where(~extreme, 0).sum(-2, keepdim=True)
+        return rest.where(extreme, rest - table + most)
+
+    d = mean - center
+    shift = sum_of_others(d) / (n - 1)
+    pooled = sum_of_others(var + d.square()) / (n - 1) - shift.square()
+    return Moments(center + shift, pooled.clamp_min(0))
+
+
+def pool_drawn(moments: Moments, around: Tensor, indices: Tensor) -> Moments:
+    """Pool, for each row of `indices` (B, N), the N samples drawn; the mean is relative to `around` (1, C).
+
+    Every drawn row is read once for both moments, and nothing of size B x N x C is allocated.
+    """
+    _, center = _extreme_and_center(*moments)
+    d = moments.mean - center
+    rows = torch.cat([d, moments.var + d.square()], dim=1)
+    mean, square = F.embedding_bag(indices, rows, mode="mean").chunk(2, dim=1)
+    return Moments(center - around + mean, (square - mean.square()).clamp_min(0))
+
+
+def draw_indices(
+    batch_size: int, ghost_size: int, device: torch.device, generator: torch.Generator | None, rows: int | None = None
+) -> Tensor:
+    """Draw a ghost batch for each of `rows` samples (default: all), uniformly with replacement: (B, N)."""
+    shape = (batch_size if rows is None else rows, ghost_size)
+    return torch.randint(batch_size, shape, device=device, **drawn_by(generator))
+
+
+def ghost_sizes(batch_size: int, ghost_size: int) -> list[int]:
+    """Return the sizes of the consecutive ghost batches; the last one also takes the remaining samples."""
+    count = max(batch_size // ghost_size, 1)
+    return [ghost_size] * (count - 1) + [batch_size - (count - 1) * ghost_size]
+
+
+def first_and_last_size(batch_size: int, ghost_size: int | None) -> tuple[int, int]:
+    """Return the size of the first ghost batch, which all but the last one share, and of the last one."""
+    if ghost_size is None or batch_size < 2 * ghost_size:
+        return batch_size, batch_size
+    return ghost_size, ghost_size + batch_size % ghost_size
+
+
+def _ghost_batches(table: Tensor, ghost_size: int | None) -> list[Tensor]:
+    """View a table of samples (B, C) as ghost batches (G, n, C); a last one of another size is separate."""
+    size, last = first_and_last_size(table.shape[0], ghost_size)
+    if size == last:
+        return [table.unflatten(0, (-1, size))]
+    return [table[:-last].unflatten(0, (-1, size)), table[-last:].unsqueeze(0)]
+
+
+def _per_ghost_batch(pool: Callable[..., Moments], ghost_size: int | None, tables: Sequence[Tensor]) -> Moments:
+    """Run `pool` on the ghost batches of tables (B, C), and concatenate the results to tables (R, C)."""
+    blocks = zip(*(_ghost_batches(table, ghost_size) for table in tables), strict=True)
+    parts = [pool(*block) for block in blocks]
+    return Moments(*(_concatenate([table.flatten(0, 1) for table in kind]) for kind in zip(*parts, strict=True)))
+
+
+def _concatenate(parts: list[Tensor]) -> Tensor:
+    return parts[0] if len(parts) == 1 else torch.cat(parts)
+
+
+def _extreme_and_center(mean: Tensor, var: Tensor) -> tuple[Tensor, Tensor]:
+    """Return the most extreme sample (one-hot over n) and the mean of the rest, an offset that no outlier can move.
+
+    Both only control rounding: the pooled moments, and so their gradients, do not depend on them. They are constants.
+    """
+    mean, var = mean.detach(), var.detach()
+    n = mean.shape[-2]
+    finite = torch.isfinite(mean) & torch.isfinite(var)
+    average = mean.where(finite, 0).sum(-2, keepdim=True) / n
+    energy = (var + (mean - average).square()).where(finite, torch.inf)
+    extreme = torch.arange(n, device=mean.device).unsqueeze(-1) == energy.argmax(-2, keepdim=True)
+    rest = mean if n == 1 else mean.where(~extreme, 0)
+    return extreme, rest.sum(-2, keepdim=True) / max(n - 1, 1)

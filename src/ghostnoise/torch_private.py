@@ -1,0 +1,88 @@
+"""Every private torch API that this library uses, each tried on torch 2.13.0.
+
+Nothing else in the library may use an attribute of torch that starts with an underscore; a test checks it. When a torch
+release breaks one of these, this is the only file to change.
+"""
+
+from typing import Any
+
+import torch
+import torch.distributed as dist
+from torch import Tensor
+from torch.autograd import forward_ad
+from torch.nn.modules.batchnorm import _BatchNorm as AnyBatchNorm
+from torch.nn.modules.batchnorm import _LazyNormBase as AnyLazyNorm
+from torch.nn.modules.conv import _ConvNd as AnyConvolution
+
+__all__ = [
+    "AnyBatchNorm",
+    "AnyConvolution",
+    "AnyLazyNorm",
+    "break_graph",
+    "has_tangent",
+    "in_backward",
+    "intercepted",
+    "is_traced",
+    "is_zero_tensor",
+    "process_group_by_name",
+    "standard_gamma",
+    "transformed",
+    "vmap_levels",
+]
+
+
+def transformed() -> bool:
+    """Return whether a `torch.func` transform (grad, vmap, jvp, ...) is active."""
+    return torch._C._are_functorch_transforms_active()
+
+
+def vmap_levels(tensor: Tensor) -> set[int]:
+    """Return the levels of the `torch.func.vmap` calls that map over a tensor."""
+    levels, functorch = set(), torch._C._functorch
+    while functorch.is_functorch_wrapped_tensor(tensor):
+        if functorch.is_batchedtensor(tensor):
+            levels.add(functorch.maybe_get_level(tensor))
+        tensor = functorch.get_unwrapped(tensor)
+    return levels
+
+
+def has_tangent(*tensors: Tensor | None) -> bool:
+    """Return whether any tensor has a tangent of forward-mode AD."""
+    if forward_ad._current_level < 0:
+        return False
+    return any(tensor is not None and forward_ad.unpack_dual(tensor).tangent is not None for tensor in tensors)
+
+
+def intercepted() -> bool:
+    """Return whether a dispatch mode (FakeTensorMode, make_fx, a flop counter, ...) intercepts torch's operators."""
+    return torch._C._len_torch_dispatch_stack() != 0
+
+
+def is_traced() -> bool:
+    """Return whether `torch.jit.trace` records the operators."""
+    return torch._C._get_tracing_state() is not None
+
+
+def in_backward() -> bool:
+    """Return whether this thread runs inside a backward pass."""
+    return torch._C._current_graph_task_id() != -1
+
+
+def is_zero_tensor(tensor: Tensor) -> bool:
+    """Return whether a tensor has no memory because all of its elements are known to be 0."""
+    return tensor._is_zerotensor()
+
+
+def standard_gamma(concentration: Tensor, **generator: torch.Generator) -> Tensor:
+    """Draw from Gamma(concentration, 1); `torch.distributions.Gamma` does not accept a generator."""
+    return torch._standard_gamma(concentration, **generator)
+
+
+def break_graph(message: str) -> None:
+    """Break the graph that `torch.compile` captures, and give the reason."""
+    torch._dynamo.graph_break(msg=message)
+
+
+def process_group_by_name(name: str) -> Any:
+    """Return the process group with this name; raises RuntimeError if this process has none."""
+    return dist.distributed_c10d._resolve_process_group(name)  # type: ignore[attr-defined, arg-type]
