@@ -29,13 +29,13 @@ SIGNATURES = {
     "pool": I * 4 + P + I + P * 4,
     "coefficients": I * 4 + P * 2 + D * 2 + P * 3,
     "statistics_gradient": I * 6 + P * 6 + D * 2 + P * 5,
-    "linear_terms": I * 3 + P + I * 2 + P * 6,
-    "exclusive_linear_terms": I * 4 + P + I * 2 + P * 7,
+    "linear_term": I * 3 + P + I * 2 + P * 6,
+    "exclusive_linear_term": I * 4 + P + I * 2 + P * 7,
     "update_running": I * 2 + P * 5 + D,
-    "draws": _SAMPLES + P * 6,
-    "noise": _SAMPLES + P * 6 + I * 2 + P * 9,
-    "normalize": I + P * 4 + D * 2 + P + I + D + I + P * 9,
-    "normalize_gradient": I + P * 4 + D * 2 + I + P * 6,
+    "pool_drawn": _SAMPLES + P * 6,
+    "noise_tables": _SAMPLES + P * 6 + I * 2 + P * 9,
+    "fused_forward": I + P * 4 + D * 2 + P + I + D + I + P * 11,
+    "fused_backward": I + P * 4 + D * 2 + I + P * 6,
 }
 
 

@@ -87,19 +87,19 @@ void gradient_sums_last(Shape n, Tensor<const T> dy, Tensor<const T> x, Rows<A> 
     });
 }
 
-// input_gradient: noise_scale * scale * dy + slope * (x - center) + offset.
+// input_gradient: gain * scale * dy + slope * (x - center) + offset.
 
 template <class T, class A>
-void input_gradient_rows(Shape n, Tensor<const T> dy, Tensor<const T> x, Rows<A> scale, Rows<A> noise_scale,
-                         Rows<A> center, Rows<A> slope, Rows<A> offset, Tensor<T> dx, int threads) {
+void input_gradient_rows(Shape n, Tensor<const T> dy, Tensor<const T> x, Rows<A> scale, Rows<A> gain, Rows<A> center,
+                         Rows<A> slope, Rows<A> offset, Tensor<T> dx, int threads) {
     const bool non_temporal = streams(n, n.S, dx);
     with_positions(n.S, [=](auto S) {
         for_parts(n.B, n.C, rows_step<A>(S), threads, [=](i64 b, i64 from, i64 to) {
-            const A *scales = scale.of(b), *noise_scales = noise_scale.of(b), *centers = center.of(b);
+            const A *scales = scale.of(b), *gains = gain.of(b), *centers = center.of(b);
             const A *slopes = slope.of(b), *offsets = offset.of(b);
             for (i64 c = from; c < to; ++c) {
                 const T *gradient = dy.row(b, c), *row = x.row(b, c);
-                const A k = scales[c] * noise_scales[c], m = centers[c], p = slopes[c], q = offsets[c];
+                const A k = scales[c] * gains[c], m = centers[c], p = slopes[c], q = offsets[c];
                 fill(dx.row(b, c), S, non_temporal,
                      [=](i64 s) { return k * load(gradient[s]) + (p * (load(row[s]) - m) + q); });
             }
@@ -108,11 +108,11 @@ void input_gradient_rows(Shape n, Tensor<const T> dy, Tensor<const T> x, Rows<A>
 }
 
 template <class T, class A>
-void input_gradient_last(Shape n, Tensor<const T> dy, Tensor<const T> x, Rows<A> scale, Rows<A> noise_scale,
-                         Rows<A> center, Rows<A> slope, Rows<A> offset, Tensor<T> dx, int threads) {
+void input_gradient_last(Shape n, Tensor<const T> dy, Tensor<const T> x, Rows<A> scale, Rows<A> gain, Rows<A> center,
+                         Rows<A> slope, Rows<A> offset, Tensor<T> dx, int threads) {
     const bool non_temporal = streams(n, n.C, dx);
     for_parts(n.B, n.S, 16, threads, [=](i64 b, i64 from, i64 to) {
-        const A *k = scale.of(b), *g = noise_scale.of(b), *m = center.of(b), *p = slope.of(b), *q = offset.of(b);
+        const A *k = scale.of(b), *g = gain.of(b), *m = center.of(b), *p = slope.of(b), *q = offset.of(b);
         for (i64 s = from; s < to; ++s) {
             const T *gradient = dy.row(b, s), *row = x.row(b, s);
             fill(dx.row(b, s), n.C, non_temporal,
@@ -161,11 +161,11 @@ GN_EXPORT(gradient_sums)(i64 dtype, i64 last, i64 threads, i64 B, i64 C, i64 S, 
 }
 
 GN_EXPORT(input_gradient)(i64 dtype, i64 last, i64 threads, i64 B, i64 C, i64 S, GN_TENSOR(dy), GN_TENSOR(x),
-                          GN_TABLE(scale), GN_TABLE(noise_scale), GN_TABLE(center), GN_TABLE(slope), GN_TABLE(offset),
+                          GN_TABLE(scale), GN_TABLE(gain), GN_TABLE(center), GN_TABLE(slope), GN_TABLE(offset),
                           GN_TENSOR(dx)) {
     const Shape n = {B, C, S};
     GN_DISPATCH((last ? input_gradient_last<T, A> : input_gradient_rows<T, A>)(n, GN_IN(dy), GN_IN(x), GN_ROWS(scale),
-                                                                               GN_ROWS(noise_scale), GN_ROWS(center),
+                                                                               GN_ROWS(gain), GN_ROWS(center),
                                                                                GN_ROWS(slope), GN_ROWS(offset),
                                                                                GN_OUT(dx), int(threads)));
 }

@@ -16,13 +16,13 @@ void coefficients(i64 threads, i64 R, i64 C, const double *mean, const double *v
         const i64 at = r * C;
 #pragma omp simd
         for (i64 c = 0; c < C; ++c) {
-            const A center = A(mean[at + c]), residual = A(double(center) - mean[at + c]);
-            const A rstd = A(1.0 / std::sqrt(floor.of(var[at + c]))), scale = weight ? rstd * weight[c] : rstd;
+            const A center = A(mean[at + c]), rounding = A(double(center) - mean[at + c]);
+            const A rstd = A(1.0 / std::sqrt(floor.of(var[at + c]))), factor = weight ? rstd * weight[c] : rstd;
             to.center[at + c] = center;
-            to.residual[at + c] = residual;
+            to.rounding[at + c] = rounding;
             to.rstd[at + c] = rstd;
-            to.scale[at + c] = scale;
-            to.shift[at + c] = bias ? scale * residual + bias[c] : scale * residual;
+            to.factor[at + c] = factor;
+            to.shift[at + c] = bias ? factor * rounding + bias[c] : factor * rounding;
         }
     }
 }
@@ -63,11 +63,12 @@ void statistics_gradient(i64 threads, i64 B, i64 C, i64 R, i64 per_pool, const A
 #pragma omp simd
             for (i64 c = 0; c < wide; ++c) {
                 const double total = double(sum[c]), rstd = double(pools.rstd[at + c]);
-                const double moment = double(product[c]) + double(pools.residual[at + c]) * total;  // around the mean
-                const double scale = double(pools.scale[at + c]);
+                const double moment = double(product[c]) + double(pools.rounding[at + c]) * total;  // around the mean
+                const double factor = double(pools.factor[at + c]);
                 g_weight[c] += rstd * moment;
-                to_mean[at + c] = A(-scale * total);
-                to_var[at + c] = var[at + c] + floor.eps >= floor.least ? A(-0.5 * rstd * rstd * scale * moment) : A(0);
+                to_mean[at + c] = A(-factor * total);
+                to_var[at + c] =
+                    var[at + c] + floor.eps >= floor.least ? A(-0.5 * rstd * rstd * factor * moment) : A(0);
             }
         };
         for (i64 r = 0; r < R; ++r) {
@@ -108,8 +109,8 @@ void statistics_gradient(i64 threads, i64 B, i64 C, i64 R, i64 per_pool, const A
 
 // Around the sample's own mean, since it may be far from those of the other samples.
 template <class M, class A>
-void exclusive_linear_terms(i64 threads, i64 G, const i64 *starts, i64 C, i64 S, const M *mean, const double *pooled,
-                            const A *g_mean, const A *g_var, A *center, A *slope, A *offset) {
+void exclusive_linear_term(i64 threads, i64 G, const i64 *starts, i64 C, i64 S, const M *mean, const double *pooled,
+                           const A *g_mean, const A *g_var, A *center, A *slope, A *offset) {
     for_columns(G, C, threads, [=](i64 g, i64 c0, i64 wide) {
         const i64 n = starts[g + 1] - starts[g], first = starts[g] * C + c0;
         double middle[CHUNK] = {}, vars[CHUNK] = {}, means[CHUNK] = {};
@@ -146,8 +147,8 @@ void exclusive_linear_terms(i64 threads, i64 G, const i64 *starts, i64 C, i64 S,
 
 // Around the mean of the ghost batch, to which each of its n * S values contributes alike.
 template <class A>
-void linear_terms(i64 threads, i64 G, const i64 *starts, i64 C, i64 S, const double *mean, const A *g_mean,
-                  const A *g_var, A *center, A *slope, A *offset) {
+void linear_term(i64 threads, i64 G, const i64 *starts, i64 C, i64 S, const double *mean, const A *g_mean,
+                 const A *g_var, A *center, A *slope, A *offset) {
 #pragma omp parallel for num_threads(int(threads)) schedule(static)
     for (i64 g = 0; g < G; ++g) {
         const double share = 1.0 / double((starts[g + 1] - starts[g]) * S);
@@ -204,27 +205,27 @@ GN_EXPORT(coefficients)(i64 dtype, i64 threads, i64 R, i64 C, const double *mean
 }
 
 GN_EXPORT(statistics_gradient)(i64 dtype, i64 threads, i64 B, i64 C, i64 R, i64 per_pool, const void *total,
-                               const void *moment, const void *noise_shift, const void *noise_scale,
-                               const void *coefficients, const double *var, double eps, double least, void *to_weight,
-                               void *to_bias, void *to_mean, void *to_var, double *carried) {
-    GN_TABLES(statistics_gradient<A>(threads, B, C, R, per_pool, in<A>(total), in<A>(moment), in<A>(noise_shift),
-                                     in<A>(noise_scale), in<A>(coefficients), var, {eps, least}, out<A>(to_weight),
-                                     out<A>(to_bias), out<A>(to_mean), out<A>(to_var), carried));
+                               const void *moment, const void *m, const void *k, const void *coefficients,
+                               const double *var, double eps, double least, void *to_weight, void *to_bias,
+                               void *to_mean, void *to_var, double *carried) {
+    GN_TABLES(statistics_gradient<A>(threads, B, C, R, per_pool, in<A>(total), in<A>(moment), in<A>(m), in<A>(k),
+                                     in<A>(coefficients), var, {eps, least}, out<A>(to_weight), out<A>(to_bias),
+                                     out<A>(to_mean), out<A>(to_var), carried));
 }
 
-GN_EXPORT(linear_terms)(i64 dtype, i64 threads, i64 G, const i64 *starts, i64 C, i64 S, const double *mean,
-                        const void *g_mean, const void *g_var, void *center, void *slope, void *offset) {
-    GN_TABLES(linear_terms(threads, G, starts, C, S, mean, in<A>(g_mean), in<A>(g_var), out<A>(center), out<A>(slope),
-                           out<A>(offset)));
+GN_EXPORT(linear_term)(i64 dtype, i64 threads, i64 G, const i64 *starts, i64 C, i64 S, const double *mean,
+                       const void *g_mean, const void *g_var, void *center, void *slope, void *offset) {
+    GN_TABLES(linear_term(threads, G, starts, C, S, mean, in<A>(g_mean), in<A>(g_var), out<A>(center), out<A>(slope),
+                          out<A>(offset)));
 }
 
-GN_EXPORT(exclusive_linear_terms)(i64 dtype, i64 means, i64 threads, i64 G, const i64 *starts, i64 C, i64 S,
-                                  const void *mean, const double *pooled, const void *g_mean, const void *g_var,
-                                  void *center, void *slope, void *offset) {
-    GN_TABLES(if (means == 0) exclusive_linear_terms(threads, G, starts, C, S, in<float>(mean), pooled, in<A>(g_mean),
-                                                     in<A>(g_var), out<A>(center), out<A>(slope), out<A>(offset));
-              else exclusive_linear_terms(threads, G, starts, C, S, in<double>(mean), pooled, in<A>(g_mean),
-                                          in<A>(g_var), out<A>(center), out<A>(slope), out<A>(offset)));
+GN_EXPORT(exclusive_linear_term)(i64 dtype, i64 means, i64 threads, i64 G, const i64 *starts, i64 C, i64 S,
+                                 const void *mean, const double *pooled, const void *g_mean, const void *g_var,
+                                 void *center, void *slope, void *offset) {
+    GN_TABLES(if (means == 0) exclusive_linear_term(threads, G, starts, C, S, in<float>(mean), pooled, in<A>(g_mean),
+                                                    in<A>(g_var), out<A>(center), out<A>(slope), out<A>(offset));
+              else exclusive_linear_term(threads, G, starts, C, S, in<double>(mean), pooled, in<A>(g_mean),
+                                         in<A>(g_var), out<A>(center), out<A>(slope), out<A>(offset)));
 }
 
 GN_EXPORT(update_running)(i64 dtype, i64 C, void *mean, void *var, i64 *count, const double *to_mean,

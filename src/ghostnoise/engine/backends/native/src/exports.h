@@ -32,16 +32,16 @@ GN_EXPORT(transform)(i64 dtype, i64 last, i64 threads, i64 B, i64 C, i64 S, GN_T
 // The same for a pool that all samples share, with noise; `affine` has the rows of a NoisyAffine. The noise is (B, C),
 // and null where there is none.
 GN_EXPORT(noisy_transform)(i64 dtype, i64 last, i64 threads, i64 B, i64 C, i64 S, GN_TENSOR(x), void *affine,
-                           const void *noise_shift, const void *noise_scale, GN_TENSOR(y));
+                           const void *m, const void *k, GN_TENSOR(y));
 
 // total = sum(dy) and moment = sum(dy * (x - center)) over the positions of each sample (B, C). For a single position
 // with contiguous channels, `total` may be null: it is dy itself.
 GN_EXPORT(gradient_sums)(i64 dtype, i64 last, i64 threads, i64 B, i64 C, i64 S, GN_TENSOR(dy), GN_TENSOR(x),
                          GN_TABLE(center), void *total, void *moment);
 
-// dx = noise_scale * scale * dy + slope * (x - center) + offset.
+// dx = gain * scale * dy + slope * (x - center) + offset.
 GN_EXPORT(input_gradient)(i64 dtype, i64 last, i64 threads, i64 B, i64 C, i64 S, GN_TENSOR(dy), GN_TENSOR(x),
-                          GN_TABLE(scale), GN_TABLE(noise_scale), GN_TABLE(center), GN_TABLE(slope), GN_TABLE(offset),
+                          GN_TABLE(scale), GN_TABLE(gain), GN_TABLE(center), GN_TABLE(slope), GN_TABLE(offset),
                           GN_TENSOR(dx));
 
 // dx = scale * dy.
@@ -60,22 +60,22 @@ GN_EXPORT(coefficients)(i64 dtype, i64 threads, i64 R, i64 C, const double *mean
                         double least, const void *weight, const void *bias, void *to);
 
 // From the sums `total` and `moment` (B, C) to the gradients of weight and bias (C,), and of the statistics (R, C),
-// each of which serves `per_pool` samples. `coefficients` are those of `coefficients`. If not null, `carried` holds the
-// sums (2, C) for weight and bias over the samples before these, and then also over these.
+// each of which serves `per_pool` samples. The coefficients are tables as `coefficients` makes them. If not null,
+// `carried` holds the sums (2, C) for weight and bias over the samples before these, and then also over these.
 GN_EXPORT(statistics_gradient)(i64 dtype, i64 threads, i64 B, i64 C, i64 R, i64 per_pool, const void *total,
-                               const void *moment, const void *noise_shift, const void *noise_scale,
-                               const void *coefficients, const double *var, double eps, double least, void *to_weight,
-                               void *to_bias, void *to_mean, void *to_var, double *carried);
+                               const void *moment, const void *m, const void *k, const void *coefficients,
+                               const double *var, double eps, double least, void *to_weight, void *to_bias,
+                               void *to_mean, void *to_var, double *carried);
 
 // The linear terms of the input gradient, slope * (x - center) + offset, from the gradient of the statistics of ghost
 // batches (G, C).
-GN_EXPORT(linear_terms)(i64 dtype, i64 threads, i64 G, const i64 *starts, i64 C, i64 S, const double *mean,
-                        const void *g_mean, const void *g_var, void *center, void *slope, void *offset);
+GN_EXPORT(linear_term)(i64 dtype, i64 threads, i64 G, const i64 *starts, i64 C, i64 S, const double *mean,
+                       const void *g_mean, const void *g_var, void *center, void *slope, void *offset);
 
 // The same for exclusive statistics (B, C): `mean` has the samples' own means, `pooled` those of their pools.
-GN_EXPORT(exclusive_linear_terms)(i64 dtype, i64 means, i64 threads, i64 G, const i64 *starts, i64 C, i64 S,
-                                  const void *mean, const double *pooled, const void *g_mean, const void *g_var,
-                                  void *center, void *slope, void *offset);
+GN_EXPORT(exclusive_linear_term)(i64 dtype, i64 means, i64 threads, i64 G, const i64 *starts, i64 C, i64 S,
+                                 const void *mean, const double *pooled, const void *g_mean, const void *g_var,
+                                 void *center, void *slope, void *offset);
 
 // Updates running buffers (C,) and the batch count, unless the updated values are not finite. Each of the three may be
 // null. A factor below 0 stands for the cumulative average.
@@ -83,30 +83,32 @@ GN_EXPORT(update_running)(i64 dtype, i64 C, void *mean, void *var, i64 *count, c
                           const double *to_var, double factor);
 
 // The moments (K, C) of the samples in each of K rows of N indices, the mean relative to `around` (C,).
-GN_EXPORT(draws)(i64 means, i64 dtype, i64 threads, i64 B, i64 C, i64 K, i64 N, const void *mean, const double *var,
-                 const i64 *indices, const double *around, void *to_mean, void *to_var);
+GN_EXPORT(pool_drawn)(i64 means, i64 dtype, i64 threads, i64 B, i64 C, i64 K, i64 N, const void *mean,
+                      const double *var, const i64 *indices, const double *around, void *to_mean, void *to_var);
 
-// Noise (K, C) from drawn samples as in `draws`, or if `indices` is null from the moments `ghost_mean` and `ghost_var`
-// (K, C): scale = sqrt((pool_var + margin) / (var + margin)), and shift = mean. With the coefficients of a pool that
-// all samples share, the shift is multiplied by its rstd. Unless `to_scale` is null, also what is then applied to x.
-GN_EXPORT(noise)(i64 means, i64 dtype, i64 threads, i64 B, i64 C, i64 K, i64 N, const void *mean, const double *var,
-                 const i64 *indices, const double *around, const void *ghost_mean, const void *ghost_var, i64 shifts,
-                 i64 scales, const double *pool_var, const double *margin, const void *coefficients, const void *weight,
-                 const void *bias, void *to_noise_shift, void *to_noise_scale, void *to_scale, void *to_shift);
+// Noise (K, C) from drawn samples as in `pool_drawn`, or if `indices` is null from the moments `ghost_mean` and
+// `ghost_var` (K, C): scale = sqrt((pool_var + margin) / (var + margin)), and shift = mean. With the coefficients of a
+// pool that all samples share, the shift is multiplied by its rstd. Unless `to_scale` is null, also what is then
+// applied to x.
+GN_EXPORT(noise_tables)(i64 means, i64 dtype, i64 threads, i64 B, i64 C, i64 K, i64 N, const void *mean,
+                        const double *var, const i64 *indices, const double *around, const void *ghost_mean,
+                        const void *ghost_var, i64 shifts, i64 scales, const double *pool_var, const double *margin,
+                        const void *coefficients, const void *weight, const void *bias, void *to_m, void *to_k,
+                        void *to_scale, void *to_shift);
 
 // ---- fused: all steps of one direction in one call; `geometry` has the numbers of a Geometry, then the starts ----
 
-// Makes the samples' moments (for a single position, the means are given instead), the statistics of the pools (2, R,
-// C), the noise, and y. Weight, bias, noise and indices may be null. Unless `reference` (2, C) is null, it has the mean
-// and variance that Batch Renormalization corrects towards, `limits` has r_max and d_max, and `correction` (2, C) gets
-// r, d.
-GN_EXPORT(normalize)(i64 dtype, const i64 *geometry, void *x, const void *weight, const void *bias, double eps,
-                     double least, const i64 *indices, i64 N, double noise_eps, i64 means, void *mean, double *var,
-                     double *stats, void *noise_shift, void *noise_scale, const double *reference, const double *limits,
-                     void *correction, void *y);
+// Makes the samples' moments (for a single position, the means are given instead), the pooled statistics (2, R, C), the
+// noise, and y. Weight, bias, noise and indices may be null. Unless `reference_mean` is null, all samples share one
+// pool, Batch Renormalization corrects it towards the reference (C,), `limits` has r_max and d_max, and r and d are
+// made (C,).
+GN_EXPORT(fused_forward)(i64 dtype, const i64 *geometry, void *x, const void *weight, const void *bias, double eps,
+                         double least, const i64 *indices, i64 N, double noise_eps, i64 means, void *mean, double *var,
+                         double *pooled, void *m, void *k, const double *reference_mean, const double *reference_var,
+                         const double *limits, void *r, void *d, void *y);
 
 // Makes the gradients of weight and bias (2, C), and unless dx is null that of x. `mean` and `var` are the statistics
 // of the pools, or if these are exclusive the moments of the samples.
-GN_EXPORT(normalize_gradient)(i64 dtype, const i64 *geometry, void *dy, void *x, const void *weight, double eps,
-                              double least, i64 means, void *mean, double *var, void *noise_shift, void *noise_scale,
-                              void *parameters, void *dx);
+GN_EXPORT(fused_backward)(i64 dtype, const i64 *geometry, void *dy, void *x, const void *weight, double eps,
+                          double least, i64 means, void *mean, double *var, void *m, void *k, void *parameters,
+                          void *dx);

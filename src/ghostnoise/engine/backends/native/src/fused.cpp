@@ -118,7 +118,7 @@ template <class A> struct Forward {
         if (renormalization.mean)
             renormalize(C, mean, var, pools);
         return GN_FUNCTION(transform)(dtype, n.last, many, B, C, S, from, n.x_b, n.x_inner, pools.center, n.per_pool,
-                                      R - 1, pools.scale, n.per_pool, R - 1, pools.shift, n.per_pool, R - 1, to,
+                                      R - 1, pools.factor, n.per_pool, R - 1, pools.shift, n.per_pool, R - 1, to,
                                       n.made_b, n.made_inner);
     }
 
@@ -129,8 +129,8 @@ template <class A> struct Forward {
             const double reference_std = std::sqrt(floor.of(renormalization.var[c]));
             const A r = A(clip(std::sqrt(floor.of(var[c])) / reference_std, 1 / r_max, r_max));
             const A d = A(clip((mean[c] - renormalization.mean[c]) / reference_std, -d_max, d_max));
-            pool.scale[c] *= r;
-            const A shift = pool.scale[c] * pool.residual[c] + (weight ? weight[c] * d : d);
+            pool.factor[c] *= r;
+            const A shift = pool.factor[c] * pool.rounding[c] + (weight ? weight[c] * d : d);
             pool.shift[c] = bias ? shift + bias[c] : shift;
             renormalization.r[c] = r;
             renormalization.d[c] = d;
@@ -147,10 +147,10 @@ template <class A> struct Forward {
             return OUT_OF_MEMORY;
         for (i64 c = 0; c < C; ++c)  // eps in units of the variance that normalization maps to 1
             margin.at[c] = double(A(drawn.eps) * (A(1) / (pool.rstd[c] * pool.rstd[c])));
-        if (const int status =
-                GN_FUNCTION(noise)(samples.means, TABLES<A>, n.many(B * C * drawn.N), B, C, B, drawn.N, samples.mean,
-                                   samples.var, drawn.indices, mean, nullptr, nullptr, m != nullptr, k != nullptr, var,
-                                   margin.at, pool.center, weight, bias, m, k, nullptr, nullptr))
+        if (const int status = GN_FUNCTION(noise_tables)(samples.means, TABLES<A>, n.many(B * C * drawn.N), B, C, B,
+                                                         drawn.N, samples.mean, samples.var, drawn.indices, mean,
+                                                         nullptr, nullptr, m != nullptr, k != nullptr, var, margin.at,
+                                                         pool.center, weight, bias, m, k, nullptr, nullptr))
             return status;
         const NoisyAffine<A> affine(rows.at, C);
         affine.fill(pool, weight, bias, C);
@@ -188,7 +188,7 @@ template <class A> struct Backward {
                                   tables.at);
         A *g_mean = tables.at + Coefficients<A>::TABLES * size, *g_var = g_mean + size, *center = g_var + size;
         A *slope = center + size, *shift = slope + size, *total = shift + size, *moment = total + B * C;
-        A *noise_scale = offset(k, at);
+        A *gain = offset(k, at);
         // For a single position, dy itself may serve as its sum.
         const bool single = S == 1 && n.last && dtype < 2 && (n.dy_b == C || B == 1);
         if (const int status = GN_FUNCTION(gradient_sums)(dtype, n.last, many, B, C, S, gradient, n.dy_b, n.dy_inner,
@@ -196,23 +196,23 @@ template <class A> struct Backward {
                                                           single ? nullptr : total, moment))
             return status;
         GN_FUNCTION(statistics_gradient)(TABLES<A>, n.many(B * C), B, C, R, n.per_pool, single ? gradient : total,
-                                         moment, offset(m, at), noise_scale, tables.at, var, floor.eps, floor.least,
-                                         g_weight, g_weight + C, g_mean, g_var, carried);
+                                         moment, offset(m, at), gain, tables.at, var, floor.eps, floor.least, g_weight,
+                                         g_weight + C, g_mean, g_var, carried);
         if (!dx)
             return OK;
         if (n.exclusive)
-            GN_FUNCTION(exclusive_linear_terms)(TABLES<A>, own.means, n.many(B * C), n.G, part.starts, C, S, own.mean,
-                                                mean, g_mean, g_var, center, slope, shift);
+            GN_FUNCTION(exclusive_linear_term)(TABLES<A>, own.means, n.many(B * C), n.G, part.starts, C, S, own.mean,
+                                               mean, g_mean, g_var, center, slope, shift);
         else
-            GN_FUNCTION(linear_terms)(TABLES<A>, n.many(size), n.G, part.starts, C, S, mean, g_mean, g_var, center,
-                                      slope, shift);
+            GN_FUNCTION(linear_term)(TABLES<A>, n.many(size), n.G, part.starts, C, S, mean, g_mean, g_var, center,
+                                     slope, shift);
         A *ones = total;  // the sums are no longer needed
         for (i64 c = 0; !k && c < C; ++c)
             ones[c] = 1;
         return GN_FUNCTION(input_gradient)(
-            dtype, n.last, many, B, C, S, gradient, n.dy_b, n.dy_inner, from, n.x_b, n.x_inner, pools.scale, n.per_pool,
-            R - 1, k ? noise_scale : ones, 1, k ? B - 1 : 0, center, n.per_pool, R - 1, slope, n.per_pool, R - 1, shift,
-            n.per_pool, R - 1, offset(dx, part.sample * n.made_b, bytes), n.made_b, n.made_inner);
+            dtype, n.last, many, B, C, S, gradient, n.dy_b, n.dy_inner, from, n.x_b, n.x_inner, pools.factor,
+            n.per_pool, R - 1, k ? gain : ones, 1, k ? B - 1 : 0, center, n.per_pool, R - 1, slope, n.per_pool, R - 1,
+            shift, n.per_pool, R - 1, offset(dx, part.sample * n.made_b, bytes), n.made_b, n.made_inner);
     }
 };
 
@@ -231,30 +231,29 @@ inline i64 size_of(i64 dtype) { return dtype == 1 ? 8 : dtype == 0 ? 4 : 2; }
         return for_parts_of_batch(n, starts, bytes, __VA_ARGS__);                                                      \
     }
 
-GN_EXPORT(normalize)(i64 dtype, const i64 *geometry, void *x, const void *weight, const void *bias, double eps,
-                     double least, const i64 *indices, i64 N, double noise_eps, i64 means, void *mean, double *var,
-                     double *stats, void *noise_shift, void *noise_scale, const double *reference, const double *limits,
-                     void *correction, void *y) {
-    GN_FUSED(
-        Forward<A>{dtype,
-                   bytes,
-                   x,
-                   y,
-                   in<A>(weight),
-                   in<A>(bias),
-                   {eps, least},
-                   {indices, N, noise_eps},
-                   {reference, offset(reference, n.C), limits, out<A>(correction), offset(out<A>(correction), n.C)},
-                   {means, mean, var},
-                   stats,
-                   stats + n.pools() * n.C,
-                   out<A>(noise_shift),
-                   out<A>(noise_scale)});
+GN_EXPORT(fused_forward)(i64 dtype, const i64 *geometry, void *x, const void *weight, const void *bias, double eps,
+                         double least, const i64 *indices, i64 N, double noise_eps, i64 means, void *mean, double *var,
+                         double *pooled, void *m, void *k, const double *reference_mean, const double *reference_var,
+                         const double *limits, void *r, void *d, void *y) {
+    GN_FUSED(Forward<A>{dtype,
+                        bytes,
+                        x,
+                        y,
+                        in<A>(weight),
+                        in<A>(bias),
+                        {eps, least},
+                        {indices, N, noise_eps},
+                        {reference_mean, reference_var, limits, out<A>(r), out<A>(d)},
+                        {means, mean, var},
+                        pooled,
+                        pooled + n.pools() * n.C,
+                        out<A>(m),
+                        out<A>(k)});
 }
 
-GN_EXPORT(normalize_gradient)(i64 dtype, const i64 *geometry, void *dy, void *x, const void *weight, double eps,
-                              double least, i64 means, void *mean, double *var, void *noise_shift, void *noise_scale,
-                              void *parameters, void *dx) {
+GN_EXPORT(fused_backward)(i64 dtype, const i64 *geometry, void *dy, void *x, const void *weight, double eps,
+                          double least, i64 means, void *mean, double *var, void *m, void *k, void *parameters,
+                          void *dx) {
     const i64 channels = reinterpret_cast<const Geometry *>(geometry)->C;
     const Scratch<double> carried(2 * channels);
     if (!carried.at)
@@ -268,8 +267,8 @@ GN_EXPORT(normalize_gradient)(i64 dtype, const i64 *geometry, void *dy, void *x,
                          in<A>(weight),
                          {eps, least},
                          {means, mean, var},
-                         out<A>(noise_shift),
-                         out<A>(noise_scale),
+                         out<A>(m),
+                         out<A>(k),
                          out<A>(parameters),
                          carried.at});
 }

@@ -207,8 +207,8 @@ int noise(i64 threads, i64 K, i64 C, const Source<M, A> &source, bool shifts, bo
     }
 // clang-format on
 
-GN_EXPORT(draws)(i64 means, i64 dtype, i64 threads, i64 B, i64 C, i64 K, i64 N, const void *mean, const double *var,
-                 const i64 *indices, const double *around, void *to_mean, void *to_var) {
+GN_EXPORT(pool_drawn)(i64 means, i64 dtype, i64 threads, i64 B, i64 C, i64 K, i64 N, const void *mean,
+                      const double *var, const i64 *indices, const double *around, void *to_mean, void *to_var) {
     GN_MEANS_AND_TABLES(
         const Source<M, A> source = {in<M>(mean), var, B, N, indices, around, nullptr, nullptr};
         return for_ghosts(threads, K, C, source, [=](i64 k, i64 c0, i64 wide, const A *pooled, const A *pooled_var) {
@@ -217,13 +217,14 @@ GN_EXPORT(draws)(i64 means, i64 dtype, i64 threads, i64 B, i64 C, i64 K, i64 N, 
         }););
 }
 
-GN_EXPORT(noise)(i64 means, i64 dtype, i64 threads, i64 B, i64 C, i64 K, i64 N, const void *mean, const double *var,
-                 const i64 *indices, const double *around, const void *ghost_mean, const void *ghost_var, i64 shifts,
-                 i64 scales, const double *pool_var, const double *margin, const void *coefficients, const void *weight,
-                 const void *bias, void *to_noise_shift, void *to_noise_scale, void *to_scale, void *to_shift) {
+GN_EXPORT(noise_tables)(i64 means, i64 dtype, i64 threads, i64 B, i64 C, i64 K, i64 N, const void *mean,
+                        const double *var, const i64 *indices, const double *around, const void *ghost_mean,
+                        const void *ghost_var, i64 shifts, i64 scales, const double *pool_var, const double *margin,
+                        const void *coefficients, const void *weight, const void *bias, void *to_m, void *to_k,
+                        void *to_scale, void *to_shift) {
     GN_MEANS_AND_TABLES(
         const Source<M, A> source = {in<M>(mean), var, B, N, indices, around, in<A>(ghost_mean), in<A>(ghost_var)};
-        const Made<A> to = {out<A>(to_noise_shift), out<A>(to_noise_scale), out<A>(to_scale), out<A>(to_shift)};
+        const Made<A> to = {out<A>(to_m), out<A>(to_k), out<A>(to_scale), out<A>(to_shift)};
         return noise<M, A>(threads, K, C, source, shifts, scales, pool_var, margin, in<A>(coefficients), in<A>(weight),
                            in<A>(bias), to););
 }

@@ -76,17 +76,17 @@ struct Floor {
 };
 
 // The coefficients of pools (R, C), one table after another, in the arithmetic of x:
-// center = the rounded mean, residual = center - mean, rstd, scale = rstd * weight, shift = scale * residual + bias.
+// center = the rounded mean, rounding = center - mean, rstd, factor = rstd * weight, shift = factor * rounding + bias.
 template <class A> struct Coefficients {
     static constexpr i64 TABLES = 5;
-    A *center, *residual, *rstd, *scale, *shift;
+    A *center, *rounding, *rstd, *factor, *shift;
 
     Coefficients(A *at, i64 size)
-        : center(at), residual(at + size), rstd(at + 2 * size), scale(at + 3 * size), shift(at + 4 * size) {}
+        : center(at), rounding(at + size), rstd(at + 2 * size), factor(at + 3 * size), shift(at + 4 * size) {}
 };
 
 // What is applied to x where all samples share a pool and each has noise (shift m, scale k) of its own:
-// y = k * scale * (x - center) + bias - weight * k * (m - rest), with rest = rstd * residual.
+// y = k * factor * (x - center) + bias - weight * k * (m - rest), with rest = rstd * rounding.
 // Every function that applies noise uses these expressions, so that all of them round alike.
 template <class A> struct NoisyAffine {
     static constexpr i64 ROWS = 5;
@@ -97,8 +97,8 @@ template <class A> struct NoisyAffine {
     void fill(const Coefficients<A> &pool, const A *given_weight, const A *given_bias, i64 C) const {
         for (i64 c = 0; c < C; ++c) {
             center[c] = pool.center[c];
-            factor[c] = pool.scale[c];
-            rest[c] = pool.rstd[c] * pool.residual[c];
+            factor[c] = pool.factor[c];
+            rest[c] = pool.rstd[c] * pool.rounding[c];
             weight[c] = given_weight ? given_weight[c] : A(1);
             bias[c] = given_bias ? given_bias[c] : A(0);
         }
