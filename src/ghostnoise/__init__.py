@@ -7,118 +7,63 @@ import importlib
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
-    from ghostnoise import functional, layers, meter
-    from ghostnoise.conversion import (
-        ConstantSchedule,
-        CosineSchedule,
-        LinearSchedule,
-        OffAfter,
-        Schedule,
-        convert,
-        revert,
-        summary,
-    )
-    from ghostnoise.element import AdditiveGaussianNoise, NoisyDropout
-    from ghostnoise.engine.backends.select import backend
-    from ghostnoise.functional import Decomposition, decompose
-    from ghostnoise.layers import (
-        AnalyticalGhostNoise,
-        AnalyticalGhostNoiseBatchNorm1d,
-        AnalyticalGhostNoiseBatchNorm2d,
-        AnalyticalGhostNoiseBatchNorm3d,
-        BatchNorm1d,
-        BatchNorm2d,
-        BatchNorm3d,
-        EvalNorm1d,
-        EvalNorm2d,
-        EvalNorm3d,
-        ExclusiveBatchNorm1d,
-        ExclusiveBatchNorm2d,
-        ExclusiveBatchNorm3d,
-        GhostBatchNorm1d,
-        GhostBatchNorm2d,
-        GhostBatchNorm3d,
-        GhostNoise,
-        GhostNoiseBatchNorm1d,
-        GhostNoiseBatchNorm2d,
-        GhostNoiseBatchNorm3d,
-    )
-    from ghostnoise.meter import Meter
-    from ghostnoise.weights import WSConv2d, WSLinear
+    from ghostnoise import functional as functional
+    from ghostnoise import layers as layers
+    from ghostnoise import meter as meter
+    from ghostnoise.conversion import ConstantSchedule as ConstantSchedule
+    from ghostnoise.conversion import CosineSchedule as CosineSchedule
+    from ghostnoise.conversion import LinearSchedule as LinearSchedule
+    from ghostnoise.conversion import OffAfter as OffAfter
+    from ghostnoise.conversion import Schedule as Schedule
+    from ghostnoise.conversion import convert as convert
+    from ghostnoise.conversion import revert as revert
+    from ghostnoise.conversion import summary as summary
+    from ghostnoise.engine.backends.select import backend as backend
+    from ghostnoise.meter import Meter as Meter
 
 __version__ = "0.1.0"
 
-__all__ = [
-    "AdditiveGaussianNoise",
-    "AnalyticalGhostNoise",
-    "AnalyticalGhostNoiseBatchNorm1d",
-    "AnalyticalGhostNoiseBatchNorm2d",
-    "AnalyticalGhostNoiseBatchNorm3d",
-    "BatchNorm1d",
-    "BatchNorm2d",
-    "BatchNorm3d",
-    "ConstantSchedule",
-    "CosineSchedule",
-    "Decomposition",
-    "EvalNorm1d",
-    "EvalNorm2d",
-    "EvalNorm3d",
-    "ExclusiveBatchNorm1d",
-    "ExclusiveBatchNorm2d",
-    "ExclusiveBatchNorm3d",
-    "GhostBatchNorm1d",
-    "GhostBatchNorm2d",
-    "GhostBatchNorm3d",
-    "GhostNoise",
-    "GhostNoiseBatchNorm1d",
-    "GhostNoiseBatchNorm2d",
-    "GhostNoiseBatchNorm3d",
-    "LinearSchedule",
-    "Meter",
-    "NoisyDropout",
-    "OffAfter",
-    "Schedule",
-    "WSConv2d",
-    "WSLinear",
-    "backend",
-    "convert",
-    "decompose",
-    "functional",
-    "layers",
-    "meter",
-    "revert",
-    "summary",
-]
-
-_ELSEWHERE = {
-    "AdditiveGaussianNoise": "element",
+# Public names besides those of the methods, which the registry lists, and the modules that define them.
+_DEFINED_IN = {
     "ConstantSchedule": "conversion",
     "CosineSchedule": "conversion",
-    "Decomposition": "functional",
     "LinearSchedule": "conversion",
     "Meter": "meter",
-    "NoisyDropout": "element",
     "OffAfter": "conversion",
     "Schedule": "conversion",
-    "WSConv2d": "weights",
-    "WSLinear": "weights",
     "backend": "engine.backends.select",
     "convert": "conversion",
-    "decompose": "functional",
     "revert": "conversion",
     "summary": "conversion",
 }
+_MODULES = ("functional", "layers", "meter")
+# Functions of methods that are public here too; the others are in `functional`.
+_FUNCTIONS = ("Decomposition", "decompose")
+
+
+def _methods() -> dict[str, Any]:
+    """Return the public names of the methods."""
+    registry = importlib.import_module("ghostnoise.methods.registry")
+    functions = registry.functions()
+    found: dict[str, Any] = registry.layers() | {name: functions[name] for name in _FUNCTIONS}
+    return found
 
 
 def __getattr__(name: str) -> Any:
-    if name in ("functional", "layers", "meter"):
+    if name in _MODULES:
         return importlib.import_module(f"ghostnoise.{name}")
-    if name not in __all__:
+    if name == "__all__":
+        return sorted([*_DEFINED_IN, *_MODULES, *_methods()])
+    if name in _DEFINED_IN:
+        value = getattr(importlib.import_module(f"ghostnoise.{_DEFINED_IN[name]}"), name)
+    elif (name[0].isupper() or name in _FUNCTIONS) and name in _methods():  # not for submodules, which methods import
+        value = _methods()[name]
+    else:
         raise AttributeError(f"module 'ghostnoise' has no attribute {name!r}")
-    value = getattr(importlib.import_module(f"ghostnoise.{_ELSEWHERE.get(name, 'layers')}"), name)
     globals()[name] = value
     return value
 
 
 def __dir__() -> list[str]:
-    return sorted([*globals(), *__all__])
+    names: list[str] = __getattr__("__all__")
+    return [*names, "__version__"]

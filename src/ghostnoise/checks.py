@@ -1,4 +1,4 @@
-"""What users may pass. Each error says what was given, the rule and the remedy."""
+"""Checks of what users pass. Each error gives what was given, the rule and the remedy."""
 
 import math
 import numbers
@@ -6,64 +6,77 @@ import operator
 from collections.abc import Sequence
 
 import torch
-from torch import Tensor
+from torch import Generator, Tensor
+
+from ghostnoise.torch_private import is_traced, transformed, vmap_levels
+
+MOST_SAMPLES = 65_536  # in a ghost batch
+DTYPES = (torch.float16, torch.bfloat16, torch.float32, torch.float64)
 
 
 def ghost_size(value: object, least: int = 1) -> int:
-    """`value` as an integer of at least `least`."""
+    """Return `value` as an integer in the allowed range."""
     number = _integer(value)
-    if number < least:
-        raise ValueError(f"ghost_size={value!r}: must be an integer of {least} or more, the samples in a ghost batch")
+    if not least <= number <= MOST_SAMPLES:
+        raise ValueError(
+            f"ghost_size={value!r}: must be an integer from {least} to {MOST_SAMPLES}, the number of samples in a "
+            "ghost batch; use 32 to start with"
+        )
     return number
 
 
-def steps(value: object, least: int = 1) -> int:
-    """`value` as a number of steps."""
+def ghost_size_or_none(value: object, least: int = 1) -> int | None:
+    """Return `value` as an integer in the allowed range, or None, which disables ghost batches."""
+    return None if value is None else ghost_size(value, least)
+
+
+def steps(value: object, least: int = 1, name: str = "steps") -> int:
+    """Return `value` as a number of steps."""
     number = _integer(value)
     if number < least:
-        raise ValueError(f"steps={value!r}: must be an integer of {least} or more, the steps of a schedule")
+        raise ValueError(f"{name}={value!r}: must be an integer of {least} or more, a number of steps")
     return number
 
 
 def _integer(value: object) -> int:
-    """`value` as an integer, or -1."""
+    """Return `value` as an integer, or -1."""
     try:
         return -1 if isinstance(value, bool) else operator.index(value)  # type: ignore[arg-type]
     except TypeError:
         return -1
 
 
-def ghost_size_or_none(value: object, least: int = 1) -> int | None:
-    """`value` as an integer of at least `least`, or None: no ghost batches."""
-    return None if value is None else ghost_size(value, least)
-
-
-def nothing_drawn(name: str, given: object) -> None:
-    """Without ghost batches there is nothing that could be given as drawn."""
+def no_draws(name: str, given: object) -> None:
+    """Check that no draws are given where ghost batches are disabled."""
     if given is not None:
         raise ValueError(f"{name} with ghost_size=None: there are no ghost batches to draw; give a ghost_size")
 
 
-def share(alpha: float | None, size: int | None) -> float:
-    """EvalNorm's share of oneself: `alpha`, in [0, 1], or if None 1/`size`."""
-    if alpha is not None:
-        number("alpha", alpha, 0, 1)
-        return alpha
-    if size is None:
-        raise ValueError("alpha=None with ghost_size=None: the share would be 1/ghost_size; give one of the two")
-    return 1 / size
-
-
 def choice(name: str, value: object, allowed: Sequence[str]) -> None:
-    """`value` is one of `allowed`."""
+    """Check that `value` is one of `allowed`."""
     if value not in allowed:
         raise ValueError(f"{name}={value!r}: must be one of {', '.join(map(repr, allowed))}")
+
+
+def flag(name: str, value: object) -> None:
+    """Check that `value` is a bool."""
+    if not isinstance(value, bool):
+        raise ValueError(f"{name}={value!r}: must be True or False")
+
+
+def generator(value: object) -> None:
+    """Check that `value` is a generator or None."""
+    if value is not None and not isinstance(value, Generator):
+        raise ValueError(
+            f"generator={value!r}: must be a torch.Generator or None; use torch.Generator().manual_seed(seed), or "
+            "torch.manual_seed(seed) for the default one"
+        )
 
 
 def number(
     name: str, value: object, low: float, high: float = math.inf, *, open_low: bool = False, open_high: bool = False
 ) -> None:
-    """`value` is a finite number between `low` and `high`, or strictly so at an open end."""
+    """Check that `value` is a finite number between `low` and `high`; an open end is excluded."""
     real = math.nan if isinstance(value, bool) or not isinstance(value, numbers.Real) else float(value)
     above = low < real if open_low else low <= real
     below = real < high if open_high or high == math.inf else real <= high
@@ -72,25 +85,39 @@ def number(
         raise ValueError(f"{name}={value!r}: must be a number in {ends[0]}{low}, {high}{ends[1]}")
 
 
-def floating(x: Tensor, name: str) -> None:
-    """`x` has a real floating dtype."""
-    if not x.is_floating_point():
+def floating(x: object, name: str) -> None:
+    """Check that `x` is a dense tensor with a supported floating dtype."""
+    if not isinstance(x, Tensor):
         raise ValueError(
-            f"{name} got an input of dtype {x.dtype}: must be a real floating dtype; convert with x.float()"
+            f"{name} got a {type(x).__module__}.{type(x).__qualname__}: must be a torch.Tensor; convert with "
+            "torch.as_tensor(x)"
+        )
+    if x.is_nested:
+        raise ValueError(
+            f"{name} got a nested tensor: must be a dense tensor; pad with torch.nested.to_padded_tensor(x, 0.0), or "
+            "normalize each part alone"
+        )
+    if x.dtype not in DTYPES:
+        raise ValueError(
+            f"{name} got an input of dtype {x.dtype}: must be float16, bfloat16, float32 or float64; convert with "
+            "x.float()"
         )
 
 
 def dimension(channel_dim: object) -> None:
-    """`channel_dim` may be a channel dimension: an integer, and not the batch dimension."""
+    """Check that `channel_dim` may be a channel dimension: an integer, and not the batch dimension."""
     if isinstance(channel_dim, bool) or not isinstance(channel_dim, int) or channel_dim == 0:
         raise ValueError(
-            f"channel_dim={channel_dim!r}: must be an integer other than 0, the batch dimension; use 1, or -1 where "
+            f"channel_dim={channel_dim!r}: must be an integer other than 0, the batch dimension; use 1, or -1 if "
             "channels come last"
         )
 
 
 def layout(x: Tensor, name: str, channel_dim: int, channels: dict[str, Tensor | None] | None = None) -> tuple[int, int]:
-    """`x` is a batch with a channel dimension, whose size is that of every given (C,) tensor; returns (C, S)."""
+    """Check that `x` is a batch with a channel dimension, whose size is that of each given (C,) tensor.
+
+    Returns the number of channels C and of positions S.
+    """
     floating(x, name)
     if not 2 <= x.ndim <= 5:
         raise ValueError(
@@ -101,7 +128,7 @@ def layout(x: Tensor, name: str, channel_dim: int, channels: dict[str, Tensor | 
     if not -x.ndim < channel_dim < x.ndim:
         raise ValueError(
             f"channel_dim={channel_dim}: must be a dimension of the input, of shape {tuple(x.shape)}, "
-            "other than the batch; use 1, or -1 where channels come last"
+            "other than the batch; use 1, or -1 if channels come last"
         )
     count = x.shape[channel_dim]
     for key, tensor in (channels or {}).items():
@@ -114,22 +141,27 @@ def layout(x: Tensor, name: str, channel_dim: int, channels: dict[str, Tensor | 
 
 
 def trainable(shape: torch.Size, name: str) -> None:
-    """A batch that statistics can be taken of: at least one sample, and no empty dimension."""
+    """Check that statistics can be computed: at least one sample, no empty dimension, and no `torch.jit.trace`."""
     if 0 in shape:
         raise ValueError(
             f"{name} got an empty input of shape {tuple(shape)}: training needs at least one sample and no empty "
             "dimension; skip empty batches, or call eval()"
         )
+    if not torch.compiler.is_compiling() and is_traced():
+        raise RuntimeError(
+            f"{name} under torch.jit.trace in training mode: a trace would record the draws of one batch; call eval() "
+            "before tracing, or use torch.compile"
+        )
 
 
 def several_values(shape: torch.Size, spatial: int) -> None:
-    """More than one value per channel, in the words of `torch.nn.functional.batch_norm`."""
+    """Check that there is more than one value per channel, with the message of `torch.nn.functional.batch_norm`."""
     if shape[0] * spatial == 1:
         raise ValueError(f"Expected more than 1 value per channel when training, got input size {shape}")
 
 
 def ghost_values(shape: torch.Size, name: str, spatial: int, size: int | None) -> None:
-    """Ghost batches of more than one value: with one, the output would be all zeros."""
+    """Check that ghost batches have more than one value: with one, the output would be all zeros."""
     if size is not None and min(size, shape[0]) * spatial == 1:
         raise ValueError(
             f"ghost_size={size} with an input of shape {tuple(shape)}: ghost batches of one value per channel "
@@ -138,44 +170,34 @@ def ghost_values(shape: torch.Size, name: str, spatial: int, size: int | None) -
 
 
 def other_values(shape: torch.Size, spatial: int, size: int | None) -> None:
-    """At least two values beside oneself: with fewer, the denominator would be sqrt(eps)."""
+    """Check that at least two values contribute besides the sample itself: else the denominator would be sqrt(eps)."""
     count = shape[0] if size is None or shape[0] < 2 * size else size  # of the smallest ghost batch
     if count == 1:
         raise ValueError(
             f"batch of 1 sample, of shape {tuple(shape)}: exclusive_batch_norm needs 2 samples or more; "
-            "raise the batch size or use ghost_noise_batch_norm"
+            "use a larger batch or ghost_noise_batch_norm"
         )
     if (count - 1) * spatial < 2:
         raise ValueError(
             f"ghost batches of {count} samples in an input of shape {tuple(shape)}: exclusive_batch_norm would "
-            "divide by the deviation of a single value; raise ghost_size to 3 or more"
+            "divide by the standard deviation of a single value; raise ghost_size to 3 or more"
         )
 
 
-def written_to(buffers: Sequence[Tensor | None], stats: Tensor) -> None:
-    """Buffers that `stats` can be written to: under `torch.func.vmap`, one for each of its runs."""
-    if torch.compiler.is_compiling() or not torch._C._are_functorch_transforms_active():
+def writable(buffers: Sequence[Tensor | None], stats: Tensor) -> None:
+    """Check that `stats` can be written to the buffers: under `torch.func.vmap`, each run needs buffers of its own."""
+    if torch.compiler.is_compiling() or not transformed():
         return
-    mapped = _vmaps(stats)
-    if any(not mapped <= _vmaps(buffer) for buffer in buffers if buffer is not None):
+    mapped = vmap_levels(stats)
+    if any(not mapped <= vmap_levels(buffer) for buffer in buffers if buffer is not None):
         raise ValueError(
-            "running buffers that vmap does not map over, in training: every run would move them elsewhere; map over "
-            "them too (torch.func.stack_module_state), set track_running_stats=False on the layers, or call eval()"
+            "running buffers that vmap does not map over, in training: each run would update them differently; map "
+            "over them too (torch.func.stack_module_state), set track_running_stats=False on the layers, or call eval()"
         )
-
-
-def _vmaps(tensor: Tensor) -> set[int]:
-    """The levels of the `torch.func.vmap`s that map over a tensor."""
-    levels, functorch = set(), torch._C._functorch
-    while functorch.is_functorch_wrapped_tensor(tensor):
-        if functorch.is_batchedtensor(tensor):
-            levels.add(functorch.maybe_get_level(tensor))
-        tensor = functorch.get_unwrapped(tensor)
-    return levels
 
 
 def index_table(indices: Tensor, rows: int, size: int, batch_size: int) -> None:
-    """A table of `size` sample numbers for each of `rows` samples, out of a batch of `batch_size`."""
+    """Check a table of `size` sample numbers for each of `rows` samples, out of a batch of `batch_size`."""
     if indices.dtype not in (torch.int64, torch.int32):
         raise ValueError(f"indices of dtype {indices.dtype}: must be int64 or int32")
     if indices.shape != (rows, size):
@@ -183,7 +205,7 @@ def index_table(indices: Tensor, rows: int, size: int, batch_size: int) -> None:
             f"indices of shape {tuple(indices.shape)}: must be (B, N) = ({rows}, {size}), "
             "the samples drawn for each sample"
         )
-    # On an accelerator this would wait for the device, and its own bounds check reports the same.
+    # On an accelerator this would synchronize with the device, whose own bounds check reports the same.
     if indices.device.type == "cpu" and rows > 0 and not torch.compiler.is_compiling():
         low, high = (int(end) for end in indices.aminmax())
         if low < 0 or high >= batch_size:

@@ -1,4 +1,4 @@
-"""Layers as single nodes of `torch.fx` graphs, as torch's own layers are."""
+"""Layers as single nodes of `torch.fx` graphs, as torch's own layers are; and a clear error for TorchScript."""
 
 from typing import Any
 
@@ -6,9 +6,9 @@ from torch import fx, nn
 
 
 class Leaf(nn.Module):
-    """A layer that `torch.fx` records as one call, with its hooks inside, and does not look into.
+    """A layer that `torch.fx` records as one call, including its hooks, without tracing into it.
 
-    Tracers take a layer from outside `torch.nn` to be built of calls that they can record.
+    By default, tracers trace into every layer that is not from `torch.nn`.
     """
 
     def _call_impl(self, *args: Any, **kwargs: Any) -> Any:
@@ -17,3 +17,11 @@ class Leaf(nn.Module):
             tracer: Any = traced.tracer
             return tracer.create_proxy("call_module", tracer.path_of_module(self), args, kwargs)
         return super()._call_impl(*args, **kwargs)
+
+    def __prepare_scriptable__(self) -> nn.Module:
+        """Refuse `torch.jit.script`, which cannot compile these layers."""
+        raise RuntimeError(
+            f"torch.jit.script of {type(self).__name__}: it cannot be compiled to TorchScript; call "
+            "ghostnoise.revert(model) first, which gives plain torch.nn layers with the same weights, or use "
+            "torch.export or torch.jit.trace in eval mode"
+        )

@@ -1,4 +1,4 @@
-"""What is advised, on data whose noise is known."""
+"""Advice on data whose noise is known."""
 
 import math
 import re
@@ -10,7 +10,7 @@ from torch import nn
 
 import ghostnoise
 from ghostnoise.meter import Reading, advise
-from metering import measure, through
+from support.metering import measure, measure_model
 
 
 def normal(*shape, seed=0):
@@ -35,98 +35,100 @@ def percents(text):
 
 
 def test_a_plain_network_of_gaussian_activations():
-    """A linear network of normal data: shift noise of 1/sqrt(256) now, and of 1/sqrt(32) at the size proposed."""
-    advice = advise(through(mlp(), batches(), 32, gap=False))
-    assert (advice.ghost_size, advice.asked) == (32, 32)
+    """A linear network on normal data: the shift is 1/sqrt(256) now, and 1/sqrt(32) at the proposed size."""
+    advice = advise(measure_model(mlp(), batches(), 32, gap=False))
+    assert (advice.ghost_size, advice.measured_size) == (32, 32)
     assert not advice.strong
-    assert not advice.faint
-    assert [each.ghost_size for each in advice.already] == [256, 256]
-    error = 5 * (0.5 / (8 * 256 * 32)) ** 0.5  # of a standard deviation, by the draws in all channels
-    for now, then in zip(advice.already, advice.expected, strict=True):
+    assert not advice.weak
+    assert [each.ghost_size for each in advice.current] == [256, 256]
+    error = 5 * (0.5 / (8 * 256 * 32)) ** 0.5  # relative error of a standard deviation, from the draws in all channels
+    for now, then in zip(advice.current, advice.expected, strict=True):
         assert now.shift == pytest.approx(1 / 16, rel=error)
         assert then.shift == pytest.approx(32**-0.5, rel=error)
         assert then.scale == pytest.approx((2 * 31) ** 0.5 / 32, rel=0.05)
-        assert then.size == pytest.approx(32, rel=3 * error)
+        assert then.effective_size == pytest.approx(32, rel=3 * error)
     about, now, asked, first, then = str(advice).splitlines()
     assert about == "2 layers, 64 channels, measured on 8 batches of 256 samples."
     assert re.match(
-        r"Now: the noise is nowhere strong; the shift is .* % to .* % of a standard deviation \(most in", now
+        r"Now: no layer has strong noise; the shift is .* % to .* % of a standard deviation \(largest in", now
     )
     assert percents(now) == pytest.approx([6.25, 6.25], abs=0.1)
-    assert asked == "Ghost batches of 32: every layer would see their noise."
+    assert asked == "Ghost size 32: every layer would have noticeable noise."
     assert 'ghostnoise.convert(model, "gni", ghost_size=32)' in first
     assert percents(first) == [18.0, 18.0]
     assert re.search(r"fully connected layer with N = 3[12]\.$", first)
-    assert then.startswith("Then try 16 and 64, and keep what is best on validation data.")
+    assert then.startswith("Then try 16 and 64, and choose by the results on validation data.")
 
 
-def test_a_network_whose_noise_is_strong_already():
+def test_a_network_that_already_has_strong_noise():
     model = ghostnoise.convert(mlp(), "gni", ghost_size=4)
-    advice = advise(through(model, batches(), 32, gap=False))
+    advice = advise(measure_model(model, batches(), 32, gap=False))
     assert [each.layer for each in advice.strong] == ["1", "3"]
-    assert [each.ghost_size for each in advice.already] == [4, 4]
+    assert [each.ghost_size for each in advice.current] == [4, 4]
     now = str(advice).splitlines()[1]
-    assert "strong already in '1' (shift 50 %, squared scale 69 %), '3' (shift 5" in now
-    assert "fewer than 16" in now
+    assert "already strong in '1' (shift 50 %, squared scale 69 %), '3' (shift 5" in now
+    assert "a ghost size below 16" in now
     assert advice.ghost_size == 32
 
 
-def test_small_batches_are_strong_noise_of_plain_batch_norm():
-    advice = advise(through(mlp(), batches(8, 64), 8, gap=False))
+def test_batch_norm_of_small_batches_has_strong_noise():
+    advice = advise(measure_model(mlp(), batches(8, 64), 8, gap=False))
     assert [each.ghost_size for each in advice.strong] == [8, 8]
 
 
-def test_noise_that_is_faint():
-    """Large images whose samples do not differ: the variance of a ghost batch's mean is 1/(N·S)."""
+def test_weak_noise():
+    """Large images without variance between samples: the variance of a ghost batch's mean is 1/(N·S)."""
     wide = renamed(measure([normal(64, 4, 400)], 32, gap=False), "wide")
     plain = renamed(measure([normal(256, 4)], 32, gap=False), "plain")
     advice = advise(Reading([wide, plain]))
-    assert [each.layer for each in advice.faint] == ["wide"]
-    assert advice.faint[0].shift == pytest.approx((32 * 400) ** -0.5, rel=0.3)  # one batch, of 64 means
+    assert [each.layer for each in advice.weak] == ["wide"]
+    assert advice.weak[0].shift == pytest.approx((32 * 400) ** -0.5, rel=0.3)  # from one batch of 64 samples
     asked = str(advice).splitlines()[2]
     assert asked.startswith(
-        "Ghost batches of 32: 1 of 2 layers would see hardly any noise, 3 % of a standard deviation"
+        "Ghost size 32: 1 of 2 layers would have hardly any noise, a shift of 3 % of a standard deviation"
     )
     assert "'wide' (shift 0." in asked
-    assert "none of these layers has ghost noise" in str(advice)
-    assert advise(Reading([wide])).ghost_size == 2  # weaker than that of the paper's ResNet at any size
+    assert "these layers have no ghost noise" in str(advice)
+    assert (
+        advise(Reading([wide])).ghost_size == 2
+    )  # the smallest size, at which the noise is still weaker than in the paper's ResNet
 
 
 @pytest.mark.parametrize("positions", [1, 2, 3, 5, 12, 30, 100])
 @pytest.mark.parametrize("tails", [1.0, 3.0])
-def test_the_first_size_lies_between_its_ends(positions, tails):
-    """A power of two, at which no layer is stronger than N = 16; and then the median one not weaker than N = 256."""
+def test_the_proposed_size_meets_both_conditions(positions, tails):
+    """A power of two: no layer has an effective size below 16, and if possible the median is at most 256."""
     x = normal(128, 4, positions).sinh() if tails > 1 else normal(128, 4, positions)
     advice = advise(Reading([measure([x * tails], 32, gap=False)]))
     size = advice.ghost_size
     assert size == 2 ** round(math.log2(size))
     assert 2 <= size <= 4096
     (strength,) = advice.expected
-    assert strength.size >= 16
-    if size > 2 and strength.size > 32:
-        assert strength.size <= 256
+    assert strength.effective_size >= 16
+    if size > 2 and strength.effective_size > 32:
+        assert strength.effective_size <= 256
 
 
-def test_an_outlier_asks_for_larger_ghost_batches():
+def test_an_outlier_needs_larger_ghost_batches():
     x = torch.zeros(256, 1)
     x[0] = 1
     advice = advise(Reading([measure([x], 4, draws=2000, gap=False)]))
     assert advice.ghost_size > 32
-    assert advice.expected[0].size >= 16
+    assert advice.expected[0].effective_size >= 16
 
 
-def test_layers_of_many_and_of_one():
+def test_plurals_and_long_lists_of_layers():
     layer = measure([normal(64, 1)], 4, gap=False)
     text = str(advise(Reading([layer])))
     assert text.startswith("1 layer, 1 channel, measured on 1 batch of 64 samples.")
     model = ghostnoise.convert(nn.Sequential(*(nn.BatchNorm1d(3) for _ in range(9))), "gni", ghost_size=2)
-    found = str(advise(through(model, [normal(64, 3)], gap=False)))
+    found = str(advise(measure_model(model, [normal(64, 3)], gap=False)))
     assert "and 3 more" in found
 
 
-def test_the_least_and_the_most_shift_are_named():
-    """By the shift alone, which need not be in the order of the strengths."""
-    tails = measure([normal(512, 2).pow(5)], 32, draws=1000, gap=False)  # scale noise is the stronger part
+def test_the_layers_with_the_smallest_and_the_largest_shift_are_named():
+    """By the shift alone: the layer with the strongest noise may be another one."""
+    tails = measure([normal(512, 2).pow(5)], 32, draws=1000, gap=False)  # the scale is the stronger component
     plain = measure([normal(512, 2)], 32, draws=1000, gap=False)
     wide = measure([normal(512, 2, 9)], 32, draws=1000, gap=False)
     advice = advise(Reading([renamed(tails, "tails"), renamed(plain, "plain"), renamed(wide, "wide")]))
@@ -135,10 +137,10 @@ def test_the_least_and_the_most_shift_are_named():
     least, most = min(shifts, key=shifts.get), max(shifts, key=shifts.get)
     assert least == "wide"
     assert f"({least!r}) to" in first
-    assert f"({most!r}) of a standard deviation; the strongest noise ('tails') is that" in first
+    assert f"({most!r}) of a standard deviation. The layer with the strongest noise ('tails') would" in first
 
 
-def test_constant_channels_count_for_nothing():
+def test_constant_channels_are_ignored():
     x = normal(64, 3, 2)
     x[:, 1] = 4.0
     with_constant, without = (advise(Reading([measure([y], 8, gap=False)])) for y in (x, x[:, [0, 2]]))
@@ -148,14 +150,21 @@ def test_constant_channels_count_for_nothing():
     assert [each.layer for each in both.expected] == ["live"]
 
 
-def test_nothing_but_constant_channels():
-    with pytest.raises(ValueError, match=r"every channel that was measured is constant: .* use other data"):
+def test_constant_channels_only_are_refused():
+    with pytest.raises(ValueError, match=r"every channel that was measured is constant: .*; measure other data"):
         advise(Reading([measure([torch.ones(64, 3)], 8)]))
 
 
 @pytest.mark.parametrize("size", [2, 32, 512])
-def test_no_word_on_accuracy_but_that_it_was_not_measured(size):
-    text = str(advise(through(mlp(), batches(64, 1), size, gap=False))).lower()
+def test_advice_makes_no_claim_about_accuracy(size):
+    text = str(advise(measure_model(mlp(), batches(64, 1), size, gap=False))).lower()
     assert text.count("accuracy") == 1
-    assert "not what it does to accuracy: that was not measured here" in text
+    assert "its effect on accuracy was not measured" in text
     assert not re.search(r"gain|improv|better", text)
+
+
+def test_repr_is_a_short_summary():
+    advice = advise(measure_model(mlp(), batches(64, 1), 32, gap=False))
+    assert repr(advice) == (
+        "Advice(ghost_size=32, measured_size=32, 2 layers: 0 with strong noise already, 0 with weak noise at 32)"
+    )

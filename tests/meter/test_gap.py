@@ -1,4 +1,4 @@
-"""Training against inference, against naive normalization."""
+"""Gaps between training and inference, against naive normalization."""
 
 import numpy as np
 import pytest
@@ -10,7 +10,7 @@ import ghostnoise
 import reference
 from ghostnoise.meter.gap import METHODS
 from inputs import cases
-from metering import Spy, measure, through
+from support.metering import Spy, measure, measure_model
 
 FLOAT32 = 1e-5
 
@@ -31,8 +31,8 @@ def naive(method, x, size, indices, eps):
 
 @settings(max_examples=30)
 @given(cases(least_batch=4, least_values=4, least_ghost=3))
-def test_largest_outputs_of_any_kind_of_batch(case):
-    """On float64; the outputs of a module without running statistics have nothing to be compared with."""
+def test_largest_outputs_of_arbitrary_batches(case):
+    """In float64. Without running statistics, there is no comparison with inference."""
     x = case.tensor()
     folded = reference.fold(x, case.channel_dim) if x.ndim > 2 else x.unsqueeze(2)
     assume((folded.var((0, 2)) > 0.05).all())
@@ -49,7 +49,7 @@ def test_largest_outputs_of_any_kind_of_batch(case):
 @pytest.mark.parametrize("method", METHODS)
 @pytest.mark.parametrize("training", [True, False])
 def test_gap_to_the_running_statistics(method, training, monkeypatch):
-    """Those that the layer has when the batch comes: in training, every batch moves them."""
+    """The running statistics are those before the batch: in training, every batch updates them."""
     torch.manual_seed(0)
     model = nn.Sequential(nn.BatchNorm2d(3, eps=0.01)).double().train(training)
     model[0].running_mean.normal_()
@@ -60,7 +60,7 @@ def test_gap_to_the_running_statistics(method, training, monkeypatch):
     model[0].register_forward_pre_hook(
         lambda module, args: buffers.append((module.running_mean.clone(), module.running_var.clone()))
     )
-    gap = through(model, batches, 4)["0"].gaps[method]
+    gap = measure_model(model, batches, 4)["0"].gaps[method]
     trained, inferred = [], []
     for x, indices, (mean, var) in zip(batches, spy.gap, buffers, strict=True):
         folded = reference.fold(x)
@@ -74,8 +74,8 @@ def test_gap_to_the_running_statistics(method, training, monkeypatch):
 
 
 @pytest.mark.parametrize(("batch_size", "size"), [(12, 4), (14, 4), (5, 8)])
-def test_a_samples_share_in_its_own_statistics(batch_size, size):
-    """Counted by who is in whose ghost batch; BN 1/B, GBN 1/n, XBN 0, GNI 1/B in expectation."""
+def test_weight_of_a_sample_in_its_own_statistics(batch_size, size):
+    """BN: 1/B; GBN: 1/n for a ghost batch of n samples; XBN: 0; GNI: 1/B in expectation."""
     gaps = measure([random(batch_size, 2)], size).gaps
     groups = [reference.ghost_batch_of(k, batch_size, size) for k in range(batch_size)]
     shares = {"bn": 1 / batch_size, "gbn": np.mean([1 / len(group) for group in groups]), "xbn": 0,
@@ -83,10 +83,10 @@ def test_a_samples_share_in_its_own_statistics(batch_size, size):
     assert {method: gap.self_share for method, gap in gaps.items()} == pytest.approx(shares)
 
 
-def test_shares_and_bounds_over_batches_that_vary():
+def test_weights_and_bounds_of_batches_of_different_sizes():
     gaps = measure([random(12, 2, 3), random(6, 2, 3)], 4).gaps
     assert gaps["bn"].self_share == pytest.approx(2 / 18)
-    assert gaps["gbn"].self_share == pytest.approx((3 + 1) / 18)  # four of 4, 4, 4, and one of 6
+    assert gaps["gbn"].self_share == pytest.approx((3 + 1) / 18)  # ghost batches of 4, 4 and 4 samples, and of 6
     assert gaps["bn"].bound == pytest.approx(35**0.5)
     assert gaps["gbn"].bound == pytest.approx(17**0.5)
 
@@ -94,7 +94,7 @@ def test_shares_and_bounds_over_batches_that_vary():
 @settings(max_examples=40)
 @given(cases(least_batch=2, least_values=2))
 def test_ghost_batch_norm_never_exceeds_its_bound(case):
-    """Not with an outlier either: sqrt(n·S - 1)."""
+    """The bound sqrt(n·S - 1) holds for an outlier as well."""
     x = case.tensor()
     x[0] *= 1e4
     gaps = measure([x], case.ghost_size, case.channel_dim, draws=1).gaps
@@ -105,8 +105,8 @@ def test_ghost_batch_norm_never_exceeds_its_bound(case):
 
 
 @pytest.mark.parametrize("positions", [1, 4])
-def test_exclusive_batch_norm_exceeds_any_bound_where_all_others_are_equal(positions):
-    """The paper's example."""
+def test_exclusive_batch_norm_has_no_bound_if_all_other_samples_are_equal(positions):
+    """The example in the paper."""
     x = torch.zeros(8, 2, positions, dtype=torch.float64)
     x[3, :, 0] = 1.0
     gaps = measure([x], 8).gaps
@@ -117,13 +117,13 @@ def test_exclusive_batch_norm_exceeds_any_bound_where_all_others_are_equal(posit
     assert gaps["xbn"].bound == gaps["gni"].bound == float("inf")
 
 
-def test_methods_that_cannot_normalize_say_why():
-    """Exclusive batch norm of two samples with one value; what else there is has its gap."""
+def test_methods_that_cannot_normalize_a_batch_report_why():
+    """Exclusive batch norm needs more than two samples of one value; the other methods have their gap."""
     found = measure([random(6, 2)], 2)
     assert set(found.gaps) == {"bn", "gbn", "gni"}
     assert list(found.refused) == ["xbn"]
     assert "exclusive_batch_norm" in found.refused["xbn"]
-    some = measure([random(6, 2), random(6, 2, 3)], 2)  # with more positions it can
+    some = measure([random(6, 2), random(6, 2, 3)], 2)  # possible with more positions
     assert set(some.gaps) == set(METHODS)
     assert list(some.refused) == ["xbn"]
 
@@ -144,9 +144,9 @@ def test_half_precision_is_normalized_in_float32(dtype):
         np.testing.assert_allclose(gaps[method].largest, expected, rtol=FLOAT32)
 
 
-def test_noise_of_its_own_lends_no_eps():
-    """The eps of ghost noise is added to variances whose ratio counts, not to that of a normalizer."""
+def test_the_eps_of_a_noise_layer_is_not_used():
+    """It regularizes a ratio of variances, and is not the eps of a normalization."""
     x = random(16, 2) * 0.05
     model = nn.Sequential(ghostnoise.GhostNoise(4)).double()
-    gap = through(model, [x])["0"].gaps["bn"]
+    gap = measure_model(model, [x])["0"].gaps["bn"]
     np.testing.assert_allclose(gap.largest, naive("bn", x.unsqueeze(2), 4, None, 1e-5).abs().amax((0, 2)))

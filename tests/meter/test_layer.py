@@ -1,4 +1,4 @@
-"""A layer's figures against naive loops, for shapes, layouts and dtypes of any kind."""
+"""Measurements of a layer against naive loops, for arbitrary shapes, layouts and dtypes."""
 
 import numpy as np
 import pytest
@@ -9,14 +9,14 @@ from scipy import stats
 
 import reference
 from ghostnoise.ghosts import ghost_sizes
-from ghostnoise.meter import layer as measured_layer
+from ghostnoise.meter.layer import sample_ghost_batches
+from ghostnoise.meter.theory import COMPONENTS
 from inputs import cases
-from metering import Spy, assert_counted, measure, noise_of, shares_of
+from support.metering import Spy, assert_histogram, measure, noise_of, variance_fractions
 
-# The error of float32's moments, in standard deviations, for a mean of half of one.
+# Error of moments in float32, in standard deviations, for a mean of half a standard deviation.
 ROUNDING = {torch.float64: 1e-11, torch.float32: 1e-5, torch.float16: 1e-5, torch.bfloat16: 1e-5}
 DTYPES = tuple(ROUNDING)
-PARTS = ("shift", "scale")
 
 
 def random(*shape, seed=0, dtype=torch.float64):
@@ -29,7 +29,7 @@ def fold(x, channel_dim):
 
 @settings(suppress_health_check=[HealthCheck.function_scoped_fixture], max_examples=40)
 @given(cases(least_batch=2, dtypes=DTYPES), st.integers(1, 30))
-def test_one_batch_of_any_kind(case, draws):
+def test_arbitrary_batches(case, draws):
     x = case.tensor()
     folded = fold(x, case.channel_dim)
     assume((folded.var((0, 2)) > 0.05).all())
@@ -41,25 +41,25 @@ def test_one_batch_of_any_kind(case, draws):
     mean, var = reference.statistics(folded)
     np.testing.assert_allclose(found.mean, mean, atol=rounding)
     np.testing.assert_allclose(found.var, var, atol=3 * rounding)
-    within, between = shares_of(folded)
+    within, between = variance_fractions(folded)
     np.testing.assert_allclose(found.within, within, atol=rounding)
     np.testing.assert_allclose(found.between, between.clip(0), atol=rounding)
     for method, tables in spy.noise[0].items():
-        for part, values in zip(PARTS, noise_of(folded, tables, method == "gbn"), strict=True):
-            gathered = getattr(found.noise[method], part)
-            assert_counted(gathered, values, 10 * rounding)
-            np.testing.assert_allclose(gathered.mean, values.mean(0), atol=10 * rounding)
-            np.testing.assert_allclose(gathered.var, values.var(0), atol=60 * rounding)
+        for component, values in zip(COMPONENTS, noise_of(folded, tables, method == "gbn"), strict=True):
+            distribution = getattr(found.noise[method], component)
+            assert_histogram(distribution, values, 10 * rounding)
+            np.testing.assert_allclose(distribution.mean, values.mean(0), atol=10 * rounding)
+            np.testing.assert_allclose(distribution.var, values.var(0), atol=60 * rounding)
 
 
 @given(st.integers(2, 20), st.integers(1, 24), st.integers(1, 30), st.integers(0, 1000))
-def test_who_is_drawn(samples, size, count, seed):
-    tables = measured_layer._drawn(samples, size, count, torch.Generator().manual_seed(seed))
-    (with_replacement,) = tables["gni"]
+def test_sampled_ghost_batches(samples, size, count, seed):
+    tables = sample_ghost_batches(samples, size, count, torch.Generator().manual_seed(seed))
+    (with_replacement,) = tables["replacement"]
     assert with_replacement.shape == (count, size)
     assert 0 <= with_replacement.min() <= with_replacement.max() < samples
     sizes = ghost_sizes(samples, size)
-    parts = [row for table in tables["gbn"] for row in table.tolist()]
+    parts = [row for table in tables["partition"] for row in table.tolist()]
     shuffles, left = divmod(len(parts), len(sizes))
     assert left == 0
     assert (shuffles - 1) * len(sizes) < count <= shuffles * len(sizes)
@@ -69,8 +69,8 @@ def test_who_is_drawn(samples, size, count, seed):
 
 
 @pytest.mark.parametrize("method", ["gni", "gbn"])
-def test_several_batches_of_other_sizes_and_positions(method, monkeypatch):
-    """B and S vary, B is no multiple of N, or smaller than N; what was drawn is the union over the batches."""
+def test_batches_of_different_sizes_and_positions(method, monkeypatch):
+    """B and S vary, and B is not a multiple of N or smaller than N; the draws of all batches are combined."""
     shapes = [(9, 2, 5), (3, 2, 2), (16, 2, 4)]
     batches = [random(*shape, seed=seed) + 2 * random(*shape[:2], 1, seed=9) + 1 for seed, shape in enumerate(shapes)]
     spy = Spy(monkeypatch)
@@ -78,16 +78,16 @@ def test_several_batches_of_other_sizes_and_positions(method, monkeypatch):
     assert (found.batches, found.samples) == (3, 28)
     assert found.spatial == pytest.approx(28 / (9 / 5 + 3 / 2 + 16 / 4))
     both = [noise_of(x, drawn[method], method == "gbn") for x, drawn in zip(batches, spy.noise, strict=True)]
-    for part, values in zip(PARTS, map(np.concatenate, zip(*both, strict=True)), strict=True):
-        gathered = getattr(found.noise[method], part)
-        assert_counted(gathered, values, 1e-12)
+    for component, values in zip(COMPONENTS, map(np.concatenate, zip(*both, strict=True)), strict=True):
+        distribution = getattr(found.noise[method], component)
+        assert_histogram(distribution, values, 1e-12)
         for name, expected in (
             ("mean", values.mean(0)), ("var", values.var(0)), ("skewness", stats.skew(values)),
             ("kurtosis", stats.kurtosis(values)),
         ):  # fmt: skip
-            np.testing.assert_allclose(getattr(gathered, name), expected, rtol=1e-9, atol=1e-9)
+            np.testing.assert_allclose(getattr(distribution, name), expected, rtol=1e-9, atol=1e-9)
     weights = [9, 3, 16]
-    shares = [shares_of(x) for x in batches]
+    shares = [variance_fractions(x) for x in batches]
     np.testing.assert_allclose(found.within, np.average([share[0] for share in shares], axis=0, weights=weights))
     np.testing.assert_allclose(found.between, np.average([share[1] for share in shares], axis=0, weights=weights))
     tables = [reference.statistics(x) for x in batches]
@@ -95,25 +95,25 @@ def test_several_batches_of_other_sizes_and_positions(method, monkeypatch):
     np.testing.assert_allclose(found.var, np.average([table[1] for table in tables], axis=0, weights=weights))
 
 
-@pytest.mark.parametrize("part", PARTS)
-def test_kolmogorov_distances_are_those_of_the_raw_draws(part, monkeypatch):
-    """Up to the share of the law in a bin: a distance at the edges misses no more."""
+@pytest.mark.parametrize("component", COMPONENTS)
+def test_kolmogorov_smirnov_distances_are_those_of_the_raw_draws(component, monkeypatch):
+    """Up to the probability of one bin, since distances are evaluated at the edges only."""
     x = random(40, 3, 1)
     spy = Spy(monkeypatch)
     found = measure([x], 6, draws=500)
-    values = noise_of(x, spy.noise[0]["gni"], False)[PARTS.index(part)]
-    law = stats.norm(scale=6**-0.5) if part == "shift" else stats.chi2(5, scale=1 / 6)
-    name = "fc" if part == "shift" else "fc-exact"
-    edges = getattr(found.noise["gni"], part).edges
-    a_bin = np.diff(law.cdf([-np.inf, *edges, np.inf])).max()
-    assert a_bin < 0.04
-    for channel, distance in enumerate(found.distances(part)[name]):
+    values = noise_of(x, spy.noise[0]["gni"], False)[COMPONENTS.index(component)]
+    law = stats.norm(scale=6**-0.5) if component == "shift" else stats.chi2(5, scale=1 / 6)
+    name = "fc" if component == "shift" else "fc-exact"
+    edges = getattr(found.noise["gni"], component).edges
+    largest_bin = np.diff(law.cdf([-np.inf, *edges, np.inf])).max()
+    assert largest_bin < 0.04
+    for channel, distance in enumerate(found.distances(component)[name]):
         exact = stats.kstest(values[:, channel], law.cdf).statistic
-        assert distance - 1e-6 <= exact <= distance + a_bin + 1e-6
+        assert distance - 1e-6 <= exact <= distance + largest_bin + 1e-6
 
 
 @pytest.mark.parametrize("batch_size", [3, 4])
-def test_a_batch_of_one_ghost_batch_has_no_noise_without_replacement(batch_size):
+def test_a_partition_into_one_ghost_batch_has_no_noise(batch_size):
     found = measure([random(batch_size, 2, 3)], 4).noise["gbn"]
     np.testing.assert_allclose([found.shift.mean, found.shift.var], 0, atol=1e-14)
     np.testing.assert_allclose(found.scale.mean, 1)
@@ -121,7 +121,7 @@ def test_a_batch_of_one_ghost_batch_has_no_noise_without_replacement(batch_size)
 
 
 def test_ghost_batches_of_one_sample_and_one_value():
-    """m is a value of the batch, s² is 0: so is every law around the ghost batch's own mean."""
+    """s² is 0, as in the exact laws, which measure squares around the mean of the ghost batch."""
     found = measure([random(50, 2)], 1)
     assert (found.noise["gni"].scale.mean == 0).all()
     assert (found.distances("scale")["fc-exact"] == 0).all()
@@ -134,13 +134,13 @@ def test_ghost_batches_of_one_sample_and_one_value():
 @pytest.mark.parametrize("value", [0.0, 0.1, -7.7, 1e4])
 @pytest.mark.parametrize("dtype", DTYPES)
 @pytest.mark.parametrize("positions", [1, 49])
-def test_constant_channels_are_not_a_number_and_counted(value, dtype, positions):
+def test_constant_channels_are_nan_and_counted(value, dtype, positions):
     x = random(12, 3, positions, dtype=torch.float32).to(dtype)
     x[:, 1] = value
     found = measure([x, x], 4)
     assert found.constant == 1
-    for of_channels in (found.within, found.between, found.noise["gni"].shift.var, found.effective_size("shift")):
-        assert np.isnan(of_channels).tolist() == [False, True, False]
+    for values in (found.within, found.between, found.noise["gni"].shift.var, found.effective_size("shift")):
+        assert np.isnan(values).tolist() == [False, True, False]
     assert found.noise["gbn"].scale.n[1] == 0
     assert not np.isnan(found.layer_distances["scale", "conv"])
     assert np.isnan(found.distances("shift")["conv"]).tolist() == [False, True, False]
@@ -148,8 +148,8 @@ def test_constant_channels_are_not_a_number_and_counted(value, dtype, positions)
     assert found.row()["constant"] == 1
 
 
-def test_a_channel_that_is_constant_now_and_then():
-    """Its figures are those of the batches in which it varied."""
+def test_a_channel_that_is_constant_in_some_batches():
+    """Its measurements are those of the batches in which it varied."""
     x, still = random(20, 2, 3), random(20, 2, 3, seed=1)
     still[:, 0] = 5.0
     found, alone = measure([x, still], 4, draws=50), measure([x], 4, draws=50)
@@ -159,22 +159,22 @@ def test_a_channel_that_is_constant_now_and_then():
     np.testing.assert_array_equal(found.noise["gni"].shift.counts[0], alone.noise["gni"].shift.counts[0])
 
 
-def test_small_and_broken_batches_are_skipped_and_counted():
-    whole = random(8, 3, 2)
-    broken = whole.clone()
-    broken[0, 0, 0] = float("nan")
-    endless = whole.clone()
-    endless[1, 2, 1] = float("inf")
-    found = measure([whole[:0], whole[:1], whole[:, :, :0], broken, endless, whole], 4)
+def test_small_and_non_finite_batches_are_skipped_and_counted():
+    valid = random(8, 3, 2)
+    with_nan = valid.clone()
+    with_nan[0, 0, 0] = float("nan")
+    infinite = valid.clone()
+    infinite[1, 2, 1] = float("inf")
+    found = measure([valid[:0], valid[:1], valid[:, :, :0], with_nan, infinite, valid], 4)
     assert (found.batches, found.samples, found.skipped) == (1, 8, 5)
     assert all(np.isfinite(gap.largest).all() for gap in found.gaps.values())
-    alone = measure([whole], 4)
+    alone = measure([valid], 4)
     np.testing.assert_array_equal(found.noise["gni"].scale.counts, alone.noise["gni"].scale.counts)
 
 
 @pytest.mark.parametrize(("shape", "channel_dim"), [((6, 3, 2, 2, 2, 2), 1), ((6, 2, 2, 2, 2, 3), -1),
                                                     ((6, 2, 2, 2, 2, 3), 5), ((6, 2, 3, 2, 2, 2), 2)])  # fmt: skip
-def test_more_dimensions_than_layers_take(shape, channel_dim):
+def test_inputs_with_more_than_five_dimensions(shape, channel_dim):
     x = random(*shape)
     flat = x.movedim(channel_dim, 1).flatten(2)
     found, expected = measure([x], 4, channel_dim), measure([flat], 4)
@@ -184,8 +184,8 @@ def test_more_dimensions_than_layers_take(shape, channel_dim):
 
 
 @pytest.mark.parametrize("mean", [1e3, 1e4])
-def test_a_mean_that_is_large_against_the_deviation(mean):
-    """In float32: such a channel is not constant, and its noise is that of the same values in float64."""
+def test_a_mean_much_larger_than_the_standard_deviation(mean):
+    """In float32, the channel is not taken for constant, and its noise is that of the same values in float64."""
     x = (random(32, 2, 9) + mean).float()
     found, expected = measure([x], 8), measure([x.double()], 8)
     assert found.constant == expected.constant == 0
@@ -193,12 +193,12 @@ def test_a_mean_that_is_large_against_the_deviation(mean):
     np.testing.assert_allclose(found.noise["gni"].scale.mean, expected.noise["gni"].scale.mean, rtol=1e-3)
 
 
-def test_other_widths_are_refused():
+def test_a_different_number_of_channels_is_refused():
     with pytest.raises(ValueError, match="has 4 channels, and had 3 before"):
         measure([random(8, 3), random(8, 4)], 4)
 
 
 @pytest.mark.parametrize("x", [torch.zeros(8), torch.zeros(8, 3, dtype=torch.int64)])
-def test_what_is_no_floating_batch_is_refused(x):
-    with pytest.raises(ValueError, match="Meter needs a floating batch"):
+def test_inputs_that_are_not_floating_point_batches_are_refused(x):
+    with pytest.raises(ValueError, match="Meter needs a floating-point batch"):
         measure([x], 4)

@@ -1,4 +1,4 @@
-"""A meter sees every batch once, in any mode, and says what it cannot do."""
+"""A meter measures every batch once, in any mode, and refuses what it cannot measure."""
 
 import copy
 
@@ -9,11 +9,11 @@ from torch import nn
 from torch.utils.checkpoint import checkpoint
 
 from ghostnoise.meter import Meter
-from metering import through
 from models import convolutional, images, tokens, transformer
+from support.metering import measure_model
 
 
-def test_layers_come_in_the_order_of_their_first_call():
+def test_layers_are_in_the_order_of_their_first_call():
     class Backwards(nn.Module):
         def __init__(self):
             super().__init__()
@@ -22,10 +22,10 @@ def test_layers_come_in_the_order_of_their_first_call():
         def forward(self, x):
             return self.last(self.first(x))
 
-    assert list(through(Backwards(), [torch.randn(8, 3)])) == ["first", "last"]
+    assert list(measure_model(Backwards(), [torch.randn(8, 3)])) == ["first", "last"]
 
 
-def test_a_module_with_two_names_is_one_layer():
+def test_a_shared_module_is_one_layer():
     norm = nn.BatchNorm1d(3)
     model = nn.ModuleDict({"a": nn.Sequential(norm), "b": nn.Sequential(norm)})
     x = torch.randn(8, 3)
@@ -47,7 +47,7 @@ def test_activation_checkpointing_counts_a_batch_once(reentrant):
     assert [layer.batches for layer in meter.result().layers] == [1, 1]
 
 
-def test_blocks_may_follow_each_other_and_not_nest():
+def test_with_blocks_can_be_repeated_but_not_nested():
     model, x = nn.Sequential(nn.BatchNorm1d(3)), torch.randn(8, 3)
     meter = Meter(model, 4)
     for number in (1, 2):
@@ -56,11 +56,11 @@ def test_blocks_may_follow_each_other_and_not_nest():
         assert meter.result()["0"].batches == number
     model(x)
     assert meter.result()["0"].batches == 2
-    with meter, pytest.raises(RuntimeError, match="measures already"), meter:
+    with meter, pytest.raises(RuntimeError, match="already active"), meter:
         pass
 
 
-def test_two_meters_with_one_seed_read_the_same():
+def test_two_meters_with_the_same_seed_agree():
     model, x = convolutional().eval(), images()
     with torch.no_grad(), Meter(model, 4, seed=3) as one, Meter(model, 4, seed=3) as other, Meter(model, 4) as third:
         model(x)
@@ -69,7 +69,7 @@ def test_two_meters_with_one_seed_read_the_same():
 
 
 def sizes(thing):
-    """Of all tensors and lists that a meter holds, at any depth."""
+    """Sizes of all tensors and containers of a meter, at any depth."""
     if isinstance(thing, torch.Tensor):
         return [thing.numel()]
     held = []
@@ -104,33 +104,35 @@ def test_batches_with_and_without_inference_mode(modes):
 
 def test_another_default_device():
     model, x = nn.Sequential(nn.BatchNorm1d(3)), torch.randn(8, 3)
-    expected = through(copy.deepcopy(model), [x])
+    expected = measure_model(copy.deepcopy(model), [x])
     with torch.device("meta"):
-        assert through(model, [x]) == expected
+        assert measure_model(model, [x]) == expected
 
 
 @pytest.mark.parametrize("dtype", [torch.float16, torch.bfloat16])
 def test_half_precision_models_and_autocast(dtype):
     x = torch.randn(16, 6)
     model = nn.Sequential(nn.Linear(6, 4), nn.BatchNorm1d(4), nn.LayerNorm(4)).to(dtype)
-    found = through(model, [x.to(dtype)])
+    found = measure_model(model, [x.to(dtype)])
     exact = model[0](x.to(dtype)).double()
     np.testing.assert_allclose(found["1"].mean, exact.mean(0).detach(), atol=1e-6)
     np.testing.assert_allclose(found["1"].var, exact.var(0, correction=0).detach(), rtol=1e-5)
     wide = nn.Sequential(nn.Linear(6, 4), nn.BatchNorm1d(4))
     with torch.autocast("cpu", dtype):
-        assert (through(wide, [x])["1"].noise["gni"].shift.var > 0).all()
+        assert (measure_model(wide, [x])["1"].noise["gni"].shift.var > 0).all()
 
 
 def test_channels_last_images():
-    plain, last = (through(convolutional(), [x]) for x in (images(), images().to(memory_format=torch.channels_last)))
+    plain, last = (
+        measure_model(convolutional(), [x]) for x in (images(), images().to(memory_format=torch.channels_last))
+    )
     np.testing.assert_allclose(plain["1"].within, last["1"].within, rtol=1e-5)
     np.testing.assert_allclose(plain["1"].noise["gni"].scale.mean, last["1"].noise["gni"].scale.mean, rtol=1e-5)
 
 
 def test_tokens_through_layer_norm():
     model, x = transformer(), tokens()
-    found = through(model, [x])["0"]
+    found = measure_model(model, [x])["0"]
     y = model[0](x).double().detach()
     assert (found.side, found.channels, found.spatial) == ("output", 6, 5)
     np.testing.assert_allclose(found.mean, y.mean((0, 1)), atol=1e-6)
@@ -149,18 +151,20 @@ def test_a_compiled_model():
 def test_nothing_measured():
     model = nn.Sequential(nn.BatchNorm1d(3)).eval()
     meter = Meter(model, 4)
-    with pytest.raises(ValueError, match="nothing was measured in 1 layers: of the batches, none reached them"):
+    with pytest.raises(ValueError, match="nothing was measured in 1 layers, because no batch reached them"):
         meter.result()
     with meter:
         model(torch.randn(1, 3))
         model(torch.randn(0, 3))
         model(torch.full((4, 3), float("nan")))
-    with pytest.raises(ValueError, match="3 were of fewer than two samples, or not finite; run forward passes"):
+    with pytest.raises(
+        ValueError, match=r"3 batches had fewer than two samples or values that are not finite: .*; run forward passes"
+    ):
         meter.result()
 
 
 @pytest.mark.parametrize(
-    ("options", "said"),
+    ("options", "message"),
     [
         ({"ghost_size": 0}, "ghost_size=0: must be an integer of 1 or more"),
         ({"ghost_size": 2.5}, "ghost_size=2.5: must be an integer"),
@@ -170,6 +174,6 @@ def test_nothing_measured():
         ({"channel_dim": 0}, "channel_dim=0: must be an integer other than 0"),
     ],
 )
-def test_options_that_cannot_be(options, said):
-    with pytest.raises(ValueError, match=said):
+def test_invalid_options(options, message):
+    with pytest.raises(ValueError, match=message):
         Meter(nn.Sequential(nn.BatchNorm1d(3)), **options)

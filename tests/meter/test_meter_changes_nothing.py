@@ -1,4 +1,4 @@
-"""With a meter or without: the same outputs, gradients, weights, buffers and random streams."""
+"""Outputs, gradients, weights, buffers and random number generators are the same with and without a meter."""
 
 import random
 
@@ -36,7 +36,7 @@ MODELS = {
 
 
 def trained(make, x, metered, steps=10):
-    """Everything that a meter could change: outputs, gradients, weights, buffers and random streams."""
+    """Everything that a meter could change: outputs, gradients, weights, buffers and generator states."""
     torch.manual_seed(1)
     np.random.seed(1)  # noqa: NPY002
     random.seed(1)
@@ -68,7 +68,7 @@ def trained(make, x, metered, steps=10):
 
 
 @pytest.mark.parametrize("name", MODELS)
-def test_training_is_the_same_to_the_bit(name):
+def test_training_is_bitwise_identical(name):
     make, x = MODELS[name]
     (plain, *streams), (metered, *metered_streams) = (trained(make, x, metered) for metered in (False, True))
     assert len(plain) == len(metered)
@@ -78,7 +78,7 @@ def test_training_is_the_same_to_the_bit(name):
     assert streams[2] == metered_streams[2]
 
 
-def test_nothing_is_left_in_the_model():
+def test_hooks_are_removed():
     model = with_dropout("gni", ghost_size=4)
     before = state(model)
     with Meter(model, 4):
@@ -90,7 +90,7 @@ def test_nothing_is_left_in_the_model():
     assert state(model) == before
 
 
-def test_the_input_may_be_changed_in_place_afterwards():
+def test_later_in_place_operations_are_allowed():
     model = nn.Sequential(nn.BatchNorm1d(3), nn.ReLU(inplace=True), nn.LayerNorm(3))
     x = torch.randn(8, 3, requires_grad=True)
     with Meter(model, 4) as meter:

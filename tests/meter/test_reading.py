@@ -1,4 +1,4 @@
-"""A reading as a mapping, as rows, and as a file."""
+"""A reading as a mapping, as table rows, as a file, and as a short `repr`."""
 
 import io
 import json
@@ -9,19 +9,20 @@ import pytest
 import torch
 from torch import nn
 
-from ghostnoise.meter import Noise, Reading
-from ghostnoise.meter.reading import FORMAT, laws_of
-from metering import measure, through
+import ghostnoise
+from ghostnoise.meter import NoiseReading, Reading
+from ghostnoise.meter.reading import FORMAT
 from models import convolutional, images
+from support.metering import measure, measure_model
 
 
 @pytest.fixture(scope="module")
 def reading():
-    """Two layers, one of which has refused a method and has a constant channel."""
+    """Two layers, one of which has a method that refused a batch and a constant channel."""
     model = convolutional().eval()
     with torch.no_grad():
         model[4][0].weight[2], model[4][0].bias[2] = 0, 1
-    return through(model, [images(12), images(7)], 2)
+    return measure_model(model, [images(12), images(7)], 2)
 
 
 def test_it_is_a_mapping(reading):
@@ -47,6 +48,19 @@ def test_a_round_trip_through_a_file(reading, tmp_path):
         assert (one.names, one.refused, one.gaps["bn"].bound) == (other.names, other.refused, other.gaps["bn"].bound)
 
 
+def test_files_keep_the_field_names_of_their_format(reading):
+    """`own_ghost_size` is stored as "own": files written before the field was renamed must remain readable."""
+    file = io.BytesIO()
+    reading.write(file)
+    file.seek(0)
+    with np.load(file) as stored:
+        (first, *_) = json.loads(str(stored["about"]))["layers"]
+    assert first.keys() == {
+        "name", "names", "kind", "side", "own", "ghost_size", "spatial", "batches", "samples", "skipped", "noise",
+        "gaps", "refused",
+    }  # fmt: skip
+
+
 def test_a_round_trip_through_an_open_file(reading):
     file = io.BytesIO()
     reading.write(file)
@@ -57,14 +71,14 @@ def test_a_round_trip_through_an_open_file(reading):
 def test_counts_beyond_32_bits(reading):
     layer = reading["1"]
     shift = replace(layer.noise["gni"].shift, counts=layer.noise["gni"].shift.counts + 2**33)
-    many = Reading([replace(layer, noise={"gni": Noise(shift, layer.noise["gni"].scale)})])
+    many = Reading([replace(layer, noise={"gni": NoiseReading(shift, layer.noise["gni"].scale)})])
     file = io.BytesIO()
     many.write(file)
     file.seek(0)
     assert Reading.load(file) == many
 
 
-def test_readings_differ_by_any_figure(reading):
+def test_readings_with_any_different_value_are_not_equal(reading):
     layer = reading["1"]
     gap = layer.gaps["bn"]
     for other in (
@@ -79,30 +93,30 @@ def test_readings_differ_by_any_figure(reading):
     assert reading != 3
 
 
-def test_another_format_is_refused(tmp_path):
+def test_a_file_of_another_format_is_refused(tmp_path):
     path = tmp_path / "noise.npz"
     np.savez(path, about=np.array(json.dumps({"format": FORMAT + 1, "layers": []})))
     with pytest.raises(ValueError, match=f"has format {FORMAT + 1}: must be {FORMAT}; measure again"):
         Reading.load(path)
 
 
-def test_another_file_of_numpy_is_refused(tmp_path):
+def test_another_npz_file_is_refused(tmp_path):
     path = tmp_path / "other.npz"
     np.savez(path, weights=np.zeros(3))
-    with pytest.raises(ValueError, match=r"holds no reading: must be a file that Reading\.save wrote"):
+    with pytest.raises(ValueError, match=r"does not contain a reading: must be a file that Reading\.save wrote"):
         Reading.load(path)
 
 
-def test_rows_are_the_layers_figures(reading):
+def test_rows_summarize_the_layers(reading):
     for row, layer in zip(reading.rows(), reading.layers, strict=True):
-        live = ~np.isnan(layer.within)
+        varying = ~np.isnan(layer.within)
         assert (row["layer"], row["channels"], row["samples"]) == (layer.name, layer.channels, 19)
-        assert row["between"] == pytest.approx(layer.between[live].mean())
+        assert row["between"] == pytest.approx(layer.between[varying].mean())
         for method, noise in layer.noise.items():
-            assert row[f"{method}_shift_std"] ** 2 == pytest.approx(noise.shift.var[live].mean())
-            assert row[f"{method}_scale_std"] ** 2 == pytest.approx(noise.scale.var[live].mean())
-        assert row["effective_size_shift"] == pytest.approx(1 / layer.noise["gni"].shift.var[live].mean())
-        assert row["effective_size_scale_paper"] == pytest.approx(2 / layer.noise["gni"].scale.var[live].mean())
+            assert row[f"{method}_shift_std"] ** 2 == pytest.approx(noise.shift.var[varying].mean())
+            assert row[f"{method}_scale_std"] ** 2 == pytest.approx(noise.scale.var[varying].mean())
+        assert row["effective_size_shift"] == pytest.approx(1 / layer.noise["gni"].shift.var[varying].mean())
+        assert row["effective_size_scale_paper"] == pytest.approx(2 / layer.noise["gni"].scale.var[varying].mean())
         for method, gap in layer.gaps.items():
             assert row[f"{method}_largest"] == gap.largest.max()
             assert row[f"{method}_difference"] == pytest.approx(gap.difference.mean())
@@ -113,13 +127,13 @@ def test_rows_are_the_layers_figures(reading):
         json.dumps(row)
 
 
-def test_the_layers_distance_is_that_of_all_its_draws(reading):
-    """Against the mixture of its channels' laws."""
+def test_the_distance_of_a_layer_is_that_of_all_its_draws(reading):
+    """From the mixture of its channels' laws."""
     layer = reading["4.1"]
-    live = ~np.isnan(layer.within)
+    varying = ~np.isnan(layer.within)
     found = layer.noise["gni"].scale
-    below = found.cdf()[live].mean(0)
-    law = layer.law("conv-exact", "scale", found.edges)[live].mean(0)
+    below = found.cdf()[varying].mean(0)
+    law = layer.law("conv-exact", "scale", found.edges)[varying].mean(0)
     assert layer.layer_distances["scale", "conv-exact"] == pytest.approx(np.abs(below - law).max())
 
 
@@ -132,12 +146,7 @@ def test_a_layer_whose_channels_are_all_constant_has_a_row():
     assert Reading([found]) == Reading([found])
 
 
-def test_laws_of_each_part():
-    assert laws_of("shift") == ("fc", "conv")
-    assert laws_of("scale") == ("fc", "fc-exact", "conv", "conv-exact")
-
-
-def test_effective_sizes_by_channel():
+def test_effective_sizes_per_channel():
     found = measure([torch.randn(64, 3, 5)], 8)
     np.testing.assert_allclose(found.effective_size("shift"), 1 / found.noise["gni"].shift.var)
     np.testing.assert_allclose(found.effective_size("shift", "gbn"), 1 / found.noise["gbn"].shift.var)
@@ -146,8 +155,35 @@ def test_effective_sizes_by_channel():
 
 def test_a_reading_of_one_module_with_two_names_keeps_both(tmp_path):
     norm = nn.BatchNorm1d(3)
-    found = through(nn.Sequential(norm, norm), [torch.randn(8, 3)])
+    found = measure_model(nn.Sequential(norm, norm), [torch.randn(8, 3)])
     found.save(tmp_path / "shared.npz")
     again = Reading.load(tmp_path / "shared.npz")
     assert list(again) == ["0"]
     assert again["1"] is again["0"]
+
+
+def test_repr_is_a_short_summary(reading):
+    """Independent of the number of channels and bins, for everything that a reading contains."""
+    assert repr(reading) == "Reading(2 layers, 9 channels, ghost_size=2, batches=2, samples=19)"
+    assert repr(Reading([replace(reading["1"], batches=7, samples=99), reading["4.1"]])) == (
+        "Reading(2 layers, 9 channels, ghost_size=2, batches=2..7, samples=19..99)"
+    )
+    assert repr(Reading([])) == "Reading(0 layers, 0 channels, ghost_size=0, batches=0, samples=0)"
+    layer = reading["4.1"]
+    shift, scale = (layer.layer_effective_size(component) for component in ("shift", "scale"))
+    assert repr(layer) == (
+        "LayerReading('4.1': input of BatchNorm1d, channels=5 (1 constant), positions=1, ghost_size=2, batches=2, "
+        f"samples=19, effective size: shift {shift:.4g}, scale {scale:.4g})"
+    )
+    assert "batches=2 (3 skipped)" in repr(replace(layer, skipped=3))
+    for part in (layer.noise["gni"], layer.noise["gni"].shift, layer.gaps["bn"]):
+        assert repr(part).startswith(type(part).__name__)
+        assert len(repr(part)) < 250
+    wide = measure([torch.randn(8, 500, 2)], 4)
+    assert len(repr(wide)) < 250
+    assert len(repr(wide.noise)) + len(repr(wide.gaps)) < 2000
+    assert "array" not in f"{wide!r} {wide.noise!r} {wide.gaps!r}"
+
+
+def test_dir_lists_public_names_only():
+    assert sorted(dir(ghostnoise.meter)) == sorted(ghostnoise.meter.__all__)

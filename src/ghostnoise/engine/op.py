@@ -2,8 +2,8 @@
 
 *Eager* is an autograd function around the steps of a backend (`engine.steps`), with the gradient in closed form; for
 the backward pass it saves x and small tables (a normalizer), or one table (noise). *Registered* is the same as
-`torch.library` ops (`engine.registered`), which `torch.compile` and dispatch modes see as single operators. *Composite* is differentiable
-PyTorch, for `torch.func`, forward-mode AD, second derivatives and export.
+`torch.library` ops (`engine.registered`), which `torch.compile` and dispatch modes see as single operators. *Composite*
+is differentiable PyTorch, for `torch.func`, forward-mode AD, second derivatives and export.
 """
 
 from typing import Any, NamedTuple
@@ -126,7 +126,9 @@ class _Normalize(torch.autograd.Function):
             return *_composite_gradient(ctx.plan, x, weight, bias, dy), None, None, None
         saved, needs_x = Saved(Moments(mean, var), NoiseTables(m, k)), ctx.needs_input_grad[0]
         corrected = Correction(*correction) if correction else None
-        dx, g_weight, g_bias = steps.backward(ctx.backend, dy, x, weight, ctx.plan, saved, corrected, ctx.ranks, needs_x)
+        dx, g_weight, g_bias = steps.backward(
+            ctx.backend, dy, x, weight, ctx.plan, saved, corrected, ctx.ranks, needs_x
+        )
         return dx, _cast(g_weight, weight), _cast(g_bias, bias), None, None, None
 
 
@@ -175,8 +177,8 @@ def _needs_registered() -> bool:
 def _check_no_ranks(ranks: Ranks | None) -> None:
     if ranks is not None:
         raise RuntimeError(
-            "process_group with torch.func, forward-mode AD or a second derivative: ranks exchange tables only in eager "
-            "forward and backward passes; leave process_group out for the statistics of this process alone"
+            "process_group with torch.func, forward-mode AD or a second derivative: ranks exchange tables only in "
+            "eager forward and backward passes; leave process_group out for the statistics of this process alone"
         )
 
 

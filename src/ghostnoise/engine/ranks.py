@@ -96,8 +96,8 @@ def _meet(x: Tensor, spatial: int, process_group: Group, uneven: bool) -> Ranks 
     sizes, positions = received.t().tolist()
     if len(set(positions)) > 1:
         raise ValueError(
-            f"ranks with inputs of {', '.join(map(str, positions))} positions: must be the same on all ranks, including "
-            "those with an empty batch; resize or pad the inputs, or use the statistics of each process alone"
+            f"ranks with inputs of {', '.join(map(str, positions))} positions: must be the same on all ranks, "
+            "including those with an empty batch; resize or pad the inputs, or use the statistics of each process alone"
         )
     return Ranks(group, rank, tuple(sizes))
 
@@ -107,8 +107,8 @@ def named(process_group: Group) -> str | None:
     name = process_group if process_group is None else getattr(process_group, "group_name", process_group)
     if name is not None and not isinstance(name, str):
         raise ValueError(
-            f"process_group={process_group!r}: must be None for this process alone, 'world' for all ranks, or a process "
-            "group of torch.distributed that contains this rank; give ranks outside of it a group of their own, or None"
+            f"process_group={process_group!r}: must be None for this process alone, 'world' for all ranks, or a "
+            "process group of torch.distributed that contains this rank; give other ranks a group of their own, or None"
         )
     return name
 

@@ -18,9 +18,7 @@ from ghostnoise.statistics.moments import Moments, arithmetic_dtype, table_dtype
 from ghostnoise.statistics.samples import SampleItself
 
 
-def normalize(
-    x: Tensor, weight: Tensor | None, bias: Tensor | None, plan: Plan
-) -> tuple[Tensor, Moments, Moments]:
+def normalize(x: Tensor, weight: Tensor | None, bias: Tensor | None, plan: Plan) -> tuple[Tensor, Moments, Moments]:
     """Return y, the moments of the samples if the plan keeps them, and the pooled statistics."""
     y, *tables = torch.ops.ghostnoise.normalize(x, weight, bias, *plan.tensors(), plan.encode())
     return y, _sample_moments(x, Moments(*tables[2:4])), Moments(*tables[:2])
@@ -133,7 +131,8 @@ for _name, _run, _fake in (
 
 def _setup_normalize(ctx: Any, inputs: tuple[Any, ...], output: tuple[Tensor, ...]) -> None:
     x, weight, bias, drawn, reference, ctx.plan = inputs
-    y, *tables = output
+    _, *tables = output
+    ctx.lists = [None] * len(drawn), [None] * len(reference)
     ctx.mark_non_differentiable(*tables)
     ctx.set_materialize_grads(False)
     ctx.keeps_moments = decode(ctx.plan, drawn, reference).normalizer.contributors.keeps_moments
@@ -144,21 +143,22 @@ def _setup_normalize(ctx: Any, inputs: tuple[Any, ...], output: tuple[Tensor, ..
 def _backward_of_normalize(ctx: Any, dy: Tensor | None, *tables: Any) -> tuple[Any, ...]:
     x, weight, bias, mean, var, m, k, r, d, *reference = ctx.saved_tensors
     if dy is None:
-        return None, None, None, None, None, None
+        return None, None, None, *ctx.lists, None
     needs_x = ctx.needs_input_grad[0]
     given = (dy, x, weight, [mean, var], [m, k], [r, d], reference, ctx.plan, needs_x)
     dx, g_weight, g_bias = torch.ops.ghostnoise.normalize_backward(*given)
-    return dx if needs_x else None, _cast(g_weight, weight), _cast(g_bias, bias), None, None, None
+    return dx if needs_x else None, _cast(g_weight, weight), _cast(g_bias, bias), *ctx.lists, None
 
 
 def _setup_inject(ctx: Any, inputs: tuple[Any, ...], output: tuple[Tensor, Tensor]) -> None:
+    ctx.lists = [None] * len(inputs[1])
     ctx.mark_non_differentiable(output[1])
     ctx.set_materialize_grads(False)
     ctx.save_for_backward(output[1])
 
 
 def _backward_of_inject(ctx: Any, dy: Tensor | None, scale: Any) -> tuple[Any, ...]:
-    return None if dy is None else torch.ops.ghostnoise.inject_backward(dy, *ctx.saved_tensors), None, None
+    return None if dy is None else torch.ops.ghostnoise.inject_backward(dy, *ctx.saved_tensors), ctx.lists, None
 
 
 torch.library.register_autograd(

@@ -1,161 +1,173 @@
-"""A first ghost size to try, and where its noise would be strong or faint, with the figures behind it."""
+"""Advice on a ghost size: a first size to try, and the layers in which its noise would be strong or weak."""
 
 import math
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
 import numpy as np
 
 from ghostnoise.meter.reading import LayerReading, Reading
 
-# Strengths as effective sizes: the N at which a fully connected layer has noise as strong.
-STRONG = 16.0  # the strongest with which the paper's networks did best: its MLP with GNI-16
-TYPICAL = 256.0  # that of the layers of the paper's ResNet-18 with GNI-32 (figure 4)
-FAINT = 1024.0  # a shift of 3 % of a standard deviation
-FIRST = 32
-LARGEST = 4096
-SHOWN = 6
+# Thresholds of noise strength, as effective ghost sizes: the N at which a fully connected layer has noise as strong.
+STRONG_BELOW = 16.0  # the strongest noise that the paper's networks benefited from: its MLP with GNI-16
+TYPICAL = 256.0  # noise in the layers of the paper's ResNet-18 with GNI-32 (figure 4)
+WEAK_ABOVE = 1024.0  # the standard deviation of the shift is 3 % of the channel's
+DEFAULT_SIZE = 32
+LARGEST_SIZE = 4096
+LISTED = 6  # layers that a sentence names
 
 
 @dataclass(frozen=True)
 class Strength:
-    """A layer's noise at a ghost size: standard deviations of the shift and of the squared scale."""
+    """Noise of a layer at a ghost size."""
 
     layer: str
     ghost_size: float
     shift: float
+    """Standard deviation of the shift, relative to the channel's standard deviation."""
     scale: float
-    size: float
-    """The effective size of the stronger of the two."""
+    """Standard deviation of the squared scale: the variance of a ghost batch, relative to the channel's variance."""
+    effective_size: float
+    """Effective ghost size of the stronger of the two components."""
 
     def __str__(self) -> str:
         return f"{self.layer!r} (shift {_percent(self.shift)}, squared scale {_percent(self.scale)})"
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, repr=False)
 class Advice:
-    """What `advise` says; prints as sentences."""
+    """Result of `advise`; `str` gives it as sentences."""
 
     ghost_size: int
-    """The first one to try."""
-    asked: int
-    """The one that was measured."""
-    already: tuple[Strength, ...]
-    """What each layer has now: by its own ghost size, or as a batch norm by its batch."""
+    """The first ghost size to try."""
+    measured_size: int
+    """The ghost size that was measured."""
+    current: tuple[Strength, ...]
+    """Noise that layers have already: from their own ghost size, or for batch norms from the batch size."""
     strong: tuple[Strength, ...]
-    """Those of `already` that are strong."""
-    faint: tuple[Strength, ...]
-    """Layers that would see hardly any noise at the size that was asked about."""
+    """The layers of `current` whose noise is strong."""
+    weak: tuple[Strength, ...]
+    """Layers that would have hardly any noise at `measured_size`."""
     expected: tuple[Strength, ...]
-    """Each layer at the first size to try."""
-    about: str
+    """Noise of every layer at `ghost_size`."""
+    summary: str
+    """Number of layers, channels, batches and samples that were measured."""
+
+    def __repr__(self) -> str:
+        return (
+            f"Advice(ghost_size={self.ghost_size}, measured_size={self.measured_size}, {len(self.expected)} layers: "
+            f"{len(self.strong)} with strong noise already, {len(self.weak)} with weak noise at {self.measured_size})"
+        )
 
     def __str__(self) -> str:
-        return "\n".join([self.about, *self._now(), *self._asked(), *self._first()])
+        return "\n".join([self.summary, self._about_current(), self._about_measured(), *self._about_proposed()])
 
-    def _now(self) -> list[str]:
-        if not self.already:
-            return ["Now: none of these layers has ghost noise, since none is a batch norm or has a ghost size."]
-        least, most = _ends(self.already)
-        span = f"the shift is {_percent(least.shift)} to {_percent(most.shift)} of a standard deviation"
+    def _about_current(self) -> str:
+        if not self.current:
+            return "Now: these layers have no ghost noise, because none of them is a batch norm or has a ghost size."
+        least, most = _least_and_most_shift(self.current)
+        shift = f"the shift is {_percent(least.shift)} to {_percent(most.shift)} of a standard deviation"
         if not self.strong:
-            return [f"Now: the noise is nowhere strong; {span} (most in {most.layer!r})."]
-        return [
-            f"Now: the noise is strong already in {_listed(self.strong)}, as in a fully connected layer with ghost "
-            f"batches of fewer than {STRONG:g}; overall, {span}."
-        ]
+            return f"Now: no layer has strong noise; {shift} (largest in {most.layer!r})."
+        return (
+            f"Now: the noise is already strong in {_listing(self.strong)}, as in a fully connected layer with a ghost "
+            f"size below {STRONG_BELOW:g}; in all layers, {shift}."
+        )
 
-    def _asked(self) -> list[str]:
-        if not self.faint:
-            return [f"Ghost batches of {self.asked}: every layer would see their noise."]
-        return [
-            f"Ghost batches of {self.asked}: {len(self.faint)} of {len(self.expected)} layers would see hardly any "
-            f"noise, 3 % of a standard deviation or less: {_listed(self.faint)}."
-        ]
+    def _about_measured(self) -> str:
+        if not self.weak:
+            return f"Ghost size {self.measured_size}: every layer would have noticeable noise."
+        return (
+            f"Ghost size {self.measured_size}: {len(self.weak)} of {len(self.expected)} layers would have hardly any "
+            f"noise, a shift of 3 % of a standard deviation or less: {_listing(self.weak)}."
+        )
 
-    def _first(self) -> list[str]:
-        least, most = _ends(self.expected)
-        strongest = min(self.expected, key=lambda each: each.size)
+    def _about_proposed(self) -> list[str]:
+        least, most = _least_and_most_shift(self.expected)
+        strongest = min(self.expected, key=lambda each: each.effective_size)
         return [
-            f'First size to try: ghostnoise.convert(model, "gni", ghost_size={self.ghost_size}). Its shift would be '
+            f'First size to try: ghostnoise.convert(model, "gni", ghost_size={self.ghost_size}). The shift would be '
             f"{_percent(least.shift)} ({least.layer!r}) to {_percent(most.shift)} ({most.layer!r}) of a standard "
-            f"deviation; the strongest noise ({strongest.layer!r}) is that of a fully connected layer with "
-            f"N = {strongest.size:.0f}.",
-            f"Then try {max(self.ghost_size // 2, 1)} and {self.ghost_size * 2}, and keep what is best on validation "
-            "data. This says how strong the noise is, not what it does to accuracy: that was not measured here.",
+            f"deviation. The layer with the strongest noise ({strongest.layer!r}) would have as much as a fully "
+            f"connected layer with N = {strongest.effective_size:.0f}.",
+            f"Then try {max(self.ghost_size // 2, 1)} and {self.ghost_size * 2}, and choose by the results on "
+            "validation data. This advice is based on the strength of the noise; its effect on accuracy was not "
+            "measured.",
         ]
 
 
 def advise(reading: Reading) -> Advice:
-    """Judge the noise that a model has, and the noise that it would have.
+    """Judge the noise that the layers of a model have, and propose a first ghost size to try.
 
-    The first ghost size to try is 32, or the power of two nearest to it between two ends: small enough that the
-    median layer has noise as strong as that of the paper's ResNet-18 (figure 4), and large enough that no layer has
-    noise stronger than that of the paper's MLP. Where these disagree, the second counts.
+    The proposed size is 32, adjusted to the nearest power of two that meets two conditions. It is small enough that the
+    median layer has noise at least as strong as in the paper's ResNet-18 (figure 4), and large enough that no layer has
+    stronger noise than the paper's MLP. If both cannot be met, the second one takes precedence.
     """
     layers = [layer for layer in reading.layers if layer.constant < layer.channels]
     if not layers:
-        raise ValueError("every channel that was measured is constant: there is no noise to advise on; use other data")
-    asked = layers[0].ghost_size
-    per_sample = [_at(layer, asked).size / asked for layer in layers]  # the effective size is a multiple of N
-    most, least = TYPICAL / float(np.median(per_sample)), STRONG / min(per_sample)
-    size = min(max(min(FIRST, _power_of_two(most, math.floor)), _power_of_two(least, math.ceil)), LARGEST)
-    now = [(layer, _present(layer)) for layer in layers]
-    already = tuple(_at(layer, present) for layer, present in now if present is not None)
-    measured = tuple(_at(layer, asked) for layer in layers)
+        raise ValueError(
+            "every channel that was measured is constant: advise needs channels that vary; measure other data"
+        )
+    measured_size = layers[0].ghost_size
+    measured = tuple(_strength(layer, measured_size) for layer in layers)
+    ratios = [each.effective_size / measured_size for each in measured]  # the effective size is proportional to N
+    largest, smallest = TYPICAL / float(np.median(ratios)), STRONG_BELOW / min(ratios)
+    size = max(min(DEFAULT_SIZE, _power_of_two(largest, math.floor)), _power_of_two(smallest, math.ceil))
+    size = min(size, LARGEST_SIZE)
+    current = tuple(_strength(layer, own) for layer in layers if (own := _current_size(layer)) is not None)
     return Advice(
-        ghost_size=size, asked=asked, already=already,
-        strong=tuple(each for each in already if each.size < STRONG),
-        faint=tuple(each for each in measured if each.size > FAINT),
-        expected=tuple(_at(layer, size) for layer in layers),
-        about=_about(layers),
-    )  # fmt: skip
-
-
-def _about(layers: list[LayerReading]) -> str:
-    first = layers[0]
-    each = f"{first.samples / first.batches:.4g} samples"
-    channels = sum(layer.channels for layer in layers)
-    return (
-        f"{_counted(len(layers), 'layer')}, {_counted(channels, 'channel')}, measured on "
-        f"{_counted(first.batches, 'batch', 'es')} of {each}."
+        ghost_size=size,
+        measured_size=measured_size,
+        current=current,
+        strong=tuple(each for each in current if each.effective_size < STRONG_BELOW),
+        weak=tuple(each for each in measured if each.effective_size > WEAK_ABOVE),
+        expected=tuple(_strength(layer, size) for layer in layers),
+        summary=_summary(layers),
     )
 
 
-def _counted(number: int, what: str, several: str = "s") -> str:
-    return f"{number:,} {what}{'' if number == 1 else several}"
+def _summary(layers: Sequence[LayerReading]) -> str:
+    first = layers[0]
+    channels = sum(layer.channels for layer in layers)
+    return (
+        f"{_count(len(layers), 'layer')}, {_count(channels, 'channel')}, measured on "
+        f"{_count(first.batches, 'batch', 'es')} of {first.samples / first.batches:.4g} samples."
+    )
 
 
-def _present(layer: LayerReading) -> float | None:
-    """The ghost size that a layer has now: its own, or for a batch norm the whole batch."""
-    if layer.own is not None:
-        return layer.own
+def _current_size(layer: LayerReading) -> float | None:
+    """Ghost size that a layer has now: its own, or for a batch norm the average batch size."""
+    if layer.own_ghost_size is not None:
+        return layer.own_ghost_size
     return layer.samples / layer.batches if "BatchNorm" in layer.kind and layer.side == "input" else None
 
 
-def _at(layer: LayerReading, ghost_size: float) -> Strength:
-    """A layer's noise at another ghost size: both variances go with 1/N."""
+def _strength(layer: LayerReading, ghost_size: float) -> Strength:
+    """Extrapolate the noise of a layer to another ghost size: both variances are proportional to 1/N."""
     factor = layer.ghost_size / ghost_size
     noise = layer.noise["gni"]
     shift, scale = float(np.nanmean(noise.shift.var)) * factor, float(np.nanmean(noise.scale.var)) * factor
-    size = 1 / max(shift, scale / 2, 1e-12)
-    return Strength(layer.name, ghost_size, math.sqrt(shift), math.sqrt(scale), size)
+    effective_size = 1 / max(shift, scale / 2, 1e-12)
+    return Strength(layer.name, ghost_size, math.sqrt(shift), math.sqrt(scale), effective_size)
 
 
-def _ends(strengths: tuple[Strength, ...]) -> tuple[Strength, Strength]:
-    """Those with the least and the most shift."""
+def _least_and_most_shift(strengths: Sequence[Strength]) -> tuple[Strength, Strength]:
     ordered = sorted(strengths, key=lambda each: each.shift)
     return ordered[0], ordered[-1]
 
 
-def _power_of_two(size: float, rounded: Callable[[float], int]) -> int:
-    """Of 2 or more."""
-    return int(2 ** rounded(math.log2(max(size, 2))))
+def _power_of_two(size: float, rounding: Callable[[float], int]) -> int:
+    """Round to a power of two that is at least 2."""
+    return int(2 ** rounding(math.log2(max(size, 2))))
 
 
-def _listed(strengths: tuple[Strength, ...]) -> str:
-    shown = ", ".join(map(str, strengths[:SHOWN]))
-    return shown + (f" and {len(strengths) - SHOWN} more" if len(strengths) > SHOWN else "")
+def _listing(strengths: Sequence[Strength]) -> str:
+    listed = ", ".join(map(str, strengths[:LISTED]))
+    return listed + (f" and {len(strengths) - LISTED} more" if len(strengths) > LISTED else "")
+
+
+def _count(number: int, noun: str, plural: str = "s") -> str:
+    return f"{number:,} {noun}{'' if number == 1 else plural}"
 
 
 def _percent(std: float) -> str:

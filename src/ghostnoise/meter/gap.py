@@ -1,9 +1,7 @@
-"""Training against inference: what each method makes of a batch, and what the running statistics make of it."""
+"""Difference between training and inference: each method's output on a batch against that of running statistics."""
 
 import math
-from collections.abc import Callable
 from dataclasses import dataclass
-from functools import partial
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -11,50 +9,76 @@ import torch
 from torch import Tensor
 
 from ghostnoise import functional
-from ghostnoise.ghosts import ghost_sizes
-from ghostnoise.meter.curves import largest_normalized
-from ghostnoise.meter.histogram import Array
+from ghostnoise.meter.theory import Array, normalized_bound
+from ghostnoise.methods import registry
+from ghostnoise.methods.registry import MeterSpec, MethodSpec
+from ghostnoise.statistics.samples import ghost_sizes
 
-METHODS = ("bn", "gbn", "xbn", "gni")
+METHODS = {name: spec for name, spec in registry.specs().items() if spec.meter is not None}
+"""The methods that are measured: their gaps, and for those with `sampling` their noise."""
 
 
-@dataclass(frozen=True, eq=False)
+def meter_spec(method: MethodSpec) -> MeterSpec:
+    """How a method of `METHODS` is measured."""
+    assert method.meter is not None
+    return method.meter
+
+
+@dataclass(frozen=True, eq=False, repr=False)
 class Gap:
-    """What a method's normalized output (before weight and bias) is in training, against inference.
+    """Normalized output of a method in training, before weight and bias, compared with inference.
 
-    Of each channel (C,); against inference NaN for a layer without running statistics.
+    Arrays have one entry per channel (C,). Comparisons with inference are NaN for layers without running statistics.
     """
 
     difference: Array
-    """Mean absolute difference of the two outputs."""
+    """Mean absolute difference between the outputs in training and at inference."""
     relative: Array
-    """The same over the mean absolute output at inference."""
+    """`difference` divided by the mean absolute output at inference."""
     largest: Array
-    """The largest absolute output in training."""
+    """Largest absolute output in training."""
     range_ratio: Array
-    """The same over the largest at inference."""
+    """`largest` divided by the largest absolute output at inference."""
     bound: float
-    """What `largest` cannot exceed, sqrt(n·S - 1) for n samples; infinite where nothing bounds it."""
+    """Upper bound of `largest`: sqrt(n·S - 1) for statistics of n samples; infinite for methods without a bound."""
     self_share: float
-    """A sample's share in its own statistics, on average; for random draws, the expected one."""
+    """Average weight of a sample in its own statistics; for random draws, its expectation."""
+
+    def __repr__(self) -> str:
+        return (
+            f"Gap({len(self.largest)} channels, difference={channel_mean(self.difference):.3g}, "
+            f"relative={channel_mean(self.relative):.3g}, largest={self.largest.max(initial=0):.3g}, "
+            f"range_ratio={channel_mean(self.range_ratio):.3g}, bound={self.bound:.3g}, "
+            f"self_share={self.self_share:.3g})"
+        )
 
 
-class GapSums:
-    """Sums and maxima of one method over batches."""
+class Inference(NamedTuple):
+    """Normalized output of a batch at inference (B, C, S), and the sum and maximum of its absolute values (C,)."""
 
-    def __init__(self, method: str, channels: int) -> None:
+    y: Tensor
+    total: Tensor
+    largest: Tensor
+
+
+class GapAccumulator:
+    """Sums and maxima over the batches that one method has normalized."""
+
+    def __init__(self, method: MethodSpec, channels: int) -> None:
         self.method = method
         self.difference, self.reference = (torch.zeros(channels, dtype=torch.float64) for _ in range(2))
         self.largest, self.largest_reference = (torch.zeros(channels, dtype=torch.float64) for _ in range(2))
-        self.values, self.samples, self.share, self.bound = 0, 0, 0.0, 0.0
+        self.values, self.samples, self.self_weight, self.bound = 0, 0, 0.0, 0.0
 
-    def add(self, y: Tensor, inference: "Inference | None", ghost_size: int) -> None:
-        """Take a batch's outputs (B, C, S)."""
+    def add(self, y: Tensor, inference: Inference | None, ghost_size: int) -> None:
+        """Add the normalized output of a batch in training (B, C, S)."""
         samples, _, spatial = y.shape
-        sizes = [samples] if self.method in ("bn", "gni") else ghost_sizes(samples, ghost_size)
+        pools = ghost_sizes(samples, ghost_size) if self.method.partitions else [samples]
         self.samples += samples
-        self.share += 0 if self.method == "xbn" else len(sizes)
-        self.bound = max(self.bound, largest_normalized(max(sizes) * spatial))
+        self.self_weight += (
+            0 if meter_spec(self.method).excludes_self else len(pools)
+        )  # n samples of weight 1/n in each pool
+        self.bound = max(self.bound, normalized_bound(max(pools) * spatial))
         self.largest = torch.maximum(self.largest, _largest(y))
         if inference is not None:
             self.values += samples * spatial
@@ -63,68 +87,69 @@ class GapSums:
             self.largest_reference = torch.maximum(self.largest_reference, inference.largest)
 
     def result(self) -> Gap:
-        """What was gathered so far."""
+        """The gap over all batches so far."""
+        difference, reference = self.difference.numpy(), self.reference.numpy()
+        largest, unknown = self.largest.numpy().copy(), np.full(len(difference), np.nan)
         with np.errstate(divide="ignore", invalid="ignore"):
-            difference, reference = self.difference.numpy(), self.reference.numpy()
-            largest = self.largest.numpy().copy()
             return Gap(
-                difference=difference / self.values if self.values else np.full_like(difference, np.nan),
+                difference=difference / self.values if self.values else unknown,
                 relative=difference / reference,
                 largest=largest,
-                range_ratio=largest / self.largest_reference.numpy() if self.values else np.full_like(largest, np.nan),
-                bound=self.bound if self.method in ("bn", "gbn") else float("inf"),
-                self_share=self.share / self.samples,
+                range_ratio=largest / self.largest_reference.numpy() if self.values else unknown,
+                bound=self.bound if meter_spec(self.method).bounded else math.inf,
+                self_share=self.self_weight / self.samples,
             )
 
 
-def outputs(
-    x: Tensor, channel_dim: int, ghost_size: int, eps: float, indices: Tensor
-) -> dict[str, Callable[[], Tensor]]:
-    """What makes each method's normalized output of x in training; a call may refuse a batch that is too small."""
-    plain = partial(_trained, x, channel_dim=channel_dim, eps=eps)
-    return {
-        "bn": partial(plain, functional.batch_norm),
-        "gbn": partial(plain, functional.ghost_batch_norm, ghost_size=ghost_size),
-        "xbn": partial(plain, functional.exclusive_batch_norm, ghost_size=ghost_size),
-        "gni": partial(plain, _noisy, ghost_size=ghost_size, indices=indices),
-    }
+def normalize_in_training(
+    method: MethodSpec, x: Tensor, channel_dim: int, ghost_size: int, eps: float, indices: Tensor
+) -> Tensor:
+    """Normalize x as `method` does in training, and return it as (B, C, S).
 
-
-def _trained(x: Tensor, function: Callable[..., Tensor], **options: object) -> Tensor:
-    return function(x, None, None, None, None, True, **options)
-
-
-def _noisy(x: Tensor, *given: Any, ghost_size: int, channel_dim: int, **options: Any) -> Tensor:
-    if ghost_size * x.numel() == x.shape[0] * x.shape[channel_dim]:
+    Raises ValueError if the batch has too few values for the method.
+    """
+    draws = meter_spec(method).sampling == "replacement"
+    if draws and ghost_size * x.numel() == x.shape[0] * x.shape[channel_dim]:
         raise ValueError(
-            f"ghost_size=1 on samples of shape {tuple(x.shape[1:])}: a ghost batch of a single value has no variance, "
-            "so gni would divide by sqrt(eps); raise ghost_size"
+            f"ghost_size=1 with samples of shape {tuple(x.shape[1:])}: a ghost batch of one value per channel has no "
+            "variance, and ghost noise would divide by sqrt(eps); use a larger ghost_size"
         )
-    return functional.ghost_noise_batch_norm(x, *given, ghost_size=ghost_size, channel_dim=channel_dim, **options)
+    options: dict[str, Any] = {} if method.ghost_size == "none" else {"ghost_size": ghost_size}
+    options |= {"indices": indices} if draws else {}
+    assert method.norm is not None
+    y = method.norm.function(x, None, None, training=True, eps=eps, channel_dim=channel_dim, **options)
+    return fold(y, channel_dim)
 
 
-class Inference(NamedTuple):
-    """A batch's normalized output at inference (B, C, S); the sum and the largest of its absolute values (C,)."""
+def normalize_at_inference(
+    x: Tensor, channel_dim: int, running_mean: Tensor, running_var: Tensor, eps: float
+) -> Inference:
+    """Normalize x with running statistics (C,), as batch norm does in evaluation mode."""
+    y = functional.batch_norm(
+        x, running_mean.to(x), running_var.to(x), training=False, eps=eps, channel_dim=channel_dim
+    )  # fmt: skip
+    folded = fold(y, channel_dim)
+    return Inference(folded, _total(folded), _largest(folded))
 
-    y: Tensor
-    total: Tensor
-    largest: Tensor
+
+def fold(x: Tensor, channel_dim: int) -> Tensor:
+    """Reshape x to (B, C, S)."""
+    return x.movedim(channel_dim, 1).flatten(2) if x.ndim > 2 else x.unsqueeze(2)
 
 
-def inferred(x: Tensor, mean: Tensor, var: Tensor, eps: float) -> Inference:
-    """What running statistics make of x (B, C, S)."""
-    mean, var = (table.to(x)[:, None] for table in (mean, var))
-    y = (x - mean).mul_((var + eps).rsqrt())
-    return Inference(y, _total(y), _largest(y))
+def channel_mean(values: Array) -> float:
+    """Mean over the channels that are not NaN; NaN if all are."""
+    known = values[~np.isnan(values)]
+    return float(known.mean()) if len(known) else math.nan
 
 
 def _total(y: Tensor) -> Tensor:
-    """The sum of absolute values, of each channel."""
+    """Sum of absolute values, per channel (C,)."""
     sums: Tensor = torch.linalg.vector_norm(y, 1, dim=2)
     return sums.cpu().double().sum(0)
 
 
 def _largest(y: Tensor) -> Tensor:
-    """The largest absolute value, of each channel."""
-    found: Tensor = torch.linalg.vector_norm(y, math.inf, dim=(0, 2))
-    return found.cpu().double()
+    """Largest absolute value, per channel (C,)."""
+    largest: Tensor = torch.linalg.vector_norm(y, math.inf, dim=(0, 2))
+    return largest.cpu().double()

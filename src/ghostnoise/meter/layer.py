@@ -1,174 +1,228 @@
-"""One layer, measured batch by batch: small tables on the CPU in float64, and for the gap a few passes over x."""
+"""Measurement of one layer, accumulated over batches.
+
+The noise is computed from per-sample moments, small float64 tables on the CPU. Only the gap between training and
+inference takes further passes over the activations. Memory does not grow with the number of batches.
+"""
 
 import math
-from typing import Any
+from typing import Any, Literal, NamedTuple, TypeAlias
 
 import numpy as np
 import torch
 from torch import Tensor
 
 from ghostnoise.conversion.insertion import inserted
-from ghostnoise.conversion.table import NOISES
+from ghostnoise.conversion.selection import Found
 from ghostnoise.engine import op
-from ghostnoise.ghosts import draws, everyone, ghost_sizes
-from ghostnoise.laws import variance_components
-from ghostnoise.meter.gap import METHODS, GapSums, inferred, outputs
-from ghostnoise.meter.histogram import Gathering
-from ghostnoise.meter.reading import LayerReading, Noise
-from ghostnoise.meter.selection import Place, channel_dim, tensor_in
-from ghostnoise.moments import Moments
+from ghostnoise.meter.gap import (
+    METHODS,
+    GapAccumulator,
+    fold,
+    meter_spec,
+    normalize_at_inference,
+    normalize_in_training,
+)
+from ghostnoise.meter.reading import Distribution, LayerReading, NoiseReading
+from ghostnoise.meter.theory import Component
+from ghostnoise.statistics.laws import variance_components
+from ghostnoise.statistics.moments import Moments
+from ghostnoise.statistics.samples import draw_indices, ghost_sizes, pool_all, pool_drawn
 
-# A variance that rounding of float32 alone could make of a constant channel, against its squared mean.
-ROUNDING = 1e-13
+Side: TypeAlias = Literal["input", "output"]
+
+CONSTANT = 1e-13  # float32 rounding alone can give a constant channel a variance of this fraction of its squared mean
+DEFAULT_EPS = 1e-5
+CENTERS: dict[Component, int] = {"shift": 0, "scale": 1}  # value of each component without noise
+
+# Histogram bins, in units of 1/sqrt(ghost_size), the standard deviation of the shift in a fully connected layer: their
+# width grows linearly beyond about BIN_SCALE from the center, up to BIN_LIMIT.
+BINS = 256
+BIN_SCALE, BIN_LIMIT = 0.02, 32.0
+POWERS = 4
 
 
-class Layer:
-    """Gathers what is known of a layer."""
+class MeteredModule(NamedTuple):
+    """A module of the model, and whether its input or its output is measured."""
 
-    def __init__(self, place: Place, ghost_size: int, count: int, gap: bool, dim: int | None) -> None:
-        self.place, self.ghost_size, self.count, self.gap, self.dim = place, ghost_size, count, gap, dim
+    found: Found
+    side: Side
+
+    @property
+    def name(self) -> str:
+        """First name of the module; for the model itself, the name of its type."""
+        return self.found.names[0] or type(self.found.module).__name__
+
+
+class HistogramAccumulator:
+    """Accumulate the `Distribution` of values around `center`, 0 or 1, in ghost batches of `ghost_size` samples."""
+
+    def __init__(self, center: float, ghost_size: int, channels: int) -> None:
+        steps = torch.linspace(-1, 1, BINS + 1, dtype=torch.float64) * math.asinh(BIN_LIMIT / BIN_SCALE)
+        edges = center + ghost_size**-0.5 * BIN_SCALE * steps.sinh()
+        # Around 1 the values are variances, and not negative.
+        self.edges = edges if center == 0 else torch.cat([edges.new_zeros(1), edges[edges > 0]])
+        self.center = center
+        self.counts = torch.zeros(channels, len(self.edges) + 1, dtype=torch.int64)
+        self.powers = torch.zeros(POWERS, channels, dtype=torch.float64)  # sums of (value - center)^k
+
+    def add(self, values: Tensor, varying: Tensor, weight: int) -> None:
+        """Add values (R, C) with an integer weight, in the channels where the mask `varying` (C,) is True."""
+        bins = torch.bucketize(values, self.edges, right=True)
+        bins += torch.arange(len(varying)) * self.counts.shape[1]
+        counts = torch.bincount(bins.flatten(), minlength=self.counts.numel()).view_as(self.counts)
+        self.counts += counts * (weight * varying[:, None])
+        centered = values - self.center
+        power = centered * (weight * varying)
+        self.powers[0] += power.sum(0)
+        for order in range(1, POWERS):
+            self.powers[order] += power.mul_(centered).sum(0)
+
+    def result(self) -> Distribution:
+        """The distribution of all values so far."""
+        with np.errstate(invalid="ignore"):
+            powers = self.powers.numpy() / self.counts.sum(1).double().numpy()
+        return Distribution.from_powers(self.center, self.edges.numpy(), self.counts.numpy().copy(), powers)
+
+
+class LayerMeter:
+    """Accumulate the measurements of one layer."""
+
+    def __init__(self, metered: MeteredModule, ghost_size: int, draws: int, gap: bool) -> None:
+        self.metered, self.ghost_size, self.draws, self.gap = metered, ghost_size, draws, gap
         self.batches, self.samples, self.skipped = 0, 0, 0
         self.channels: int | None = None
         self.refused: dict[str, str] = {}
 
-    def see(self, value: Any, generator: torch.Generator) -> None:
-        """Measure what the module got or gave, unless it is too small or not finite."""
-        x = tensor_in(value, self.place).detach()
-        if x.ndim < 2 or not x.is_floating_point():
-            raise ValueError(
-                f"{self.place.found} has a {self.place.side} of shape {tuple(x.shape)} and dtype {x.dtype}: Meter "
-                "needs a floating batch (B, C, ...); leave the module out of modules="
-            )
-        dim = channel_dim(self.place, x, self.dim)
+    def add(self, x: Tensor, channel_dim: int, generator: torch.Generator) -> None:
+        """Measure a batch; skip it if it has fewer than two samples or values that are not finite."""
         if x.shape[0] < 2 or x.numel() == 0:
             self.skipped += 1
             return
-        spatial = math.prod(x.shape[1:]) // x.shape[dim]
-        x, dim = _five_at_most(x, dim)
-        moments = Moments(*(table.cpu().double() for table in op.measure(x, dim)))
+        spatial = math.prod(x.shape[1:]) // x.shape[channel_dim]
+        if x.ndim > 5:  # more dimensions than the engine accepts
+            x, channel_dim = fold(x, channel_dim), 1
+        moments = Moments(*(table.cpu().double() for table in op.measure(x, channel_dim)))
         if not all(table.isfinite().all() for table in moments):
             self.skipped += 1
             return
-        self._begin(x.shape[dim])
+        self._allocate(x.shape[channel_dim])
         self.batches, self.samples = self.batches + 1, self.samples + x.shape[0]
         self._add_noise(moments, spatial, generator)
         if self.gap:
-            self._add_gap(x, dim, generator)
-
-    def _begin(self, channels: int) -> None:
-        if self.channels is None:
-            self.channels = channels
-            self.sums = torch.zeros(4, channels, dtype=torch.float64)  # mean, variance, and its parts over itself
-            self.live = torch.zeros(channels, dtype=torch.float64)  # samples of batches in which a channel varied
-            self.positions = 0.0
-            self.noise = {
-                method: {part: Gathering(at, self.ghost_size, channels) for part, at in (("shift", 0), ("scale", 1))}
-                for method in ("gni", "gbn")
-            }  # fmt: skip
-            self.gaps = {method: GapSums(method, channels) for method in METHODS} if self.gap else {}
-        elif self.channels != channels:
-            raise ValueError(
-                f"{self.place.found} has {channels} channels, and had {self.channels} before: Meter measures one width;"
-                " leave the module out of modules=, or give the channel_dim="
-            )
-
-    def _add_noise(self, moments: Moments, spatial: int, generator: torch.Generator) -> None:
-        whole = everyone(*moments)
-        live = (whole.var > ROUNDING * whole.mean.square()).flatten()
-        samples = moments.mean.shape[0]
-        within, between = variance_components(moments, spatial)
-        unit = whole.var.where(live, 1)
-        self.sums[:2] += samples * torch.cat(whole)
-        self.sums[2:] += samples * torch.where(live, torch.cat([within, between]) / unit, 0)
-        self.live += samples * live
-        self.positions += samples / spatial
-        for method, tables in _drawn(samples, self.ghost_size, self.count, generator).items():
-            for indices in tables:
-                self._add_draws(method, moments, whole.mean, unit, live, indices)
-
-    def _add_draws(
-        self, method: str, moments: Moments, around: Tensor, unit: Tensor, live: Tensor, indices: Tensor
-    ) -> None:
-        """Take the noise of ghost batches; each counts for as many samples as look at it."""
-        ghost = draws(moments, around, indices)
-        seen_by = 1 if method == "gni" else indices.shape[1]
-        self.noise[method]["shift"].add(ghost.mean * unit.rsqrt(), live, seen_by)
-        self.noise[method]["scale"].add(ghost.var / unit, live, seen_by)
-
-    def _add_gap(self, x: Tensor, dim: int, generator: torch.Generator) -> None:
-        module: Any = self.place.found.module
-        own = self.place.side == "input" and not isinstance(module, NOISES)  # whose eps is that of a ratio
-        eps = getattr(module, "eps", 1e-5) if own else 1e-5
-        wide = x.to(torch.promote_types(x.dtype, torch.float32))
-        indices = torch.randint(x.shape[0], (x.shape[0], self.ghost_size), generator=generator).to(x.device)
-        mean, var = (getattr(module, name, None) for name in ("running_mean", "running_var"))
-        inference = None
-        if self.place.side == "input" and isinstance(mean, Tensor) and isinstance(var, Tensor):
-            inference = inferred(_folded(wide, dim), mean, var, eps)
-        for method, made in outputs(wide, dim, self.ghost_size, eps, indices).items():
-            try:
-                y = made()
-            except ValueError as error:  # of a method that cannot normalize so few values
-                self.refused[method] = str(error)
-                continue
-            self.gaps[method].add(_folded(y, dim), inference, self.ghost_size)
+            self._add_gap(x, channel_dim, generator)
 
     def result(self) -> LayerReading | None:
-        """What was measured so far, or None."""
+        """The measurements so far; None if no batch was measured."""
         if self.channels is None:
             return None
         with np.errstate(divide="ignore", invalid="ignore"):
-            parts = self.sums[2:].numpy() / self.live.numpy()
-        mean, var = self.sums[:2].numpy() / self.samples
-        module = self.place.found.module
+            within, between = self.fractions.numpy() / self.varying_samples.numpy()
+        mean, var = self.moments.numpy() / self.samples
+        found = self.metered.found
         return LayerReading(
-            name=self.place.name,
-            names=tuple(name for name in self.place.found.names if name) or (self.place.name,),
-            kind=type(module).__name__,
-            side=self.place.side,
-            own=own_noise(module),
+            name=self.metered.name,
+            names=tuple(name for name in found.names if name) or (self.metered.name,),
+            kind=type(found.module).__name__,
+            side=self.metered.side,
+            own_ghost_size=_own_ghost_size(found.module),
             ghost_size=self.ghost_size,
-            spatial=self.samples / self.positions,
+            spatial=self.samples / self.inverse_spatial,
             batches=self.batches,
             samples=self.samples,
             skipped=self.skipped,
             mean=mean,
             var=var,
-            within=parts[0],
-            between=np.maximum(parts[1], 0),
+            within=within,
+            between=np.maximum(between, 0),
             noise={
-                method: Noise(**{part: gathered.result() for part, gathered in parts.items()})
-                for method, parts in self.noise.items()
+                method: NoiseReading(**{component: values.result() for component, values in components.items()})
+                for method, components in self.noise.items()
             },
-            gaps={method: sums.result() for method, sums in self.gaps.items() if sums.samples},
+            gaps={method: gap.result() for method, gap in self.gaps.items() if gap.samples},
             refused=dict(self.refused),
         )
 
+    def _allocate(self, channels: int) -> None:
+        """Allocate the accumulators for the first batch; check the number of channels of later ones."""
+        if self.channels is None:
+            self.channels = channels
+            # Sums over batches, weighted by samples: mean and variance, and the within and between fractions of it.
+            self.moments, self.fractions = (torch.zeros(2, channels, dtype=torch.float64) for _ in range(2))
+            self.varying_samples = torch.zeros(channels, dtype=torch.float64)  # in batches where a channel varied
+            self.inverse_spatial = 0.0
+            self.noise = {
+                name: {
+                    component: HistogramAccumulator(center, self.ghost_size, channels)
+                    for component, center in CENTERS.items()
+                }
+                for name, method in METHODS.items()
+                if meter_spec(method).sampling
+            }
+            self.gaps = {name: GapAccumulator(each, channels) for name, each in METHODS.items()} if self.gap else {}
+        elif self.channels != channels:
+            raise ValueError(
+                f"{self.metered.found} has {channels} channels, and had {self.channels} before: Meter needs the same "
+                "number of channels in every batch; leave the module out of modules=, or give its channel_dim="
+            )
 
-def _drawn(samples: int, size: int, count: int, generator: torch.Generator) -> dict[str, list[Tensor]]:
-    """Tables of the samples in about `count` ghost batches (R, n): with replacement, and as parts of shuffled batches.
+    def _add_noise(self, moments: Moments, spatial: int, generator: torch.Generator) -> None:
+        batch, samples = pool_all(*moments), moments.mean.shape[0]
+        varying = (batch.var > CONSTANT * batch.mean.square()).flatten()
+        var = batch.var.where(varying, 1)
+        self.moments += samples * torch.cat(batch)
+        fractions = torch.cat(variance_components(moments, spatial)) / var
+        self.fractions += samples * torch.where(varying, fractions, 0)
+        self.varying_samples += samples * varying
+        self.inverse_spatial += samples / spatial
+        sampled = sample_ghost_batches(samples, self.ghost_size, self.draws, generator)
+        for name, noise in self.noise.items():
+            sampling = meter_spec(METHODS[name]).sampling
+            for indices in sampled[sampling]:
+                ghost = pool_drawn(moments, batch.mean, indices)
+                # A ghost batch of a partition normalizes all of its samples; a drawn one normalizes one sample.
+                weight = indices.shape[1] if sampling == "partition" else 1
+                noise["shift"].add(ghost.mean * var.rsqrt(), varying, weight)
+                noise["scale"].add(ghost.var / var, varying, weight)
 
-    The last part of a batch has the left-over samples too, and so may be larger.
+    def _add_gap(self, x: Tensor, channel_dim: int, generator: torch.Generator) -> None:
+        module: Any = self.metered.found.module
+        at_input = self.metered.side == "input"
+        eps = getattr(module, "eps", DEFAULT_EPS) if at_input else DEFAULT_EPS
+        x = x.to(torch.promote_types(x.dtype, torch.float32))
+        indices = draw_indices(x.shape[0], self.ghost_size, torch.device("cpu"), generator).to(x.device)
+        mean, var = (getattr(module, name, None) for name in ("running_mean", "running_var"))
+        inference = None
+        if at_input and isinstance(mean, Tensor) and isinstance(var, Tensor):
+            inference = normalize_at_inference(x, channel_dim, mean, var, eps)
+        for name, method in METHODS.items():
+            try:
+                y = normalize_in_training(method, x, channel_dim, self.ghost_size, eps, indices)
+            except ValueError as error:  # the batch has too few values for this method
+                self.refused[name] = str(error)
+            else:
+                self.gaps[name].add(y, inference, self.ghost_size)
+
+
+def sample_ghost_batches(
+    batch_size: int, ghost_size: int, count: int, generator: torch.Generator
+) -> dict[str, list[Tensor]]:
+    """Draw the sample indices of about `count` ghost batches, by way of sampling; each table is (R, n).
+
+    "replacement" draws every sample independently. "partition" splits shuffled batches as ghost batch norm does, so the
+    last part, in a table of its own, also has the left-over samples.
     """
-    sizes = ghost_sizes(samples, size)
-    rows = math.ceil(count / len(sizes))
-    shuffled = torch.rand(rows, samples, generator=generator).argsort(1)
-    even, last = shuffled.tensor_split([samples - sizes[-1]], dim=1)
-    with_replacement = torch.randint(samples, (count, size), generator=generator)
-    return {"gni": [with_replacement], "gbn": [even.reshape(-1, size), last] if len(sizes) > 1 else [last]}
+    sizes = ghost_sizes(batch_size, ghost_size)
+    shuffles = math.ceil(count / len(sizes))
+    shuffled = torch.rand(shuffles, batch_size, generator=generator).argsort(1)
+    even, last = shuffled.tensor_split([batch_size - sizes[-1]], dim=1)
+    drawn = draw_indices(batch_size, ghost_size, torch.device("cpu"), generator, rows=count)
+    return {
+        "replacement": [drawn],
+        "partition": [even.reshape(-1, ghost_size), last] if len(sizes) > 1 else [last],
+    }
 
 
-def own_noise(module: Any) -> int | None:
-    """The ghost size that a layer has itself, or noise that conversion inserted at it; the smaller one of two."""
+def _own_ghost_size(module: Any) -> int | None:
+    """Ghost size of a layer itself or of noise that conversion inserted at it; the smaller one if there are two."""
     sizes = [getattr(each, "ghost_size", None) for each in (module, inserted(module))]
     return min((size for size in sizes if isinstance(size, int)), default=None)
-
-
-def _folded(x: Tensor, dim: int) -> Tensor:
-    """As (B, C, S)."""
-    return x.movedim(dim, 1).flatten(2) if x.ndim > 2 else x.unsqueeze(2)
-
-
-def _five_at_most(x: Tensor, dim: int) -> tuple[Tensor, int]:
-    """x and its channel dimension, with all positions as one dimension where there are more than the engine takes."""
-    return (x, dim) if x.ndim <= 5 else (x.movedim(dim, 1).flatten(2), 1)

@@ -1,45 +1,53 @@
-"""Hooks that measure what passes through a model's normalization layers."""
+"""`Meter`: which modules of a model are measured, and the hooks that measure them."""
 
+import difflib
 from collections.abc import Sequence
+from fnmatch import fnmatchcase
 from types import TracebackType
 from typing import Any, Self
 
 import torch
-from torch import nn
+from torch import Tensor, nn
 from torch.utils.hooks import RemovableHandle
 
 from ghostnoise import checks
-from ghostnoise.functional.running import recomputing
-from ghostnoise.meter.layer import Layer
+from ghostnoise.conversion.channels import is_activation, known_channel_dim
+from ghostnoise.conversion.selection import Found, check_model, everything, is_batch_norm, is_norm_layer, listing
+from ghostnoise.meter.layer import LayerMeter, MeteredModule, Side
 from ghostnoise.meter.reading import Reading
-from ghostnoise.meter.selection import Side, places
+from ghostnoise.methods import registry
+from ghostnoise.methods.base import is_recomputed
 
 
 class Meter:
-    """Measure the ghost noise of a model's layers while it runs, without a change to its outputs and random streams.
+    """Measure the ghost noise in the layers of a model while it runs.
 
-    Inside the `with` block every forward pass is measured: in training or eval, of a converted model or of any other.
-    What is measured is the noise that ghost batches of `ghost_size` samples of the same activations would make, not
-    what the layer itself injects. Memory does not grow with the number of batches.
+    Every forward pass inside the `with` block is measured, in training or evaluation mode, whether or not the model was
+    converted. Outputs, gradients and random number generators are not affected. The meter measures the noise that ghost
+    batches of `ghost_size` samples of the activations would have, not the noise that a layer itself injects. Memory
+    does not grow with the number of batches.
 
     Args:
-        model: any module.
-        ghost_size: samples in a ghost batch, N.
-        modules: names of modules to measure, or patterns such as "layer1.*"; None: all normalization layers.
-        side: measure the "input" or the "output" of modules; None: the input of batch norms and of ghost noise, the
-            output of others, where noise would follow them.
-        channel_dim: where channels are, if the type of a module does not tell.
-        draws: ghost batches to draw from each batch, for each method.
-        gap: also compare training with inference, which takes a few passes over the activations.
-        seed: of the draws.
+        model: the model, any `nn.Module`.
+        ghost_size: samples in a ghost batch, N. Default: 32.
+        modules: names of the modules to measure, or patterns such as "layer1.*". If None, all normalization layers.
+        side: "input" or "output" of the modules. If None, the input of batch norms and ghost noise layers, and the
+            output of all other modules, which is where noise would be inserted.
+        channel_dim: dimension of the channels, for modules whose type does not determine it.
+        draws: ghost batches to draw from each batch, for each method. Default: 256.
+        gap: whether to compare training with inference as well, which takes a few passes over the activations.
+        seed: seed of the draws.
 
-    >>> model = nn.Sequential(nn.Linear(20, 8), nn.BatchNorm1d(8), nn.ReLU())
-    >>> with torch.no_grad(), Meter(model, ghost_size=16) as meter:
-    ...     for _ in range(10):
-    ...         _ = model(torch.randn(128, 20))
-    >>> layer = meter.result()["1"]
-    >>> float(layer.noise["gni"].shift.std.mean().round(2))  # 1/sqrt(16): the layer is fully connected
-    0.25
+    Example:
+        >>> model = nn.Sequential(nn.Linear(20, 8), nn.BatchNorm1d(8), nn.ReLU())
+        >>> with torch.no_grad(), Meter(model, ghost_size=16) as meter:
+        ...     for _ in range(10):
+        ...         _ = model(torch.randn(128, 20))
+        >>> reading = meter.result()
+        >>> reading
+        Reading(1 layer, 8 channels, ghost_size=16, batches=10, samples=1280)
+        >>> float(reading["1"].noise["gni"].shift.std.mean().round(2))  # 1/sqrt(16) in a fully connected layer
+        0.25
     """
 
     def __init__(
@@ -60,22 +68,25 @@ class Meter:
         if channel_dim is not None:
             checks.dimension(channel_dim)
         if isinstance(draws, bool) or not isinstance(draws, int) or draws < 1:
-            raise ValueError(f"draws={draws!r}: must be an integer of 1 or more, the ghost batches drawn from a batch")
+            raise ValueError(
+                f"draws={draws!r}: must be an integer of 1 or more, the number of ghost batches drawn from each batch"
+            )
         self.generator = torch.Generator("cpu").manual_seed(seed)
-        self.layers = [Layer(place, size, draws, gap, channel_dim) for place in places(model, modules, side)]
-        self.called: list[Layer] = []
+        self.channel_dim = channel_dim
+        self.layers = [LayerMeter(metered, size, draws, gap) for metered in select_modules(model, modules, side)]
+        self.called: list[LayerMeter] = []
         self.handles: list[RemovableHandle] = []
 
     def __enter__(self) -> Self:
         if self.handles:
-            raise RuntimeError("this Meter measures already: leave its `with` block first, or make another Meter")
+            raise RuntimeError("this Meter is already active: leave its `with` block first, or use another Meter")
         for layer in self.layers:
-            module = layer.place.found.module
-            if layer.place.side == "input":
-                hook = self._before(layer)
+            module = layer.metered.found.module
+            if layer.metered.side == "input":
+                hook = self._pre_hook(layer)
                 self.handles.append(module.register_forward_pre_hook(hook, prepend=True, with_kwargs=True))
             else:
-                self.handles.append(module.register_forward_hook(self._after(layer)))
+                self.handles.append(module.register_forward_hook(self._hook(layer)))
         return self
 
     def __exit__(
@@ -86,35 +97,143 @@ class Meter:
         self.handles.clear()
 
     def result(self) -> Reading:
-        """What was measured so far."""
+        """The measurements of all batches so far."""
         readings = [reading for layer in self.called if (reading := layer.result()) is not None]
         if not readings:
             skipped = sum(layer.skipped for layer in self.layers)
-            why = f"{skipped} were of fewer than two samples, or not finite" if skipped else "none reached them"
+            why = (
+                f"{skipped} batches had fewer than two samples or values that are not finite"
+                if skipped
+                else "no batch reached them"
+            )
             raise ValueError(
-                f"nothing was measured in {len(self.layers)} layers: of the batches, {why}; run forward passes of two "
-                "samples or more inside the `with` block (a compiled model as it was before torch.compile)"
+                f"nothing was measured in {len(self.layers)} layers, because {why}: Meter needs batches of two samples "
+                "or more; run forward passes inside the `with` block (for a compiled model, give Meter the module that "
+                "was passed to torch.compile)"
             )
         return Reading(readings)
 
-    def _before(self, layer: Layer) -> Any:
+    def _pre_hook(self, layer: LayerMeter) -> Any:
         def hook(module: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
-            self._see(layer, args or kwargs)
+            self._measure(layer, args or kwargs)
 
         return hook
 
-    def _after(self, layer: Layer) -> Any:
+    def _hook(self, layer: LayerMeter) -> Any:
         def hook(module: nn.Module, args: Any, output: Any) -> None:
-            self._see(layer, output)
+            self._measure(layer, output)
 
         return hook
 
     @torch.compiler.disable  # type: ignore[untyped-decorator]
-    def _see(self, layer: Layer, value: Any) -> None:
-        if recomputing():  # activation checkpointing: the batch was seen
+    def _measure(self, layer: LayerMeter, value: Any) -> None:
+        if is_recomputed():  # activation checkpointing repeats a forward pass that was measured already
             return
         if layer not in self.called:
             self.called.append(layer)
-        # Tables outlive the mode and the default device of one forward pass.
+        # The accumulators outlive this forward pass, and must not be inference tensors or on its default device.
         with torch.inference_mode(False), torch.no_grad(), torch.device("cpu"):
-            layer.see(value, self.generator)
+            x = first_tensor(value, layer.metered).detach()
+            layer.add(x, find_channel_dim(layer.metered, x, self.channel_dim), self.generator)
+
+
+def select_modules(model: nn.Module, modules: str | Sequence[str] | None, side: Side | None) -> list[MeteredModule]:
+    """Select the modules whose names match `modules`; if it is None, the normalization layers."""
+    check_model(model, "Meter")
+    found = everything(model)
+    if modules is not None:
+        chosen = _matching(found, [modules] if isinstance(modules, str) else list(modules), type(model).__name__)
+    elif not (chosen := _normalization_layers(found)):
+        raise ValueError(
+            f"no normalization layer in this {type(model).__name__}: give modules= the names of the modules to "
+            f"measure, or patterns such as '*relu*'; available: {_available(found)}"
+        )
+    return [MeteredModule(each, side or _default_side(each.module)) for each in chosen]
+
+
+def first_tensor(value: Any, metered: MeteredModule) -> Tensor:
+    """Return the first tensor of a module's input or output, which must be a floating-point batch."""
+    values = value.values() if isinstance(value, dict) else value if isinstance(value, (tuple, list)) else [value]
+    x = next((each for each in values if isinstance(each, Tensor)), None)
+    if x is None:
+        raise ValueError(
+            f"{metered.found} has no tensor as its {metered.side}: Meter needs one; leave the module out of modules="
+        )
+    if x.ndim < 2 or not x.is_floating_point():
+        raise ValueError(
+            f"{metered.found} has an {metered.side} of shape {tuple(x.shape)} and dtype {x.dtype}: Meter needs a "
+            "floating-point batch (B, C, ...); leave the module out of modules="
+        )
+    return x
+
+
+def find_channel_dim(metered: MeteredModule, x: Tensor, given: int | None) -> int:
+    """Return the channel dimension of x: the one given, or that of the module's type, or the one its weight fits."""
+    module = metered.found.module
+    dim = given
+    if given is None and isinstance(module, registry.noises()):
+        dim = module.channel_dim
+    elif given is None and not (is_activation(module) and x.ndim == 3):  # could be (B, T, C) tokens or (B, C, L)
+        dim = known_channel_dim(module)
+    if dim is not None and not -x.ndim < dim < x.ndim:
+        raise ValueError(
+            f"channel_dim={dim}: must be a dimension of the {metered.side} of {metered.found}, of shape "
+            f"{tuple(x.shape)}, other than the batch dimension; use 1, or -1 if the channels are last"
+        )
+    if dim is not None:
+        return dim
+    weight = getattr(module, "weight", None)
+    if isinstance(weight, Tensor):
+        fitting = [dim for dim in {1, x.ndim - 1} if x.shape[dim] == weight.numel()]
+        if len(fitting) == 1:
+            return fitting[0]
+    raise ValueError(
+        f"channel_dim is not known for {metered.found}, with a tensor of shape {tuple(x.shape)}: give channel_dim=1, "
+        "or -1 if the channels are last"
+    )
+
+
+def _normalization_layers(found: list[Found]) -> list[Found]:
+    """Select norms and noise layers. Of a norm that contains a noise layer, only one of the two is measured.
+
+    That is the norm if it is a batch norm, and otherwise the noise layer: the output of other norms is measured, and
+    would already contain the noise.
+    """
+    norms = [each for each in found if is_batch_norm(each.module)]
+    inside = {child for norm in norms for child in norm.module.modules()} - {norm.module for norm in norms}
+    noises = [each for each in found if isinstance(each.module, registry.noises()) and each.module not in inside]
+    others = [
+        each
+        for each in found
+        if is_norm_layer(each.module)
+        and not is_batch_norm(each.module)
+        and not any(isinstance(child, registry.noises()) for child in each.module.modules())
+    ]
+    chosen = {each.module for each in (*norms, *noises, *others)}
+    return [each for each in found if each.module in chosen]
+
+
+def _matching(found: list[Found], patterns: list[str], model: str) -> list[Found]:
+    """Select the modules that match any of the patterns; each pattern must match at least one."""
+    if not patterns:
+        raise ValueError("modules is empty: give names or patterns, or None for the normalization layers")
+    for pattern in patterns:
+        if not any(fnmatchcase(name, pattern) for each in found for name in each.names):
+            names = [name for each in found for name in each.names if name]
+            close = difflib.get_close_matches(pattern, names, n=1, cutoff=0.5)
+            suggestion = f"did you mean {close[0]!r}? " if close else ""
+            raise ValueError(
+                f"modules has {pattern!r}, which nothing in this {model} matches: {suggestion}available: "
+                f"{_available(found)}"
+            )
+    return [each for each in found if any(fnmatchcase(name, pattern) for name in each.names for pattern in patterns)]
+
+
+def _available(found: list[Found]) -> str:
+    """List the first few modules without children."""
+    leaves = [each for each in found if each.names[0] and not list(each.module.children())]
+    return listing(leaves, most=8) or "none"
+
+
+def _default_side(module: nn.Module) -> Side:
+    return "input" if is_batch_norm(module) or isinstance(module, registry.noises()) else "output"

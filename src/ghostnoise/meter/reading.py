@@ -1,4 +1,4 @@
-"""What a meter has read: numpy arrays by channel, figures by layer, and files."""
+"""Results of a meter: per-channel arrays, per-layer summaries, and their file format."""
 
 import json
 import zlib
@@ -11,128 +11,235 @@ from zipfile import BadZipFile
 
 import numpy as np
 
-from ghostnoise.laws import Dof
-from ghostnoise.meter.curves import LAWS, Part, distance, effective_size, law_cdf
-from ghostnoise.meter.gap import Gap
-from ghostnoise.meter.histogram import Array, Distribution
+from ghostnoise.meter.gap import Gap, channel_mean
+from ghostnoise.meter.theory import COMPONENTS, Array, Component, effective_size, kolmogorov_smirnov, law_cdf, laws_of
+from ghostnoise.statistics.laws import Dof
 
-PARTS: tuple[Part, Part] = ("shift", "scale")
 FORMAT = 1
+STORED_NAMES = {"own_ghost_size": "own"}  # fields of `LayerReading` that have another name in files
 
 
-@dataclass(frozen=True, eq=False)
-class Noise:
-    """The noise of ghost batches, in units of the batch's own moments: 0 and 1 would be none.
+@dataclass(frozen=True, eq=False, repr=False)
+class Distribution:
+    """Histogram and moments of the values of each channel; the moments are NaN for a channel without values.
 
-    `shift` is (m - μ)/σ and `scale` is s²/σ², with the mean m and the variance s² of a ghost batch.
+    Bins are narrow around `center`, where the noise of layers with many positions is, and wider further out.
+    `counts` (C, K + 2) has one column for each of the K bins between the `edges` (K + 1,), and the values below and
+    above all edges in its first and last column.
     """
 
-    shift: Distribution
-    scale: Distribution
+    center: float
+    edges: Array
+    counts: Array
+    mean: Array
+    var: Array
+    skewness: Array
+    kurtosis: Array
+    """Excess kurtosis: 0 for a normal distribution."""
+
+    @classmethod
+    def from_powers(cls, center: float, edges: Array, counts: Array, powers: Array) -> "Distribution":
+        """Compute the moments from the means of (value - center)^k for k = 1 to 4 (4, C)."""
+        first, second, third, fourth = powers
+        var = np.maximum(second - first**2, 0)
+        with np.errstate(invalid="ignore", divide="ignore"):
+            skewness = (third - 3 * first * second + 2 * first**3) / var**1.5
+            kurtosis = (fourth - 4 * first * third + 6 * first**2 * second - 3 * first**4) / var**2 - 3
+        return cls(center, edges, counts, center + first, var, skewness, kurtosis)
+
+    @property
+    def n(self) -> Array:
+        """Number of values in each channel (C,)."""
+        total: Array = self.counts.sum(1)
+        return total
+
+    @property
+    def std(self) -> Array:
+        """Standard deviation (C,)."""
+        root: Array = np.sqrt(self.var)
+        return root
+
+    def cdf(self) -> Array:
+        """Empirical cumulative distribution function at the edges (C, K + 1): the fraction of values below each."""
+        with np.errstate(invalid="ignore"):
+            below: Array = self.counts.cumsum(1)[:, :-1] / self.n[:, None]
+        return below
+
+    def density(self) -> Array:
+        """Probability density in each bin (C, K)."""
+        density: Array = np.diff(self.cdf(), axis=1) / np.diff(self.edges)
+        return density
+
+    def pooled(self) -> "Distribution":
+        """Distribution of the values of all channels together, as a single channel."""
+        used = self.n > 0
+        if not used.any():
+            first = (self.counts[:1], self.mean[:1], self.var[:1], self.skewness[:1], self.kurtosis[:1])
+            return Distribution(self.center, self.edges, *first)
+        powers = np.average(self._powers(used), axis=1, weights=self.n[used], keepdims=True)
+        counts = self.counts[used].sum(0, keepdims=True, dtype=np.int64)
+        return Distribution.from_powers(self.center, self.edges, counts, powers)
+
+    def _powers(self, channels: Array) -> Array:
+        """Inverse of `from_powers`, for some of the channels."""
+        first, var = self.mean[channels] - self.center, self.var[channels]
+        third = np.nan_to_num(self.skewness[channels]) * var**1.5  # a channel without variance has no skewness
+        fourth = (np.nan_to_num(self.kurtosis[channels]) + 3) * var**2
+        return np.stack(
+            [
+                first,
+                var + first**2,
+                third + 3 * first * var + first**3,
+                fourth + 4 * first * third + 6 * first**2 * var + first**4,
+            ]
+        )
+
+    def __repr__(self) -> str:
+        return (
+            f"Distribution({len(self.counts)} channels, {self.n.max(initial=0)} values per channel, "
+            f"mean={channel_mean(self.mean):.3g}, std={channel_mean(self.std):.3g})"
+        )
 
 
 @dataclass(frozen=True, eq=False)
+class NoiseReading:
+    """Distributions of the two components of ghost noise, relative to the mean μ and the variance σ² of the batch."""
+
+    shift: Distribution
+    """(m - μ)/σ for the mean m of a ghost batch; 0 without noise."""
+    scale: Distribution
+    """s²/σ² for the variance s² of a ghost batch; 1 without noise."""
+
+
+@dataclass(frozen=True, eq=False, repr=False)
 class LayerReading:
-    """A layer: arrays have an entry for each channel (C,), NaN for one that was constant."""
+    """Measurements of a layer. Arrays have one entry per channel (C,), NaN for channels that were constant."""
 
     name: str
     names: tuple[str, ...]
-    """All that the module has in the model."""
+    """All names of the module in the model."""
     kind: str
+    """Name of the module's type."""
     side: str
-    """Whether the module's input or its output was measured."""
-    own: int | None
-    """The ghost size that the layer has itself, or noise that conversion inserted at it."""
+    """Whether the "input" or the "output" of the module was measured."""
+    own_ghost_size: int | None
+    """Ghost size of the layer itself, or of noise that `convert` inserted at it."""
     ghost_size: int
+    """Ghost size N that was measured."""
     spatial: float
-    """Positions in a sample, S; their harmonic mean if they differ."""
+    """Positions in a sample, S; their harmonic mean if they vary."""
     batches: int
     samples: int
     skipped: int
-    """Batches of fewer than two samples, or with values that are not finite."""
+    """Batches that were not measured: fewer than two samples, or values that are not finite."""
     mean: Array
-    """Of the batches' means."""
+    """Average over batches of the batch mean."""
     var: Array
-    """Of the batches' variances; biased, as they normalize."""
+    """Average over batches of the biased batch variance, which normalization uses."""
     within: Array
-    """Intra-sample variance σ_I², as a share of the channel's."""
+    """Intra-sample variance σ_I², as a fraction of the channel's variance."""
     between: Array
-    """Inter-sample variance σ_B², as a share of the channel's, not below 0; with σ_I² it is 1, unless held at 0."""
-    noise: Mapping[str, Noise]
-    """By method: "gni", drawn with replacement, and "gbn", the parts of a shuffled batch."""
+    """Inter-sample variance σ_B², as a fraction of the channel's variance: 1 - `within`, but not below 0."""
+    noise: Mapping[str, NoiseReading]
+    """Ghost noise by method: "gni" draws ghost batches with replacement, "gbn" partitions a shuffled batch."""
     gaps: Mapping[str, Gap] = field(default_factory=dict)
-    """By method: "bn", "gbn", "xbn" and "gni"."""
+    """Difference between training and inference by method: "bn", "gbn", "xbn" and "gni"."""
     refused: Mapping[str, str] = field(default_factory=dict)
-    """Why a method has no gap, or not that of every batch."""
+    """Error messages of methods that could not normalize every batch, and whose gap is therefore incomplete."""
 
     @property
     def channels(self) -> int:
-        """How many there are."""
+        """Number of channels, C."""
         return len(self.mean)
 
     @property
     def constant(self) -> int:
-        """How many never varied."""
+        """Number of channels that were constant in every batch."""
         return int(np.isnan(self.within).sum())
 
-    def effective_size(self, part: Part, method: str = "gni", dof: Dof = "exact") -> Array:
-        """The N at which the law of fully connected layers is as strong, for each channel."""
-        return effective_size(part, getattr(self.noise[method], part).var, dof)
+    def effective_size(self, component: Component, method: str = "gni", dof: Dof = "exact") -> Array:
+        """Effective ghost size of each channel: the N at which a fully connected layer has noise of its variance."""
+        return effective_size(component, self._noise(component, method).var, dof)
 
-    def typical_size(self, part: Part, method: str = "gni", dof: Dof = "exact") -> float:
-        """The same for the layer: for the average of its channels' variances."""
-        return float(effective_size(part, np.array(_average(getattr(self.noise[method], part).var)), dof))
+    def layer_effective_size(self, component: Component, method: str = "gni", dof: Dof = "exact") -> float:
+        """Effective ghost size of the layer, from the average of its channels' noise variances."""
+        var = channel_mean(self._noise(component, method).var)
+        return float(effective_size(component, np.array(var), dof))
 
-    def law(self, law: str, part: Part, at: Array) -> Array:
-        """A law of `curves.LAWS` at places `at` (K,), with the variances measured: (C, K), or (1, K) without them."""
-        return law_cdf(law, part, at, self.ghost_size, self.spatial, self.within, self.between)
+    def law(self, law: str, component: Component, at: Array) -> Array:
+        """Evaluate the CDF of a law of `theory.LAWS` with the measured variances at points `at` (K,): (C, K).
 
-    def distances(self, part: Part, method: str = "gni") -> dict[str, Array]:
-        """The Kolmogorov-Smirnov distance to each law, for each channel."""
-        found: Distribution = getattr(self.noise[method], part)
-        return {law: distance(found.cdf(), self.law(law, part, found.edges)) for law in laws_of(part)}
+        The fully connected laws do not depend on the channel and give (1, K).
+        """
+        return law_cdf(law, component, at, self.ghost_size, self.spatial, self.within, self.between)
+
+    def distances(self, component: Component, method: str = "gni") -> dict[str, Array]:
+        """Kolmogorov-Smirnov distance of each channel's noise from each law."""
+        noise = self._noise(component, method)
+        return {
+            law: kolmogorov_smirnov(noise.cdf(), self.law(law, component, noise.edges)) for law in laws_of(component)
+        }
 
     @cached_property
-    def layer_distances(self) -> dict[tuple[Part, str], float]:
-        """By part and law: the same for the layer, for all that was drawn in its channels (GNI)."""
-        made: dict[tuple[Part, str], float] = {}
-        for part in PARTS:
-            found: Distribution = getattr(self.noise["gni"], part)
-            pooled = found.pooled().cdf()[0]
-            shares = found.n / max(found.n.sum(), 1)
-            for law in laws_of(part):
-                curve = self.law(law, part, found.edges)
-                expected = curve[0] if len(curve) == 1 else shares @ np.nan_to_num(curve)
-                made[part, law] = float(distance(pooled, expected))
-        return made
+    def layer_distances(self) -> dict[tuple[Component, str], float]:
+        """Kolmogorov-Smirnov distance of the layer's GNI noise from each law, by component and law.
+
+        It compares the noise of all channels together with the mixture of the channels' laws.
+        """
+        distances: dict[tuple[Component, str], float] = {}
+        for component in COMPONENTS:
+            noise = self._noise(component, "gni")
+            pooled = noise.pooled().cdf()[0]
+            weights = noise.n / max(noise.n.sum(), 1)
+            for law in laws_of(component):
+                cdf = self.law(law, component, noise.edges)
+                mixture = cdf[0] if len(cdf) == 1 else weights @ np.nan_to_num(cdf)
+                distances[component, law] = float(kolmogorov_smirnov(pooled, mixture))
+        return distances
 
     def row(self) -> dict[str, Any]:
-        """The layer in a line of figures."""
+        """Summary of the layer as one table row of numbers and strings; channels are averaged."""
         row: dict[str, Any] = {
             "layer": self.name, "kind": self.kind, "side": self.side, "channels": self.channels,
             "constant": self.constant, "positions": self.spatial, "batches": self.batches, "samples": self.samples,
-            "skipped": self.skipped, "ghost_size": self.ghost_size, "own_ghost_size": self.own,
-            "between": _average(self.between), "within": _average(self.within),
+            "skipped": self.skipped, "ghost_size": self.ghost_size, "own_ghost_size": self.own_ghost_size,
+            "between": channel_mean(self.between), "within": channel_mean(self.within),
         }  # fmt: skip
-        for method, noise in self.noise.items():
-            for part in PARTS:
-                row[f"{method}_{part}_std"] = _average(getattr(noise, part).var) ** 0.5
-        for part in PARTS:
-            row[f"effective_size_{part}"] = self.typical_size(part)
-        row["effective_size_scale_paper"] = self.typical_size("scale", dof="paper")
-        row |= {f"ks_{part}_{law}": found for (part, law), found in self.layer_distances.items()}
+        for method in self.noise:
+            for component in COMPONENTS:
+                row[f"{method}_{component}_std"] = channel_mean(self._noise(component, method).var) ** 0.5
+        for component in COMPONENTS:
+            row[f"effective_size_{component}"] = self.layer_effective_size(component)
+        row["effective_size_scale_paper"] = self.layer_effective_size("scale", dof="paper")
+        row |= {f"ks_{component}_{law}": distance for (component, law), distance in self.layer_distances.items()}
         for method, gap in self.gaps.items():
             row |= {
-                f"{method}_difference": _average(gap.difference), f"{method}_relative": _average(gap.relative),
+                f"{method}_difference": channel_mean(gap.difference),
+                f"{method}_relative": channel_mean(gap.relative),
                 f"{method}_largest": float(gap.largest.max()),
-                f"{method}_range_ratio": _average(gap.range_ratio),
-                f"{method}_bound": gap.bound, f"{method}_self_share": gap.self_share,
-            }  # fmt: skip
+                f"{method}_range_ratio": channel_mean(gap.range_ratio),
+                f"{method}_bound": gap.bound,
+                f"{method}_self_share": gap.self_share,
+            }
         return row
+
+    def _noise(self, component: Component, method: str) -> Distribution:
+        noise: Distribution = getattr(self.noise[method], component)
+        return noise
+
+    def __repr__(self) -> str:
+        constant = f" ({self.constant} constant)" if self.constant else ""
+        skipped = f" ({self.skipped} skipped)" if self.skipped else ""
+        sizes = {component: self.layer_effective_size(component) for component in COMPONENTS}
+        return (
+            f"LayerReading({self.name!r}: {self.side} of {self.kind}, channels={self.channels}{constant}, "
+            f"positions={self.spatial:.4g}, ghost_size={self.ghost_size}, batches={self.batches}{skipped}, "
+            f"samples={self.samples}, effective size: shift {sizes['shift']:.4g}, scale {sizes['scale']:.4g})"
+        )
 
 
 class Reading(Mapping[str, LayerReading]):
-    """The layers by name, in the order in which they were first called; any name of a shared module finds it."""
+    """Layers by name, in the order of their first call. A shared module is found under each of its names."""
 
     def __init__(self, layers: list[LayerReading]) -> None:
         self.layers = tuple(layers)
@@ -148,104 +255,111 @@ class Reading(Mapping[str, LayerReading]):
         return len(self.layers)
 
     def __eq__(self, other: object) -> bool:
-        return isinstance(other, Reading) and _same(self.layers, other.layers)
+        return isinstance(other, Reading) and _equal(self.layers, other.layers)
+
+    def __repr__(self) -> str:
+        channels = sum(layer.channels for layer in self.layers)
+        about = [f"{len(self)} layer{'' if len(self) == 1 else 's'}", f"{channels} channels"]
+        for name in ("ghost_size", "batches", "samples"):
+            values = {getattr(layer, name) for layer in self.layers} or {0}
+            about.append(f"{name}={min(values)}" + (f"..{max(values)}" if len(values) > 1 else ""))
+        return f"Reading({', '.join(about)})"
 
     def rows(self) -> list[dict[str, Any]]:
-        """Each layer in a line of figures."""
+        """Summary of each layer as a table row; see `LayerReading.row`."""
         return [layer.row() for layer in self.layers]
 
     def save(self, path: str | Path) -> None:
-        """Write all that was read to a file of numpy's .npz format."""
+        """Write the reading to a file in numpy's .npz format."""
         with open(path, "wb") as file:
             self.write(file)
 
     def write(self, file: Any) -> None:
-        """Write all that was read to an open file."""
+        """Write the reading to an open binary file."""
         arrays: dict[str, Array] = {}
-        told = []
+        metadata = []
         for number, layer in enumerate(self.layers):
             tree, gaps = asdict(layer), {}
             noise = tree.pop("noise")
             for method, gap in tree.pop("gaps").items():
-                gaps[method] = {name: value for name, value in gap.items() if not isinstance(value, np.ndarray)}
-                arrays |= _flat(f"{number}/gaps/{method}", gap)
-            arrays |= _flat(str(number), tree)
-            for method, parts in noise.items():
-                for part, found in parts.items():
-                    arrays |= _flat(f"{number}/noise/{method}/{part}", found)
-            plain = {name: value for name, value in tree.items() if not isinstance(value, np.ndarray)}
-            told.append(plain | {"gaps": gaps, "noise": list(noise)})
-        text = json.dumps({"format": FORMAT, "layers": told})
+                gaps[method] = _without_arrays(gap)
+                arrays |= _arrays(f"{number}/gaps/{method}", gap)
+            arrays |= _arrays(str(number), tree)
+            for method, components in noise.items():
+                for component, distribution in components.items():
+                    arrays |= _arrays(f"{number}/noise/{method}/{component}", distribution)
+            plain = {STORED_NAMES.get(name, name): value for name, value in _without_arrays(tree).items()}
+            metadata.append(plain | {"gaps": gaps, "noise": list(noise)})
+        text = json.dumps({"format": FORMAT, "layers": metadata})
         np.savez_compressed(file, allow_pickle=False, about=np.array(text), **arrays)
 
     @classmethod
     def load(cls, path: Any) -> "Reading":
-        """Read such a file, by its path or open."""
+        """Read a file that `save` or `write` wrote, given its path or as an open binary file."""
         if isinstance(path, str | Path):
-            with open(path, "rb") as file:  # numpy would leave a damaged one open
+            with open(path, "rb") as file:  # numpy does not close a file that it cannot read
                 return cls.load(file)
         file, path = path, getattr(path, "name", path)
         try:
             with np.load(file, allow_pickle=False) as stored:
                 arrays = dict(stored)
-        except (ValueError, TypeError, EOFError, BadZipFile, zlib.error):  # numpy's words are of pickles and archives
+        except (ValueError, TypeError, EOFError, BadZipFile, zlib.error):  # numpy's message is about pickles or zip
             arrays = {}
         if "about" not in arrays:
-            raise ValueError(f"{path} holds no reading: must be a file that Reading.save wrote; give the path of one")
+            raise ValueError(
+                f"{path} does not contain a reading: must be a file that Reading.save wrote; give the path of one"
+            )
         about = json.loads(str(arrays.pop("about")))
         if about["format"] != FORMAT:
             raise ValueError(f"{path} has format {about['format']}: must be {FORMAT}; measure again")
-        return cls([_layer(str(number), told, arrays) for number, told in enumerate(about["layers"])])
+        return cls([_load_layer(str(number), metadata, arrays) for number, metadata in enumerate(about["layers"])])
 
 
-def laws_of(part: Part) -> tuple[str, ...]:
-    """The laws that a part of the noise has: the shift has no other one around the ghost batch's own mean."""
-    return tuple(law for law, (_, dof) in LAWS.items() if part == "scale" or dof == "paper")
-
-
-def _same(one: Any, other: Any) -> bool:
-    """They hold the same figures; NaN is the same as NaN."""
+def _equal(one: Any, other: Any) -> bool:
+    """Compare nested dataclasses, mappings, tuples and arrays; NaN equals NaN."""
     if isinstance(one, np.ndarray):
         return np.array_equal(one, other, equal_nan=True)
     if is_dataclass(one):
         return type(one) is type(other) and all(
-            _same(getattr(one, each.name), getattr(other, each.name)) for each in fields(one)
+            _equal(getattr(one, each.name), getattr(other, each.name)) for each in fields(one)
         )
     if isinstance(one, Mapping):
-        return one.keys() == other.keys() and all(_same(one[key], other[key]) for key in one)
+        return one.keys() == other.keys() and all(_equal(one[key], other[key]) for key in one)
     if isinstance(one, tuple):
-        return len(one) == len(other) and all(map(_same, one, other))
+        return len(one) == len(other) and all(map(_equal, one, other))
     return bool(one == other)
 
 
-def _average(values: Array) -> float:
-    """Over the channels that have a value."""
-    known = values[~np.isnan(values)]
-    return float(known.mean()) if len(known) else float("nan")
+def _without_arrays(tree: Mapping[str, Any]) -> dict[str, Any]:
+    return {name: value for name, value in tree.items() if not isinstance(value, np.ndarray)}
 
 
-def _flat(prefix: str, tree: Mapping[str, Any]) -> dict[str, Array]:
-    made = {f"{prefix}/{name}": value for name, value in tree.items() if isinstance(value, np.ndarray)}
+def _arrays(prefix: str, tree: Mapping[str, Any]) -> dict[str, Array]:
+    """Arrays of a dataclass that was converted to a dict, by their name in the file."""
+    arrays = {f"{prefix}/{name}": value for name, value in tree.items() if isinstance(value, np.ndarray)}
     if "center" in tree:
-        made[f"{prefix}/center"] = np.array(tree["center"])
-    if "counts" in tree:
-        made[f"{prefix}/counts"] = tree["counts"].astype(np.uint32 if tree["counts"].max() < 2**32 else np.uint64)
-    return made
+        arrays[f"{prefix}/center"] = np.array(tree["center"])
+    if "counts" in tree:  # 32 bits are enough for nearly all files, and halve their size
+        arrays[f"{prefix}/counts"] = tree["counts"].astype(np.uint32 if tree["counts"].max() < 2**32 else np.uint64)
+    return arrays
 
 
-def _layer(prefix: str, told: dict[str, Any], arrays: dict[str, Array]) -> LayerReading:
+def _load_layer(prefix: str, metadata: dict[str, Any], arrays: dict[str, Array]) -> LayerReading:
     def distribution(path: str) -> Distribution:
-        kept: dict[str, Any] = {each.name: arrays[f"{path}/{each.name}"] for each in fields(Distribution)}
-        return Distribution(**kept | {"center": float(kept["center"]), "counts": kept["counts"].astype(np.int64)})
+        stored: dict[str, Any] = {each.name: arrays[f"{path}/{each.name}"] for each in fields(Distribution)}
+        return Distribution(**stored | {"center": float(stored["center"]), "counts": stored["counts"].astype(np.int64)})
 
+    values = dict(metadata)
     noise = {
-        method: Noise(**{part: distribution(f"{prefix}/noise/{method}/{part}") for part in PARTS})
-        for method in told.pop("noise")
+        method: NoiseReading(**{name: distribution(f"{prefix}/noise/{method}/{name}") for name in COMPONENTS})
+        for method in values.pop("noise")
     }
-    gaps: dict[str, Any] = told.pop("gaps")
-    for method, plain in gaps.items():
-        lacking = [each.name for each in fields(Gap) if each.name not in plain]
-        gaps[method] = Gap(**plain | {key: arrays[f"{prefix}/gaps/{method}/{key}"] for key in lacking})
-    own: dict[str, Any] = {key: arrays[f"{prefix}/{key}"] for key in ("mean", "var", "within", "between")}
-    own["names"] = tuple(told.pop("names"))
-    return LayerReading(**told, **own, noise=noise, gaps=gaps)
+    gaps: dict[str, Gap] = {}
+    for method, plain in values.pop("gaps").items():
+        names = [each.name for each in fields(Gap) if each.name not in plain]
+        gaps[method] = Gap(**plain | {name: arrays[f"{prefix}/gaps/{method}/{name}"] for name in names})
+    for name, stored in STORED_NAMES.items():
+        values[name] = values.pop(stored)
+    values["names"] = tuple(values["names"])
+    values |= {name: arrays[f"{prefix}/{name}"] for name in ("mean", "var", "within", "between")}
+    return LayerReading(**values, noise=noise, gaps=gaps)

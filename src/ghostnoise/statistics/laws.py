@@ -18,10 +18,10 @@ from typing import Literal, NamedTuple
 import torch
 from torch import Tensor
 
-from ghostnoise.torch_private import standard_gamma
 from ghostnoise.randomness import drawn_by
 from ghostnoise.statistics.moments import Moments, table_dtype
 from ghostnoise.statistics.samples import pool_all
+from ghostnoise.torch_private import standard_gamma
 
 LawName = Literal["fc", "conv"]
 Dof = Literal["paper", "exact"]

@@ -66,7 +66,13 @@ class Contributors:
         return True
 
     def linear_term(
-        self, kept: Moments, pooled: Moments, gradient: Moments, reference: Moments | None, batch_size: int, spatial: int
+        self,
+        kept: Moments,
+        pooled: Moments,
+        gradient: Moments,
+        reference: Moments | None,
+        batch_size: int,
+        spatial: int,
     ) -> LinearTerm:
         """Return the gradient of x through the pooled statistics, given their gradient (R, C).
 
@@ -108,7 +114,13 @@ class GhostBatch(Contributors):
         return (table.sum(0, keepdim=True) * size + table[-1:] * (last - size)) / batch_size
 
     def linear_term(
-        self, kept: Moments, pooled: Moments, gradient: Moments, reference: Moments | None, batch_size: int, spatial: int
+        self,
+        kept: Moments,
+        pooled: Moments,
+        gradient: Moments,
+        reference: Moments | None,
+        batch_size: int,
+        spatial: int,
     ) -> LinearTerm:
         """Expand around the mean of the ghost batch, to which each of its n·S values contributes equally."""
         size, last = first_and_last_size(batch_size, self.ghost_size)
@@ -131,7 +143,13 @@ class Exclusive(Contributors):
         return _per_ghost_batch(pool_excluding_self, self.ghost_size, moments)
 
     def linear_term(
-        self, kept: Moments, pooled: Moments, gradient: Moments, reference: Moments | None, batch_size: int, spatial: int
+        self,
+        kept: Moments,
+        pooled: Moments,
+        gradient: Moments,
+        reference: Moments | None,
+        batch_size: int,
+        spatial: int,
     ) -> LinearTerm:
         """Apply the transpose of W, and expand around the sample's own mean, which may be far from its pool's."""
 

@@ -20,7 +20,7 @@ from ghostnoise.lab.report.noise_lines import (
     layer_line,
     quantiles,
 )
-from ghostnoise.meter.histogram import Gathering
+from ghostnoise.meter.layer import HistogramAccumulator as Gathering
 from lab.report.readings import connected, constant, convolutional
 
 SHARES = (np.arange(20_000) + 0.5) / 20_000

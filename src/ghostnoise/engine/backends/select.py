@@ -16,6 +16,7 @@ Name = Literal["auto", "aten", "native", "triton"]
 NAMES: tuple[Name, ...] = get_args(Name)
 CLASSES = {"native": "Native", "triton": "Triton"}
 
+
 class backend:
     """Choose the backend of all layers and functions in this thread or task; with `with`, until the end of the block.
 

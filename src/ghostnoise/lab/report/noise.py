@@ -18,8 +18,9 @@ from ghostnoise.lab.report.noise_lines import (
     layer_line,
     shortened,
 )
-from ghostnoise.meter.curves import Part
-from ghostnoise.meter.reading import PARTS, Reading
+from ghostnoise.meter.reading import Reading
+from ghostnoise.meter.theory import COMPONENTS as PARTS
+from ghostnoise.meter.theory import Component as Part
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes

@@ -7,9 +7,10 @@ from typing import Any
 
 import numpy as np
 
-from ghostnoise.meter.curves import Part, law_cdf
-from ghostnoise.meter.histogram import Array, Distribution
-from ghostnoise.meter.reading import PARTS, Reading
+from ghostnoise.meter.reading import Distribution, Reading
+from ghostnoise.meter.theory import COMPONENTS as PARTS
+from ghostnoise.meter.theory import Array, law_cdf
+from ghostnoise.meter.theory import Component as Part
 
 SHOWN = 0.005  # the share of a layer's noise that may lie outside of a figure, on each side
 FINE = 500  # cells over which a histogram is spread before it is smoothed

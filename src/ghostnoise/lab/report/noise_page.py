@@ -10,8 +10,8 @@ from ghostnoise.lab.report.noise_lines import Digest, Layer, extent, law_line, l
 from ghostnoise.lab.report.noise_runs import Measured
 from ghostnoise.lab.report.words import NOTHING, several
 from ghostnoise.meter.gap import METHODS
-from ghostnoise.meter.histogram import Array
-from ghostnoise.meter.reading import PARTS, laws_of
+from ghostnoise.meter.theory import COMPONENTS as PARTS
+from ghostnoise.meter.theory import Array, laws_of
 
 EPOCHS = 6  # of a run on the page; the CSV has them all
 POINTS = 90

@@ -13,9 +13,11 @@ from rich.text import Text
 from ghostnoise.lab.errors import UserError
 from ghostnoise.lab.report.noise_lines import shortened
 from ghostnoise.lab.report.words import NOTHING, several
-from ghostnoise.meter.curves import LAWS, Part
 from ghostnoise.meter.gap import METHODS
-from ghostnoise.meter.reading import PARTS, LayerReading, Reading
+from ghostnoise.meter.reading import LayerReading, Reading
+from ghostnoise.meter.theory import COMPONENTS as PARTS
+from ghostnoise.meter.theory import LAWS
+from ghostnoise.meter.theory import Component as Part
 
 WIDTH = 100
 SHORTEST = 8

@@ -16,11 +16,15 @@ from ghostnoise.engine.backends.triton.kernels import (
     draws_kernel,
     gradient_sums_kernel,
     moments_kernel,
-    tl,
-    triton,
 )
 from ghostnoise.statistics.moments import Moments, expand_pools
 from ghostnoise.statistics.samples import LinearTerm
+
+try:
+    import triton  # type: ignore[import-not-found,import-untyped,unused-ignore]
+    import triton.language as tl  # type: ignore[import-not-found,import-untyped,unused-ignore]
+except ImportError:
+    triton = None
 
 DTYPES = (torch.float16, torch.bfloat16, torch.float32, torch.float64)
 TILE = 1024  # elements
@@ -190,7 +194,7 @@ def _tables(x: Tensor, part: _Part, dtype: torch.dtype) -> tuple[Tensor, Tensor]
 
 
 def _aligned(dy: Tensor, x: Tensor) -> Tensor:
-    """Return dy if its strides fit those of x (or are 0) along the stride of 1 of x; else a copy with the strides of x."""
+    """Return dy if its strides fit those of x (or are 0) where x has stride 1; else a copy with the strides of x."""
     strides = _strides(dy)
     if strides is not None and strides[2 if _is_rows(x) else 1] in (0, 1) and not dy.is_neg():
         return dy
@@ -200,5 +204,3 @@ def _aligned(dy: Tensor, x: Tensor) -> Tensor:
 def _warps(elements: int, dtype: torch.dtype) -> int:
     """Give 8 elements to a thread, 4 in float64: with more, the pointers of an odd S fill the registers."""
     return max(1, elements // (128 if dtype == torch.float64 else 256))
-
-

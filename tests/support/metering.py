@@ -1,6 +1,6 @@
-"""What a meter should read, as deliberately naive loops over samples, channels and draws, in float64.
+"""Expected measurements of a meter, as deliberately naive loops over samples, channels and draws in float64.
 
-Written from the definitions, and independent of the library: no per-sample moments, no pooling formulas.
+They are written from the definitions and independent of the library: no per-sample moments, no pooling formulas.
 """
 
 import numpy as np
@@ -8,11 +8,11 @@ import torch
 from torch import nn
 
 from ghostnoise.meter import Meter
-from ghostnoise.meter import layer as measured_layer
+from ghostnoise.meter import layer as layer_module
 
 
 def measure(batches, ghost_size, channel_dim=1, **options):
-    """What a meter reads of these tensors as a module's input."""
+    """Measure tensors as the input of a module."""
     model = nn.Sequential(nn.Identity())
     with Meter(model, ghost_size, modules="0", side="input", channel_dim=channel_dim, **options) as meter:
         for x in batches:
@@ -20,8 +20,8 @@ def measure(batches, ghost_size, channel_dim=1, **options):
     return meter.result()["0"]
 
 
-def through(model, batches, ghost_size=4, **options):
-    """What a meter reads in the layers of a model."""
+def measure_model(model, batches, ghost_size=4, **options):
+    """Measure the layers of a model."""
     with torch.no_grad(), Meter(model, ghost_size, **options) as meter:
         for x in batches:
             model(x)
@@ -29,28 +29,32 @@ def through(model, batches, ghost_size=4, **options):
 
 
 class Spy:
-    """Keeps the tables of drawn samples: by batch those of the noise, and those of the gap."""
+    """Record the sample indices that a meter draws for each batch: by method for the noise, and for the gap."""
 
     def __init__(self, monkeypatch):
         self.noise, self.gap = [], []
-        drawn, outputs = measured_layer._drawn, measured_layer.outputs
+        sample, draw = layer_module.sample_ghost_batches, layer_module.draw_indices
 
-        def keep_noise(*args):
-            self.noise.append(drawn(*args))
-            return self.noise[-1]
+        def record_noise(*args):
+            by_sampling = sample(*args)
+            methods = {name: method.sampling for name, method in layer_module.METHODS.items() if method.sampling}
+            self.noise.append({name: by_sampling[sampling] for name, sampling in methods.items()})
+            return by_sampling
 
-        def keep_gap(*args):
-            self.gap.append(args[-1])
-            return outputs(*args)
+        def record_gap(*args, rows=None):
+            indices = draw(*args, rows=rows)
+            if rows is None:  # one ghost batch for each sample
+                self.gap.append(indices)
+            return indices
 
-        monkeypatch.setattr(measured_layer, "_drawn", keep_noise)
-        monkeypatch.setattr(measured_layer, "outputs", keep_gap)
+        monkeypatch.setattr(layer_module, "sample_ghost_batches", record_noise)
+        monkeypatch.setattr(layer_module, "draw_indices", record_gap)
 
 
 def noise_of(x, tables, weighted):
     """Shift (m - μ)/σ and scale s²/σ² of each ghost batch, (R, C) each, from x (B, C, S).
 
-    `weighted` has each as often as there are samples in it.
+    With `weighted`, each ghost batch is repeated once for each sample in it.
     """
     shift, scale = [], []
     for drawn in (row for table in tables for row in table.tolist()):
@@ -67,8 +71,8 @@ def noise_of(x, tables, weighted):
     return np.array(shift), np.array(scale)
 
 
-def shares_of(x):
-    """σ_I² and σ_B² of each channel of x̂, from x (B, C, S)."""
+def variance_fractions(x):
+    """σ_I² and σ_B² of each channel of the normalized x (B, C, S)."""
     within, between = [], []
     for channel in range(x.shape[1]):
         values = x[:, channel].numpy()
@@ -82,12 +86,12 @@ def shares_of(x):
     return np.array(within), np.array(between)
 
 
-def assert_counted(found, values, rounding):
-    """The histogram has all values, in bins that they fall into by any number within `rounding`."""
-    assert (found.n == len(values)).all()
-    for channel, counts in enumerate(found.counts):
+def assert_histogram(distribution, values, rounding):
+    """Check that the histogram contains all values, each in a bin that is right up to an error of `rounding`."""
+    assert (distribution.n == len(values)).all()
+    for channel, counts in enumerate(distribution.counts):
         below = counts.cumsum()[:-1]
-        for edge, number in zip(found.edges, below, strict=True):
-            surely = (values[:, channel] < edge - rounding).sum()
-            perhaps = (values[:, channel] < edge + rounding).sum()
-            assert surely <= number <= perhaps
+        for edge, number in zip(distribution.edges, below, strict=True):
+            at_least = (values[:, channel] < edge - rounding).sum()
+            at_most = (values[:, channel] < edge + rounding).sum()
+            assert at_least <= number <= at_most

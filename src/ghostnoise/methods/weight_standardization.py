@@ -8,11 +8,13 @@ from torch import Tensor, nn
 
 from ghostnoise.tracing import Leaf
 
+__all__ = ["WSConv2d", "WSLinear", "WeightStandardized", "standardize_weight"]
+
 
 def standardize_weight(
     weight: Tensor, gain: Tensor | None = None, std: Tensor | float = 1.0, eps: float = 1e-5
 ) -> Tensor:
-    """Give each output channel of `weight` zero mean, and the standard deviation `gain * std` but for eps.
+    """Standardize each output channel of `weight`: zero mean, and the standard deviation `gain * std` apart from eps.
 
         Ŵ = gain · std · (W - mean(W)) / sqrt(var(W) + eps)
 
@@ -27,7 +29,7 @@ def standardize_weight(
 
 
 class WeightStandardized(Leaf):
-    """A layer that uses its weight standardized: zero mean and a learnable magnitude for each output channel.
+    """A layer with a standardized weight: zero mean and a learnable magnitude for each output channel.
 
     `gain` (out,) starts at 1. The buffer `init_std`, kept in the state_dict, is the standard deviation that the
     initializer gives the weight, so that the layer starts with weights of their usual magnitude.
@@ -48,7 +50,7 @@ class WeightStandardized(Leaf):
         nn.init.constant_(self.init_std, 1 / math.sqrt(3 * math.prod(self.weight.shape[1:])))
 
     def standardized_weight(self) -> Tensor:
-        """The weight that the layer uses."""
+        """Return the weight that the layer uses."""
         return standardize_weight(self.weight, self.gain, self.init_std)
 
 
@@ -59,15 +61,15 @@ class WSConv2d(WeightStandardized, nn.Conv2d):
     tensor(0.1111, grad_fn=<SelectBackward0>)
     """
 
-    def forward(self, x: Tensor) -> Tensor:
+    def forward(self, input: Tensor) -> Tensor:
         """Convolve."""
-        y: Tensor = self._conv_forward(x, self.standardized_weight(), self.bias)
+        y: Tensor = self._conv_forward(input, self.standardized_weight(), self.bias)
         return y
 
 
 class WSLinear(WeightStandardized, nn.Linear):
     """Multiply by a standardized weight; the arguments are those of `nn.Linear`."""
 
-    def forward(self, x: Tensor) -> Tensor:
+    def forward(self, input: Tensor) -> Tensor:
         """Multiply."""
-        return F.linear(x, self.standardized_weight(), self.bias)
+        return F.linear(input, self.standardized_weight(), self.bias)

@@ -1,0 +1,280 @@
+"""Analytical ghost noise: noise from the law of ghost batches instead of drawn samples."""
+
+from typing import get_args
+
+import torch
+from torch import Generator, Tensor, nn
+
+from ghostnoise import checks
+from ghostnoise.engine import op, ranks
+from ghostnoise.engine.plan import Components, Normalizer, Tables
+from ghostnoise.engine.ranks import Group
+from ghostnoise.methods.base import NormLayer, checked, whole_batch_unbiased
+from ghostnoise.methods.ghost_noise import check_noise, checked_input, warn_without_variance
+from ghostnoise.methods.registry import MethodSpec, register
+from ghostnoise.statistics.laws import Dof, Law, LawDraws, LawName
+from ghostnoise.statistics.samples import GhostBatch
+from ghostnoise.tracing import Leaf
+
+__all__ = [
+    "AnalyticalGhostNoise",
+    "AnalyticalGhostNoiseBatchNorm",
+    "AnalyticalGhostNoiseBatchNorm1d",
+    "AnalyticalGhostNoiseBatchNorm2d",
+    "AnalyticalGhostNoiseBatchNorm3d",
+    "LawDraws",
+    "analytical_ghost_noise",
+    "analytical_ghost_noise_batch_norm",
+]
+
+
+def analytical_ghost_noise(
+    input: Tensor,
+    ghost_size: int | None,
+    noise_eps: float = 1e-3,
+    *,
+    law: LawName = "fc",
+    dof: Dof = "paper",
+    components: Components = "both",
+    channel_dim: int = 1,
+    draws: LawDraws | None = None,
+    generator: Generator | None = None,
+    process_group: Group = None,
+    uneven: bool = False,
+) -> Tensor:
+    """Shift and scale as `ghost_noise` does, with moments from the analytical law of ghost batches (eqs. 11-16).
+
+    Args:
+        ghost_size: the number of samples in a ghost batch, N; `None` disables the noise and returns the input.
+        noise_eps: added to both variances.
+        law: "fc" draws m - μ from N(0, σ²/N) and s² from σ²·χ²(N)/N, separately for each sample and channel; "conv"
+            uses the variances within and between samples that the batch has.
+        dof: "paper", or "exact" to account for the degrees of freedom of the drawn mean (χ²(N-1)/N for "fc").
+        components: "both", or only the "shift" or the "scale".
+        channel_dim: the dimension of the channels.
+        draws: the standard draws (`LawDraws`). If None, they are drawn.
+        generator: draws the noise; None is the default generator of the device.
+        process_group: the ranks that share the batch.
+        uneven: if True, ranks may hold different numbers of samples.
+
+    Shape: (B, C, *spatial) with 2 to 5 dimensions, or with the channels in `channel_dim`.
+    """
+    ghost_size = checks.ghost_size_or_none(ghost_size)
+    _check(noise_eps, components, generator, law, dof)
+    channels, extent = checked_input(input, "analytical_ghost_noise", channel_dim, process_group, uneven)
+    if ghost_size is None:
+        checks.no_draws("draws", draws)
+        return input
+    ghost_law = Law(ghost_size, law, dof)
+    draws = _drawn(ghost_law, input, channels, extent.spatial, draws, generator)
+    warn_without_variance(components != "shift" and not ghost_law.has_variance(extent.spatial), input)
+    noise = Tables(float(noise_eps), components, ghost_law, draws, normalized=False)
+    return op.inject(input, noise, channel_dim, extent.ranks)
+
+
+def analytical_ghost_noise_batch_norm(
+    input: Tensor,
+    running_mean: Tensor | None,
+    running_var: Tensor | None,
+    weight: Tensor | None = None,
+    bias: Tensor | None = None,
+    training: bool = False,
+    momentum: float | None = 0.1,
+    eps: float = 1e-5,
+    *,
+    ghost_size: int | None,
+    noise_eps: float = 1e-3,
+    law: LawName = "fc",
+    dof: Dof = "paper",
+    components: Components = "both",
+    draws: LawDraws | None = None,
+    generator: Generator | None = None,
+    num_batches_tracked: Tensor | None = None,
+    channel_dim: int = 1,
+    process_group: Group = None,
+    uneven: bool = False,
+) -> Tensor:
+    """Normalize with the statistics of the whole batch, inject analytical ghost noise, then apply weight and bias.
+
+        y = (x̂ - shift) / sqrt((scale² + noise_eps) / (1 + noise_eps))        shift ~ N(0, 1/N), scale² ~ χ²(N)/N
+
+    for `law="fc"` (eqs. 11-13), and the law of eqs. 15-16 with the variances measured on x̂ for `law="conv"`. The
+    options are those of `analytical_ghost_noise`; `ghost_size=None` is plain `batch_norm`. Evaluation, running
+    statistics, shapes and the other arguments are those of `batch_norm`.
+    """
+    ghost_size = checks.ghost_size_or_none(ghost_size)
+    _check(noise_eps, components, generator, law, dof)
+    call = checked(
+        "analytical_ghost_noise_batch_norm", input, running_mean, running_var, weight, bias, training, momentum, eps,
+        num_batches_tracked, channel_dim, process_group, uneven,
+    )  # fmt: skip
+    if not training:
+        return call.infer()
+    normalizer, extent = Normalizer(GhostBatch(), eps), call.extent
+    if ghost_size is None:
+        checks.no_draws("draws", draws)
+        return call.train(normalizer, whole_batch_unbiased)
+    ghost_law = Law(ghost_size, law, dof)
+    draws = _drawn(ghost_law, input, input.shape[channel_dim], extent.spatial, draws, generator)
+    warn_without_variance(components != "shift" and not ghost_law.has_variance(extent.spatial), input)
+    noise = Tables(float(noise_eps), components, ghost_law, draws, normalized=True)
+    return call.train(normalizer, whole_batch_unbiased, noise)
+
+
+def _check(noise_eps: float, components: str, generator: Generator | None, law: str, dof: str) -> None:
+    check_noise(noise_eps, components, generator)
+    checks.choice("law", law, get_args(LawName))
+    checks.choice("dof", dof, get_args(Dof))
+
+
+def _drawn(
+    law: Law, input: Tensor, channels: int, spatial: int, draws: LawDraws | None, generator: Generator | None
+) -> LawDraws:
+    """Return draws from the law of ghost batches of the input: the given ones, checked, or new ones."""
+    shape = (input.shape[0], channels)
+    if draws is None:
+        return law.draw(shape, spatial, input.device, generator)
+    draws = LawDraws(*(table.clone() for table in draws))  # the backward pass needs them unchanged
+    for name, table in zip(draws._fields, draws, strict=True):
+        if table.shape != shape:
+            raise ValueError(f"draws.{name} of shape {tuple(table.shape)}: must be (B, C) = {shape}")
+    return draws
+
+
+class AnalyticalGhostNoise(Leaf):
+    """Shift and scale as `GhostNoise` does, with moments from the analytical law of ghost batches, in training (AGNI).
+
+    In eval mode the input is returned unchanged.
+
+    Args:
+        ghost_size: the number of samples in a ghost batch, N; smaller is stronger noise, `None` disables the noise.
+        noise_eps: added to both variances.
+        law: "fc" for fully connected layers (eqs. 11-12), or "conv" for convolutional ones (eqs. 15-16).
+        dof: "paper" draws squares around the true mean, χ²(N)/N; "exact" around the drawn one, χ²(N-1)/N for "fc".
+        components: "both", or only the "shift" or the "scale".
+        channel_dim: the dimension of the channels: 1, or -1 for tokens (B, T, C).
+        generator: draws the noise; None is the default generator of the device.
+        process_group, uneven: as in `BatchNorm*d`.
+
+    Shape: 2 to 5 dimensions, the batch first, in any memory format; the output has the same shape.
+    """
+
+    def __init__(
+        self,
+        ghost_size: int | None,
+        noise_eps: float = 1e-3,
+        *,
+        law: LawName = "fc",
+        dof: Dof = "paper",
+        components: Components = "both",
+        channel_dim: int = 1,
+        generator: Generator | None = None,
+        process_group: Group = None,
+        uneven: bool = False,
+    ) -> None:
+        super().__init__()
+        _check(noise_eps, components, generator, law, dof)
+        checks.dimension(channel_dim)
+        checks.flag("uneven", uneven)
+        self.ghost_size = checks.ghost_size_or_none(ghost_size)
+        self.noise_eps, self.law, self.dof, self.components = noise_eps, law, dof, components
+        self.channel_dim, self.generator = channel_dim, generator
+        self.process_group, self.uneven = ranks.named(process_group), uneven
+
+    def forward(self, input: Tensor) -> Tensor:
+        """Inject noise in training."""
+        if not self.training:
+            return input
+        return analytical_ghost_noise(
+            input, self.ghost_size, self.noise_eps, law=self.law, dof=self.dof, components=self.components,
+            channel_dim=self.channel_dim, generator=self.generator, process_group=self.process_group,
+            uneven=self.uneven,
+        )  # fmt: skip
+
+    def extra_repr(self) -> str:
+        """Return the settings."""
+        own = (
+            f"ghost_size={self.ghost_size}, noise_eps={self.noise_eps}, law={self.law!r}, dof={self.dof!r}, "
+            f"components={self.components!r}, channel_dim={self.channel_dim}"
+        )
+        return ", ".join([own, *ranks.described(self.process_group, self.uneven)])
+
+
+class AnalyticalGhostNoiseBatchNorm(NormLayer):
+    """Normalize with the whole batch, inject noise from the law of ghost batches, then apply weight and bias (AGNI).
+
+    Parameters, buffers, state_dict and eval output are those of `nn.BatchNorm*d`.
+
+    Args:
+        num_features, eps, momentum, affine, track_running_stats, device, dtype, bias: as in `nn.BatchNorm*d`.
+        process_group, uneven: as in `BatchNorm*d`.
+        ghost_size, noise_eps, law, dof, components, generator: as in `AnalyticalGhostNoise`.
+
+    Shape: (B, C, *spatial); the output has the same shape.
+    """
+
+    function = staticmethod(analytical_ghost_noise_batch_norm)
+    options = ("ghost_size", "noise_eps", "law", "dof", "components", "generator", *NormLayer.options)
+
+    def __init__(
+        self,
+        num_features: int,
+        eps: float = 1e-5,
+        momentum: float | None = 0.1,
+        affine: bool = True,
+        track_running_stats: bool = True,
+        device: torch.device | str | None = None,
+        dtype: torch.dtype | None = None,
+        *,
+        ghost_size: int | None,
+        noise_eps: float = 1e-3,
+        law: LawName = "fc",
+        dof: Dof = "paper",
+        components: Components = "both",
+        generator: Generator | None = None,
+        process_group: Group = None,
+        uneven: bool = False,
+        bias: bool = True,
+    ) -> None:
+        super().__init__(
+            num_features, eps, momentum, affine, track_running_stats, device, dtype, bias=bias,
+            process_group=process_group, uneven=uneven,
+        )  # fmt: skip
+        _check(noise_eps, components, generator, law, dof)
+        self.ghost_size = checks.ghost_size_or_none(ghost_size)
+        self.noise_eps, self.law, self.dof = noise_eps, law, dof
+        self.components, self.generator = components, generator
+
+
+class AnalyticalGhostNoiseBatchNorm1d(AnalyticalGhostNoiseBatchNorm, nn.BatchNorm1d):
+    """Batch norm with analytical ghost noise of (B, C) and (B, C, L)."""
+
+    ndims = (2, 3)
+
+
+class AnalyticalGhostNoiseBatchNorm2d(AnalyticalGhostNoiseBatchNorm, nn.BatchNorm2d):
+    """Batch norm with analytical ghost noise of (B, C, H, W)."""
+
+    ndims = (4,)
+
+
+class AnalyticalGhostNoiseBatchNorm3d(AnalyticalGhostNoiseBatchNorm, nn.BatchNorm3d):
+    """Batch norm with analytical ghost noise of (B, C, D, H, W)."""
+
+    ndims = (5,)
+
+
+register(
+    MethodSpec(
+        name="agni",
+        label="AGNI",
+        title="Analytical ghost noise injection",
+        equation="GNI with m - μ ~ N(0, σ²/N) and s² ~ σ²·χ²(N)/N, or the law of convolutional layers",
+        card="analytical-ghost-noise.md",
+        norm=AnalyticalGhostNoiseBatchNorm,
+        noise=AnalyticalGhostNoise,
+        placements=("inside", "after", "activation"),
+        shorthands={"agni-conv": {"law": "conv"}},
+        example={"law": "conv"},
+    )
+)

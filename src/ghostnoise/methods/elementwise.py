@@ -1,0 +1,174 @@
+"""Noise that does not depend on the batch: dropout and additive Gaussian noise, the paper's baselines.
+
+They do not use the engine.
+"""
+
+from typing import Literal
+
+import torch
+from torch import Generator, Tensor
+
+from ghostnoise import checks
+from ghostnoise.methods.registry import MethodSpec, register
+from ghostnoise.randomness import drawn_by
+from ghostnoise.tracing import Leaf
+
+__all__ = ["AdditiveGaussianNoise", "NoisyDropout", "additive_gaussian_noise", "noisy_dropout"]
+
+Distribution = Literal["bernoulli", "gaussian"]
+Per = Literal["element", "channel"]
+
+
+def noisy_dropout(
+    input: Tensor,
+    p: float = 0.5,
+    *,
+    distribution: Distribution = "bernoulli",
+    per: Per = "element",
+    channel_dim: int = 1,
+    generator: Generator | None = None,
+) -> Tensor:
+    """Multiply the input by noise of mean 1 and variance p/(1-p), drawn per element, or per channel of each sample.
+
+    `distribution="bernoulli"` is dropout: 0 with probability p, else 1/(1-p). `distribution="gaussian"` draws from
+    N(1, p/(1-p)) (eq. 14).
+    """
+    _check_dropout(p, distribution, per)
+    if per == "element":
+        checks.floating(input, "noisy_dropout")
+        shape = list(input.shape)
+    else:
+        checks.layout(input, "noisy_dropout", channel_dim)
+        shape = [size if dim in (0, channel_dim % input.ndim) else 1 for dim, size in enumerate(input.shape)]
+    if p == 0:
+        return input
+    if distribution == "gaussian":
+        noise = torch.randn(shape, dtype=input.dtype, device=input.device, **drawn_by(generator))
+        return input * noise.mul_((p / (1 - p)) ** 0.5).add_(1)
+    kept = torch.rand(shape, device=input.device, **drawn_by(generator)) >= p
+    return input * kept.to(input.dtype).mul_(1 / (1 - p) if p < 1 else 0)
+
+
+def additive_gaussian_noise(input: Tensor, std: float, *, generator: Generator | None = None) -> Tensor:
+    """Add N(0, std²) to each element of the input."""
+    checks.number("std", std, 0)
+    checks.floating(input, "additive_gaussian_noise")
+    if std == 0:
+        return input
+    return input + torch.randn(input.shape, dtype=input.dtype, device=input.device, **drawn_by(generator)).mul_(std)
+
+
+class NoisyDropout(Leaf):
+    """Multiply the input by Bernoulli or Gaussian noise of mean 1 and variance p/(1-p), in training only.
+
+    Args:
+        p: the drop probability; for Gaussian noise, that of the dropout with the same variance.
+        distribution: "bernoulli" or "gaussian".
+        per: "element" for one draw per element, or "channel" for one per sample and channel.
+        channel_dim: the dimension of the channels, for `per="channel"`.
+        generator: draws the noise; None is the default generator of the device.
+
+    Shape: any; the output has the same shape.
+
+    >>> NoisyDropout(0.2, distribution="gaussian", per="channel")
+    NoisyDropout(p=0.2, distribution='gaussian', per='channel')
+    """
+
+    def __init__(
+        self,
+        p: float = 0.5,
+        *,
+        distribution: Distribution = "bernoulli",
+        per: Per = "element",
+        channel_dim: int = 1,
+        generator: Generator | None = None,
+    ) -> None:
+        super().__init__()
+        _check_dropout(p, distribution, per)
+        checks.generator(generator)
+        checks.dimension(channel_dim)
+        self.p, self.distribution, self.per, self.channel_dim, self.generator = (
+            p,
+            distribution,
+            per,
+            channel_dim,
+            generator,
+        )
+
+    def forward(self, input: Tensor) -> Tensor:
+        """Apply noise in training."""
+        if not self.training:
+            return input
+        return noisy_dropout(
+            input,
+            self.p,
+            distribution=self.distribution,
+            per=self.per,
+            channel_dim=self.channel_dim,
+            generator=self.generator,
+        )
+
+    def extra_repr(self) -> str:
+        """Return the settings."""
+        channel_dim = "" if self.channel_dim == 1 else f", channel_dim={self.channel_dim}"
+        return f"p={self.p}, distribution={self.distribution!r}, per={self.per!r}{channel_dim}"
+
+
+class AdditiveGaussianNoise(Leaf):
+    """Add N(0, std²) to each element of the input, in training only (EAGN).
+
+    Args:
+        std: the standard deviation of the noise.
+        generator: draws the noise; None is the default generator of the device.
+
+    Shape: any; the output has the same shape.
+
+    >>> AdditiveGaussianNoise(0.1)
+    AdditiveGaussianNoise(std=0.1)
+    """
+
+    def __init__(self, std: float, *, generator: Generator | None = None) -> None:
+        super().__init__()
+        checks.number("std", std, 0)
+        checks.generator(generator)
+        self.std, self.generator = std, generator
+
+    def forward(self, input: Tensor) -> Tensor:
+        """Add noise in training."""
+        return additive_gaussian_noise(input, self.std, generator=self.generator) if self.training else input
+
+    def extra_repr(self) -> str:
+        """Return the settings."""
+        return f"std={self.std}"
+
+
+def _check_dropout(p: float, distribution: Distribution, per: Per) -> None:
+    checks.choice("distribution", distribution, ("bernoulli", "gaussian"))
+    checks.choice("per", per, ("element", "channel"))
+    checks.number("p", p, 0, 1, open_high=distribution == "gaussian")
+
+
+register(
+    MethodSpec(
+        name="dropout",
+        label="dropout",
+        title="Dropout with Bernoulli or Gaussian noise",
+        equation="y = x · noise of mean 1 and variance p/(1-p), per element or per channel",
+        card="noisy-dropout.md",
+        noise=NoisyDropout,
+        placements=("branch",),
+        example={"p": 0.1},
+    )
+)
+register(
+    MethodSpec(
+        name="eagn",
+        label="EAGN",
+        title="Element-wise additive Gaussian noise",
+        equation="y = x + N(0, std²)",
+        card="additive-gaussian-noise.md",
+        noise=AdditiveGaussianNoise,
+        placements=("inside", "after"),
+        example={"std": 0.1},
+    )
+)

@@ -1,0 +1,143 @@
+"""EvalNorm: inference depends on the sample itself as training does."""
+
+import torch
+from torch import Tensor
+
+from ghostnoise import checks
+from ghostnoise.engine import op
+from ghostnoise.engine.plan import Normalizer, Plan, Reference
+from ghostnoise.engine.ranks import Group
+from ghostnoise.methods.base import NormLayer, checked, ghost_average
+from ghostnoise.methods.registry import MethodSpec, register
+from ghostnoise.statistics.samples import GhostBatch, Mixture
+
+__all__ = ["EvalNorm", "EvalNorm1d", "EvalNorm2d", "EvalNorm3d", "eval_norm"]
+
+
+def eval_norm(
+    input: Tensor,
+    running_mean: Tensor | None,
+    running_var: Tensor | None,
+    weight: Tensor | None = None,
+    bias: Tensor | None = None,
+    training: bool = False,
+    momentum: float | None = 0.1,
+    eps: float = 1e-5,
+    *,
+    ghost_size: int | None,
+    alpha: float | None = None,
+    num_batches_tracked: Tensor | None = None,
+    channel_dim: int = 1,
+    process_group: Group = None,
+    uneven: bool = False,
+) -> Tensor:
+    """Train as `ghost_batch_norm`; in evaluation, mix each sample's own moments into the running statistics.
+
+    The weight `alpha` of the sample itself defaults to 1/`ghost_size`, its share in a ghost batch; it must be given if
+    `ghost_size` is None. Evaluation without running buffers is that of `batch_norm`: each sample already contributes to
+    the statistics of the batch.
+    """
+    ghost_size = checks.ghost_size_or_none(ghost_size)
+    share = _share(alpha, ghost_size)
+    call = checked(
+        "eval_norm", input, running_mean, running_var, weight, bias, training, momentum, eps, num_batches_tracked,
+        channel_dim, process_group, uneven,
+    )  # fmt: skip
+    if training:
+        checks.ghost_values(call.extent.shape, "eval_norm", call.extent.spatial, ghost_size)
+        return call.train(Normalizer(GhostBatch(ghost_size), eps), ghost_average(ghost_size))
+    population = call.running.moments(input.device)
+    if population is None or input.numel() == 0:
+        return call.infer()
+    plan = Plan(Normalizer(Mixture(share), eps), None, Reference(population))
+    return op.normalize(input, plan, weight, bias, channel_dim)[0]
+
+
+def _share(alpha: float | None, ghost_size: int | None) -> float:
+    """Return the weight of the sample itself: `alpha`, in [0, 1], or 1/`ghost_size` if it is None."""
+    if alpha is not None:
+        checks.number("alpha", alpha, 0, 1)
+        return float(alpha)
+    if ghost_size is None:
+        raise ValueError("alpha=None with ghost_size=None: alpha defaults to 1/ghost_size; give one of the two")
+    return 1 / ghost_size
+
+
+class EvalNorm(NormLayer):
+    """Train as ghost batch norm; in eval, mix each sample's own moments into the running statistics (EN).
+
+        mean = (1-α)·running_mean + α·mean_b
+        var  = (1-α)·running_var + α·var_b + α(1-α)·(mean_b - running_mean)²
+
+    Parameters, buffers and state_dict are those of `nn.BatchNorm*d`; the eval output is not. So these layers are not
+    instances of `nn.BatchNorm1d`, `2d` or `3d`: code that folds such layers into convolutions leaves them alone. Do not
+    pass one to `torch.nn.utils.fuse_conv_bn_eval`, which does not check its type. They are instances of torch's common
+    base class, so `torch.optim.swa_utils.update_bn` updates them.
+
+    Args:
+        num_features, eps, momentum, affine, track_running_stats, device, dtype, bias: as in `nn.BatchNorm*d`.
+        process_group, uneven: as in `BatchNorm*d`.
+        ghost_size: the number of samples in a ghost batch, N; None takes the whole batch, and needs `alpha`.
+        alpha: the weight of the sample itself; None is 1/N, its weight in training.
+
+    Shape: (B, C, *spatial); the output has the same shape.
+    """
+
+    function = staticmethod(eval_norm)
+    options = ("ghost_size", "alpha", *NormLayer.options)
+
+    def __init__(
+        self,
+        num_features: int,
+        eps: float = 1e-5,
+        momentum: float | None = 0.1,
+        affine: bool = True,
+        track_running_stats: bool = True,
+        device: torch.device | str | None = None,
+        dtype: torch.dtype | None = None,
+        *,
+        ghost_size: int | None,
+        alpha: float | None = None,
+        process_group: Group = None,
+        uneven: bool = False,
+        bias: bool = True,
+    ) -> None:
+        super().__init__(
+            num_features, eps, momentum, affine, track_running_stats, device, dtype, bias=bias,
+            process_group=process_group, uneven=uneven,
+        )  # fmt: skip
+        self.ghost_size = checks.ghost_size_or_none(ghost_size)
+        _share(alpha, self.ghost_size)
+        self.alpha = alpha
+
+
+class EvalNorm1d(EvalNorm):
+    """EvalNorm of (B, C) and (B, C, L)."""
+
+    ndims = (2, 3)
+
+
+class EvalNorm2d(EvalNorm):
+    """EvalNorm of (B, C, H, W)."""
+
+    ndims = (4,)
+
+
+class EvalNorm3d(EvalNorm):
+    """EvalNorm of (B, C, D, H, W)."""
+
+    ndims = (5,)
+
+
+register(
+    MethodSpec(
+        name="en",
+        label="EN",
+        title="EvalNorm",
+        equation="GBN in training; in eval, the sample's own moments with weight α = 1/N in the running statistics",
+        card="eval-norm.md",
+        norm=EvalNorm,
+        partitions=True,
+        changes_inference=True,
+    )
+)

@@ -1,0 +1,155 @@
+"""Exclusive batch normalization: each sample is excluded from its own statistics."""
+
+import torch
+from torch import Tensor, nn
+
+from ghostnoise import checks
+from ghostnoise.engine.plan import Normalizer
+from ghostnoise.engine.ranks import Group
+from ghostnoise.methods.base import NormLayer, checked, whole_batch
+from ghostnoise.methods.registry import MeterSpec, MethodSpec, register
+from ghostnoise.statistics.samples import Exclusive
+
+__all__ = [
+    "ExclusiveBatchNorm",
+    "ExclusiveBatchNorm1d",
+    "ExclusiveBatchNorm2d",
+    "ExclusiveBatchNorm3d",
+    "exclusive_batch_norm",
+]
+
+
+def exclusive_batch_norm(
+    input: Tensor,
+    running_mean: Tensor | None,
+    running_var: Tensor | None,
+    weight: Tensor | None = None,
+    bias: Tensor | None = None,
+    training: bool = False,
+    momentum: float | None = 0.1,
+    eps: float = 1e-5,
+    *,
+    ghost_size: int | None = None,
+    min_std: float = 0.0,
+    clamp_output: float | None = None,
+    num_batches_tracked: Tensor | None = None,
+    channel_dim: int = 1,
+    process_group: Group = None,
+    uneven: bool = False,
+) -> Tensor:
+    """Normalize each sample with the statistics of the other samples in its ghost batch (eqs. 7-8).
+
+    `ghost_size=None` takes the whole batch. In training the output has no bound: `min_std` is the least standard
+    deviation to divide by, and `clamp_output` bounds the normalized value before weight and bias. The running
+    statistics are those of the whole batch, with the biased variance. Evaluation, shapes and the other arguments are
+    those of `batch_norm`.
+    """
+    ghost_size = checks.ghost_size_or_none(ghost_size, least=2)
+    _check(min_std, clamp_output)
+    call = checked(
+        "exclusive_batch_norm", input, running_mean, running_var, weight, bias, training, momentum, eps,
+        num_batches_tracked, channel_dim, process_group, uneven,
+    )  # fmt: skip
+    if not training:
+        return call.infer()
+    checks.other_values(call.extent.shape, call.extent.spatial, ghost_size)
+    normalizer = Normalizer(Exclusive(ghost_size), eps, float(min_std))
+    if clamp_output is None:
+        return call.train(normalizer, whole_batch)
+    # Clamping is not an affine transformation: this option alone takes a pass over x of its own, in float32 or better.
+    wide = input.to(torch.promote_types(input.dtype, torch.float32))
+    y = call._replace(input=wide, weight=None, bias=None).train(normalizer, whole_batch)
+    y = y.clamp(-clamp_output, clamp_output)
+    shape = [-1 if dim == channel_dim % input.ndim else 1 for dim in range(input.ndim)]
+    y = y if weight is None else y * weight.view(shape)
+    return (y if bias is None else y + bias.view(shape)).to(input.dtype)
+
+
+def _check(min_std: float, clamp_output: float | None) -> None:
+    checks.number("min_std", min_std, 0)
+    if clamp_output is not None:
+        checks.number("clamp_output", clamp_output, 0, open_low=True)
+
+
+class ExclusiveBatchNorm(NormLayer):
+    """Normalize each sample with the statistics of the other samples in its ghost batch (XBN, eqs. 7-8).
+
+    Training then depends on the sample itself as little as inference does, but the output has no bound, and small ghost
+    batches are unstable. Parameters, buffers, state_dict and eval output are those of `nn.BatchNorm*d`.
+
+    Args:
+        num_features, eps, momentum, affine, track_running_stats, device, dtype, bias: as in `nn.BatchNorm*d`.
+        process_group, uneven: as in `BatchNorm*d`.
+        ghost_size: the number of samples in a ghost batch, 2 or more; None takes the whole batch.
+        min_std: the least standard deviation to divide by.
+        clamp_output: the largest absolute value of the normalized output, before weight and bias.
+
+    Shape: (B, C, *spatial); the output has the same shape.
+
+    >>> layer = ExclusiveBatchNorm1d(1, affine=False)
+    >>> layer(torch.tensor([[0.0], [1.0], [3.0]]))  # for 0, the others are 1 and 3: mean 2, standard deviation 1
+    tensor([[-2.0000],
+            [-0.3333],
+            [ 4.9999]])
+    """
+
+    function = staticmethod(exclusive_batch_norm)
+    options = ("ghost_size", "min_std", "clamp_output", *NormLayer.options)
+    least_ghost_size = 2
+
+    def __init__(
+        self,
+        num_features: int,
+        eps: float = 1e-5,
+        momentum: float | None = 0.1,
+        affine: bool = True,
+        track_running_stats: bool = True,
+        device: torch.device | str | None = None,
+        dtype: torch.dtype | None = None,
+        *,
+        ghost_size: int | None = None,
+        min_std: float = 0.0,
+        clamp_output: float | None = None,
+        process_group: Group = None,
+        uneven: bool = False,
+        bias: bool = True,
+    ) -> None:
+        super().__init__(
+            num_features, eps, momentum, affine, track_running_stats, device, dtype, bias=bias,
+            process_group=process_group, uneven=uneven,
+        )  # fmt: skip
+        _check(min_std, clamp_output)
+        self.ghost_size = checks.ghost_size_or_none(ghost_size, least=2)
+        self.min_std, self.clamp_output = min_std, clamp_output
+
+
+class ExclusiveBatchNorm1d(ExclusiveBatchNorm, nn.BatchNorm1d):
+    """Exclusive batch norm of (B, C) and (B, C, L)."""
+
+    ndims = (2, 3)
+
+
+class ExclusiveBatchNorm2d(ExclusiveBatchNorm, nn.BatchNorm2d):
+    """Exclusive batch norm of (B, C, H, W)."""
+
+    ndims = (4,)
+
+
+class ExclusiveBatchNorm3d(ExclusiveBatchNorm, nn.BatchNorm3d):
+    """Exclusive batch norm of (B, C, D, H, W)."""
+
+    ndims = (5,)
+
+
+register(
+    MethodSpec(
+        name="xbn",
+        label="XBN",
+        title="Exclusive batch normalization",
+        equation="y = (x - μ) / sqrt(σ² + eps) over the other samples of the ghost batch",
+        card="exclusive-batch-norm.md",
+        norm=ExclusiveBatchNorm,
+        partitions=True,
+        meter=MeterSpec(excludes_self=True, bounded=False),
+    )
+)

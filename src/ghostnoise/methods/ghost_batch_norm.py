@@ -1,0 +1,186 @@
+"""Ghost batch normalization: small normalization batches inside a large one; and its decomposition into noise."""
+
+from typing import Literal, NamedTuple
+
+import torch
+from torch import Tensor, nn
+
+from ghostnoise import checks
+from ghostnoise.engine import op
+from ghostnoise.engine.plan import Normalizer
+from ghostnoise.engine.ranks import Group
+from ghostnoise.methods.base import NormLayer, checked, ghost_average, whole_batch_unbiased
+from ghostnoise.methods.registry import MeterSpec, MethodSpec, register
+from ghostnoise.statistics.samples import GhostBatch, ghost_sizes, pool_all
+
+__all__ = [
+    "Decomposition",
+    "GhostBatchNorm",
+    "GhostBatchNorm1d",
+    "GhostBatchNorm2d",
+    "GhostBatchNorm3d",
+    "decompose",
+    "ghost_batch_norm",
+]
+
+RunningVarFrom = Literal["ghost", "batch"]
+
+
+def ghost_batch_norm(
+    input: Tensor,
+    running_mean: Tensor | None,
+    running_var: Tensor | None,
+    weight: Tensor | None = None,
+    bias: Tensor | None = None,
+    training: bool = False,
+    momentum: float | None = 0.1,
+    eps: float = 1e-5,
+    *,
+    ghost_size: int | None,
+    running_var_from: RunningVarFrom = "ghost",
+    num_batches_tracked: Tensor | None = None,
+    channel_dim: int = 1,
+    process_group: Group = None,
+    uneven: bool = False,
+) -> Tensor:
+    """Normalize consecutive ghost batches of `ghost_size` samples, each with its own statistics (eq. 1).
+
+    The remaining samples join the last ghost batch; a batch smaller than `ghost_size` is one ghost batch, and
+    `ghost_size=None` disables ghost batches. The running variance is updated towards the average of the ghost batches'
+    biased variances, or with `running_var_from="batch"` towards that of the whole batch as in `batch_norm`. Evaluation,
+    shapes and the other arguments are those of `batch_norm`.
+    """
+    ghost_size = checks.ghost_size_or_none(ghost_size)
+    checks.choice("running_var_from", running_var_from, ("ghost", "batch"))
+    call = checked(
+        "ghost_batch_norm", input, running_mean, running_var, weight, bias, training, momentum, eps,
+        num_batches_tracked, channel_dim, process_group, uneven,
+    )  # fmt: skip
+    if not training:
+        return call.infer()
+    checks.ghost_values(call.extent.shape, "ghost_batch_norm", call.extent.spatial, ghost_size)
+    population = ghost_average(ghost_size) if running_var_from == "ghost" else whole_batch_unbiased
+    return call.train(Normalizer(GhostBatch(ghost_size), eps), population)
+
+
+class GhostBatchNorm(NormLayer):
+    """Normalize consecutive ghost batches of `ghost_size` samples, each with its own statistics (GBN, eq. 1).
+
+    The remaining samples join the last ghost batch, so that none is smaller than `ghost_size`; a smaller batch is one
+    ghost batch. Parameters, buffers, state_dict and eval output are those of `nn.BatchNorm*d`.
+
+    Args:
+        num_features, eps, momentum, affine, track_running_stats, device, dtype, bias: as in `nn.BatchNorm*d`.
+        process_group, uneven: as in `BatchNorm*d`.
+        ghost_size: the number of samples in a ghost batch, N; `None` disables ghost batches.
+        running_var_from: "ghost" updates the running variance towards the average of the ghost batches' biased
+            variances, "batch" towards the unbiased variance of the whole batch.
+
+    Shape: (B, C, *spatial); the output has the same shape.
+
+    >>> layer = GhostBatchNorm2d(16, ghost_size=32)
+    >>> y = layer(torch.randn(100, 16, 8, 8))  # ghost batches of 32, 32 and 36
+    >>> y[:32].mean().abs() < 1e-5
+    tensor(True)
+    """
+
+    function = staticmethod(ghost_batch_norm)
+    options = ("ghost_size", "running_var_from", *NormLayer.options)
+
+    def __init__(
+        self,
+        num_features: int,
+        eps: float = 1e-5,
+        momentum: float | None = 0.1,
+        affine: bool = True,
+        track_running_stats: bool = True,
+        device: torch.device | str | None = None,
+        dtype: torch.dtype | None = None,
+        *,
+        ghost_size: int | None,
+        running_var_from: RunningVarFrom = "ghost",
+        process_group: Group = None,
+        uneven: bool = False,
+        bias: bool = True,
+    ) -> None:
+        super().__init__(
+            num_features, eps, momentum, affine, track_running_stats, device, dtype, bias=bias,
+            process_group=process_group, uneven=uneven,
+        )  # fmt: skip
+        checks.choice("running_var_from", running_var_from, ("ghost", "batch"))
+        self.ghost_size = checks.ghost_size_or_none(ghost_size)
+        self.running_var_from = running_var_from
+
+
+class GhostBatchNorm1d(GhostBatchNorm, nn.BatchNorm1d):
+    """Ghost batch norm of (B, C) and (B, C, L)."""
+
+    ndims = (2, 3)
+
+
+class GhostBatchNorm2d(GhostBatchNorm, nn.BatchNorm2d):
+    """Ghost batch norm of (B, C, H, W)."""
+
+    ndims = (4,)
+
+
+class GhostBatchNorm3d(GhostBatchNorm, nn.BatchNorm3d):
+    """Ghost batch norm of (B, C, D, H, W)."""
+
+    ndims = (5,)
+
+
+class Decomposition(NamedTuple):
+    """The parts that GBN(x) = GBN(BN(x)) separates, per channel (C,) and per ghost batch (G, C).
+
+    `ghost_mean` and `ghost_std` are the statistics μ̂_g and σ̂_g of the ghost batches of the normalized batch; GBN equals
+    BN if they are 0 and 1. `shift` = σ·μ̂_g = μ_g - μ and `scale` = σ̂_g = σ_g/σ are the same noise in the units of x.
+    `sizes` are the numbers of samples in the ghost batches.
+    """
+
+    mean: Tensor
+    std: Tensor
+    ghost_mean: Tensor
+    ghost_std: Tensor
+    shift: Tensor
+    scale: Tensor
+    sizes: list[int]
+
+
+@torch.no_grad()
+def decompose(input: Tensor, ghost_size: int, *, channel_dim: int = 1) -> Decomposition:
+    """Decompose ghost batch norm of a batch into batch norm and ghost noise (eqs. 2-6, without eps).
+
+    A channel that is constant over the batch has no noise: 0 and 1.
+
+    >>> x = torch.randn(64, 3, 8, 8, dtype=torch.float64)
+    >>> d = decompose(x, ghost_size=16)
+    >>> torch.allclose(x[:16].mean((0, 2, 3)), d.mean + d.std * d.ghost_mean[0])
+    True
+    """
+    ghost_size = checks.ghost_size(ghost_size)
+    checks.layout(input, "decompose", channel_dim)
+    checks.trainable(input.shape, "decompose")
+    moments = op.measure(input, channel_dim)
+    whole, ghosts = pool_all(*moments), GhostBatch(ghost_size).pool(moments, None)
+    std, constant = whole.var.sqrt(), whole.var == 0
+    shift = ghosts.mean - whole.mean
+    scale = (ghosts.var.sqrt() / std).masked_fill(constant, 1)
+    hat = (shift / std).masked_fill(constant, 0)
+    dtype, sizes = torch.promote_types(input.dtype, torch.float32), ghost_sizes(input.shape[0], ghost_size)
+    mean, std, shift, scale, hat = (table.to(dtype) for table in (whole.mean[0], std[0], shift, scale, hat))
+    return Decomposition(mean, std, ghost_mean=hat, ghost_std=scale, shift=shift, scale=scale, sizes=sizes)
+
+
+register(
+    MethodSpec(
+        name="gbn",
+        label="GBN",
+        title="Ghost batch normalization",
+        equation="y = (x - μ_g) / sqrt(σ_g² + eps) over ghost batches of N samples",
+        card="ghost-batch-norm.md",
+        norm=GhostBatchNorm,
+        partitions=True,
+        meter=MeterSpec(sampling="partition"),
+    )
+)

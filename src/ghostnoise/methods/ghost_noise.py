@@ -1,0 +1,305 @@
+"""Ghost noise injection: the noise of random ghost batches, inside batch norm or on its own."""
+
+import functools
+import warnings
+
+import torch
+from torch import Generator, Tensor, nn
+
+from ghostnoise import checks
+from ghostnoise.engine import op, ranks
+from ghostnoise.engine.plan import COMPONENTS, Components, Drawn, Normalizer
+from ghostnoise.engine.ranks import Extent, Group
+from ghostnoise.methods.base import NormLayer, checked, whole_batch_unbiased
+from ghostnoise.methods.registry import MeterSpec, MethodSpec, register
+from ghostnoise.statistics.samples import GhostBatch, draw_indices
+from ghostnoise.tracing import Leaf
+
+__all__ = [
+    "GhostNoise",
+    "GhostNoiseBatchNorm",
+    "GhostNoiseBatchNorm1d",
+    "GhostNoiseBatchNorm2d",
+    "GhostNoiseBatchNorm3d",
+    "ghost_noise",
+    "ghost_noise_batch_norm",
+]
+
+
+def ghost_noise(
+    input: Tensor,
+    ghost_size: int | None,
+    noise_eps: float = 1e-3,
+    *,
+    components: Components = "both",
+    channel_dim: int = 1,
+    indices: Tensor | None = None,
+    generator: Generator | None = None,
+    process_group: Group = None,
+    uneven: bool = False,
+) -> Tensor:
+    """Shift and scale each sample's channels as the statistics of a random ghost batch would (eq. 10).
+
+        y = (x - (m - μ)) / sqrt((s² + noise_eps) / (σ² + noise_eps))
+
+    μ and σ² are the moments of the batch, m and s² those of `ghost_size` samples drawn with replacement, separately for
+    each sample and shared by its channels. All four are constants for the gradient.
+
+    Args:
+        ghost_size: the number of samples in a ghost batch, N; `None` disables the noise and returns the input.
+        noise_eps: added to both variances.
+        components: "both", or only the "shift" (m - μ) or the "scale" (the square root).
+        channel_dim: the dimension of the channels.
+        indices: the drawn samples (B, N). If None, they are drawn.
+        generator: draws the samples; None is the default generator of the device.
+        process_group: the ranks that share the batch; `indices` then have a row for each sample of this rank, and
+            count the samples of all ranks.
+        uneven: if True, ranks may hold different numbers of samples.
+
+    Shape: (B, C, *spatial) with 2 to 5 dimensions, or with the channels in `channel_dim`.
+    """
+    ghost_size = checks.ghost_size_or_none(ghost_size)
+    check_noise(noise_eps, components, generator)
+    _, extent = checked_input(input, "ghost_noise", channel_dim, process_group, uneven)
+    if ghost_size is None:
+        checks.no_draws("indices", indices)
+        return input
+    drawn = drawn_indices(input, extent.shape[0], ghost_size, indices, generator)
+    single = ghost_size * extent.spatial == 1 < extent.shape[0]
+    warn_without_variance(components != "shift" and single, input)
+    return op.inject(input, Drawn(float(noise_eps), components, drawn), channel_dim, extent.ranks)
+
+
+def ghost_noise_batch_norm(
+    input: Tensor,
+    running_mean: Tensor | None,
+    running_var: Tensor | None,
+    weight: Tensor | None = None,
+    bias: Tensor | None = None,
+    training: bool = False,
+    momentum: float | None = 0.1,
+    eps: float = 1e-5,
+    *,
+    ghost_size: int | None,
+    noise_eps: float = 1e-3,
+    components: Components = "both",
+    indices: Tensor | None = None,
+    generator: Generator | None = None,
+    num_batches_tracked: Tensor | None = None,
+    channel_dim: int = 1,
+    process_group: Group = None,
+    uneven: bool = False,
+) -> Tensor:
+    """Normalize with the statistics of the whole batch, inject ghost noise, then apply weight and bias (eq. 9).
+
+    The gradient flows through the statistics of batch norm; the drawn statistics are constants of the normalized input.
+    `noise_eps`, `components`, `indices` and `generator` are those of `ghost_noise`; `ghost_size=None` is plain
+    `batch_norm`. Evaluation, running statistics, shapes and the other arguments are those of `batch_norm`.
+    """
+    ghost_size = checks.ghost_size_or_none(ghost_size)
+    check_noise(noise_eps, components, generator)
+    call = checked(
+        "ghost_noise_batch_norm", input, running_mean, running_var, weight, bias, training, momentum, eps,
+        num_batches_tracked, channel_dim, process_group, uneven,
+    )  # fmt: skip
+    if not training:
+        return call.infer()
+    normalizer, extent = Normalizer(GhostBatch(), eps), call.extent
+    if ghost_size is None:
+        checks.no_draws("indices", indices)
+        return call.train(normalizer, whole_batch_unbiased)
+    warn_without_variance(components != "shift" and ghost_size * extent.spatial == 1, input)
+    drawn = drawn_indices(input, extent.shape[0], ghost_size, indices, generator)
+    return call.train(normalizer, whole_batch_unbiased, Drawn(float(noise_eps), components, drawn))
+
+
+def check_noise(noise_eps: float, components: str, generator: Generator | None) -> None:
+    """Check the options that all ghost noise has."""
+    checks.number("noise_eps", noise_eps, 0)
+    checks.choice("components", components, COMPONENTS)
+    checks.generator(generator)
+
+
+def checked_input(input: Tensor, name: str, channel_dim: int, process_group: Group, uneven: bool) -> tuple[int, Extent]:
+    """Check the input of noise on its own; returns the number of channels, and the extent of the batch."""
+    channels, spatial = checks.layout(input, name, channel_dim)
+    extent = ranks.meet(input, spatial, process_group, uneven)
+    checks.trainable(extent.shape, name)
+    return channels, extent
+
+
+def drawn_indices(
+    input: Tensor, batch_size: int, ghost_size: int, indices: Tensor | None, generator: Generator | None
+) -> Tensor:
+    """Return a table (B, N) of samples out of `batch_size`: the given one, checked, or a new one."""
+    if indices is None:
+        return draw_indices(batch_size, ghost_size, input.device, generator, rows=input.shape[0])
+    checks.index_table(indices, input.shape[0], ghost_size, batch_size)
+    return indices.to(input.device, copy=True)  # the backward pass needs them unchanged
+
+
+def warn_without_variance(condition: bool, input: Tensor) -> None:
+    """Warn about ghost batches of a single value, once for each shape of samples."""
+    if condition and not torch.compiler.is_compiling():
+        _warn_of_single_values(tuple(input.shape[1:]))
+
+
+@functools.cache
+def _warn_of_single_values(sample_shape: tuple[int, ...]) -> None:
+    warnings.warn(
+        f"ghost_size=1 on samples of shape {sample_shape}: a ghost batch of a single value has no variance, so the "
+        "scale noise divides by sqrt(noise_eps); raise ghost_size, or use components='shift'",
+        stacklevel=4,
+    )
+
+
+class GhostNoise(Leaf):
+    """Shift and scale each sample as the statistics of a random ghost batch would, in training (GNI, eq. 10).
+
+        y = (x - (m - μ)) / sqrt((s² + noise_eps) / (σ² + noise_eps))
+
+    μ and σ² are the moments of the batch, m and s² those of `ghost_size` samples drawn with replacement. In eval mode
+    the input is returned unchanged.
+
+    Args:
+        ghost_size: the number of samples in a ghost batch, N; smaller is stronger noise, `None` disables the noise.
+        noise_eps: added to both variances.
+        components: "both", or only the "shift" or the "scale".
+        channel_dim: the dimension of the channels: 1, or -1 for tokens (B, T, C).
+        generator: draws the samples; None is the default generator of the device.
+        process_group, uneven: as in `BatchNorm*d`.
+
+    Shape: 2 to 5 dimensions, the batch first, in any memory format; the output has the same shape.
+
+    >>> after_layer_norm = nn.Sequential(nn.LayerNorm(32), GhostNoise(ghost_size=12, channel_dim=-1))
+    >>> after_layer_norm(torch.randn(64, 10, 32)).shape
+    torch.Size([64, 10, 32])
+    """
+
+    def __init__(
+        self,
+        ghost_size: int | None,
+        noise_eps: float = 1e-3,
+        *,
+        components: Components = "both",
+        channel_dim: int = 1,
+        generator: Generator | None = None,
+        process_group: Group = None,
+        uneven: bool = False,
+    ) -> None:
+        super().__init__()
+        check_noise(noise_eps, components, generator)
+        checks.dimension(channel_dim)
+        checks.flag("uneven", uneven)
+        self.ghost_size = checks.ghost_size_or_none(ghost_size)
+        self.noise_eps, self.components, self.channel_dim, self.generator = (
+            noise_eps,
+            components,
+            channel_dim,
+            generator,
+        )
+        self.process_group, self.uneven = ranks.named(process_group), uneven
+
+    def forward(self, input: Tensor) -> Tensor:
+        """Inject noise in training."""
+        if not self.training:
+            return input
+        return ghost_noise(
+            input, self.ghost_size, self.noise_eps, components=self.components, channel_dim=self.channel_dim,
+            generator=self.generator, process_group=self.process_group, uneven=self.uneven,
+        )  # fmt: skip
+
+    def extra_repr(self) -> str:
+        """Return the settings."""
+        own = (
+            f"ghost_size={self.ghost_size}, noise_eps={self.noise_eps}, components={self.components!r}, "
+            f"channel_dim={self.channel_dim}"
+        )
+        return ", ".join([own, *ranks.described(self.process_group, self.uneven)])
+
+
+class GhostNoiseBatchNorm(NormLayer):
+    """Normalize with the whole batch, inject the noise of random ghost batches, then apply the affine (GNI, eq. 9).
+
+    Each sample gets the noise of `ghost_size` samples of the batch, drawn with replacement. Parameters, buffers,
+    state_dict and eval output are those of `nn.BatchNorm*d`.
+
+    Args:
+        num_features, eps, momentum, affine, track_running_stats, device, dtype, bias: as in `nn.BatchNorm*d`.
+        process_group, uneven: as in `BatchNorm*d`.
+        ghost_size: the number of samples in a ghost batch, N; smaller is stronger noise, `None` disables the noise.
+        noise_eps: added to the two variances whose ratio is the scale noise.
+        components: "both", or only the "shift" or the "scale".
+        generator: draws the samples; None is the default generator of the device.
+
+    Shape: (B, C, *spatial); the output has the same shape.
+
+    >>> layer = GhostNoiseBatchNorm2d(16, ghost_size=32)
+    >>> layer(torch.randn(64, 16, 8, 8)).shape
+    torch.Size([64, 16, 8, 8])
+    >>> nn.BatchNorm2d(16).load_state_dict(layer.state_dict())
+    <All keys matched successfully>
+    """
+
+    function = staticmethod(ghost_noise_batch_norm)
+    options = ("ghost_size", "noise_eps", "components", "generator", *NormLayer.options)
+
+    def __init__(
+        self,
+        num_features: int,
+        eps: float = 1e-5,
+        momentum: float | None = 0.1,
+        affine: bool = True,
+        track_running_stats: bool = True,
+        device: torch.device | str | None = None,
+        dtype: torch.dtype | None = None,
+        *,
+        ghost_size: int | None,
+        noise_eps: float = 1e-3,
+        components: Components = "both",
+        generator: Generator | None = None,
+        process_group: Group = None,
+        uneven: bool = False,
+        bias: bool = True,
+    ) -> None:
+        super().__init__(
+            num_features, eps, momentum, affine, track_running_stats, device, dtype, bias=bias,
+            process_group=process_group, uneven=uneven,
+        )  # fmt: skip
+        check_noise(noise_eps, components, generator)
+        self.ghost_size = checks.ghost_size_or_none(ghost_size)
+        self.noise_eps, self.components, self.generator = noise_eps, components, generator
+
+
+class GhostNoiseBatchNorm1d(GhostNoiseBatchNorm, nn.BatchNorm1d):
+    """Batch norm with ghost noise of (B, C) and (B, C, L)."""
+
+    ndims = (2, 3)
+
+
+class GhostNoiseBatchNorm2d(GhostNoiseBatchNorm, nn.BatchNorm2d):
+    """Batch norm with ghost noise of (B, C, H, W)."""
+
+    ndims = (4,)
+
+
+class GhostNoiseBatchNorm3d(GhostNoiseBatchNorm, nn.BatchNorm3d):
+    """Batch norm with ghost noise of (B, C, D, H, W)."""
+
+    ndims = (5,)
+
+
+register(
+    MethodSpec(
+        name="gni",
+        label="GNI",
+        title="Ghost noise injection",
+        equation="y = (x̂ - (m - μ)) / sqrt((s² + ε) / (σ² + ε)) with the moments m, s² of N drawn samples",
+        card="ghost-noise.md",
+        norm=GhostNoiseBatchNorm,
+        noise=GhostNoise,
+        placements=("inside", "after", "activation"),
+        shorthands={"gni-shift": {"components": "shift"}, "gni-scale": {"components": "scale"}},
+        meter=MeterSpec(bounded=False, sampling="replacement"),
+    )
+)
