@@ -31,7 +31,7 @@ class BuildNative(build_ext):
     """Compile each file once for each instruction set into one library with a C ABI, which is not a Python module."""
 
     def build_extension(self, ext: Extension) -> None:
-        """Compile and link, without OpenMP if the compiler lacks it. A failure is a warning: the extension is optional."""
+        """Compile and link, without OpenMP if the compiler lacks it. A failure is only a warning."""
         target = Path(self.get_ext_fullpath(ext.name))
         target.parent.mkdir(parents=True, exist_ok=True)
         try:

@@ -38,7 +38,7 @@ COVERED = (GhostBatch, Exclusive)
 
 def forward(x: Tensor, weight: Tensor | None, bias: Tensor | None, plan: Plan) -> Normalized | None:
     """Run all steps of the forward pass; None for plans that are not covered."""
-    normalizer, noise, reference = plan
+    normalizer, noise, _ = plan
     if type(normalizer.contributors) not in COVERED or not (noise is None or type(noise) is Drawn):
         return None
     input_layout, result_layout = admitted_input(x)
@@ -65,9 +65,7 @@ def forward(x: Tensor, weight: Tensor | None, bias: Tensor | None, plan: Plan) -
     return Normalized(y, moments, Moments(*pooled.unbind()), NoiseTables(m, k), correction)
 
 
-def backward(
-    dy: Tensor, x: Tensor, weight: Tensor | None, plan: Plan, saved: Saved, needs_x: bool
-) -> Gradients | None:
+def backward(dy: Tensor, x: Tensor, weight: Tensor | None, plan: Plan, saved: Saved, needs_x: bool) -> Gradients | None:
     """Run all steps of the backward pass; None for plans that are not covered."""
     normalizer = plan.normalizer
     if type(normalizer.contributors) not in COVERED:

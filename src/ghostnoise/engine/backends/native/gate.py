@@ -5,15 +5,19 @@ served by `Aten`, or raises where `Aten` raises.
 """
 
 import functools
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from itertools import pairwise
-from typing import NamedTuple
+from typing import NamedTuple, ParamSpec, TypeVar
 
 import torch
 from torch import Tensor
 
+from ghostnoise.engine.backends.aten import Aten
 from ghostnoise.engine.backends.native.library import DTYPES
 from ghostnoise.statistics.moments import Moments
+
+P = ParamSpec("P")
+T = TypeVar("T")
 
 PLAIN = frozenset({Tensor, torch.nn.Parameter})  # the instances of torch.nn.Buffer are of type Tensor
 CPU = torch.device("cpu")
@@ -22,6 +26,21 @@ ARITHMETIC = {dtype: torch.promote_types(dtype, torch.float32) for dtype in DTYP
 
 class NotAdmitted(Exception):
     """The library may not access a tensor, or has no code for its dtype, shape or strides."""
+
+
+def or_aten(method: Callable[P, T]) -> Callable[P, T]:
+    """Serve a call with the method of `Aten` if the gate does not admit one of its tensors."""
+    reference = getattr(Aten, method.__name__)
+
+    @functools.wraps(method)
+    def call(*args: P.args, **kwargs: P.kwargs) -> T:
+        try:
+            return method(*args, **kwargs)
+        except NotAdmitted:
+            served: T = reference(*args, **kwargs)
+            return served
+
+    return call
 
 
 def admits(tensor: Tensor) -> bool:
