@@ -1,4 +1,4 @@
-"""Tensors whose values are not what is at their address: `native` must serve them as `aten` does, or raise as it does."""
+"""Tensors whose values are not what is at their address: `native` serves them, or raises, as `aten` does."""
 
 import pytest
 import torch
@@ -93,7 +93,7 @@ def test_a_distributed_weight_raises(one_rank):
     from torch.distributed.tensor import distribute_tensor
 
     weight = nn.Parameter(distribute_tensor(torch.randn(5), init_device_mesh("cpu", (1,))))
-    with pytest.raises((RuntimeError, NotImplementedError), match="mixed torch.Tensor and DTensor"):
+    with pytest.raises((RuntimeError, NotImplementedError), match=r"mixed torch\.Tensor and DTensor"):
         functional.batch_norm(torch.randn(9, 5, 3), None, None, weight, training=True)
 
 
@@ -216,7 +216,7 @@ def test_running_buffers_that_cannot_be_updated_in_place():
         assert ours[0] == 0.5
     with torch.inference_mode():
         inferred = torch.zeros(4)
-    with pytest.raises(RuntimeError, match="[Ii]nference"):
+    with pytest.raises(RuntimeError, match=r"[Ii]nference"):
         NATIVE.update_running(inferred, None, None, 0.5, stats)
 
 

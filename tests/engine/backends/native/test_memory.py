@@ -84,7 +84,9 @@ print(*("hg" in flags(tensor.data_ptr() + 2**23) for tensor in (y, dx)))
 def test_huge_pages_are_requested_unless_switched_off(value, expected):
     environment = {key: text for key, text in os.environ.items() if key != library.HUGE_PAGES}
     environment |= {} if value is None else {library.HUGE_PAGES: value}
-    done = subprocess.run([sys.executable, "-c", REQUESTED], env=environment, capture_output=True, text=True, check=True)
+    done = subprocess.run(
+        [sys.executable, "-c", REQUESTED], env=environment, capture_output=True, text=True, check=True
+    )
     assert done.stdout.strip() == expected
 
 
