@@ -14,16 +14,18 @@ from typing import Any, NamedTuple
 import torch
 from torch import Tensor
 
-from ghostnoise.engine.backends.base import NO_NOISE, Gradients, NoiseTables, Normalized, Saved
+from ghostnoise.engine.backends.base import Gradients, NoiseTables, Normalized, Saved
 from ghostnoise.engine.backends.native.gate import (
     ARITHMETIC,
-    Layout,
     NotAdmitted,
     address,
+    admits,
     admitted_gradient,
-    admitted_input,
     empty,
+    layouts,
+    like,
     optional,
+    paired,
     sample_moments,
     single_position,
     table,
@@ -38,29 +40,39 @@ COVERED = (GhostBatch, Exclusive)
 
 def forward(x: Tensor, weight: Tensor | None, bias: Tensor | None, plan: Plan) -> Normalized | None:
     """Run all steps of the forward pass; None for plans that are not covered."""
-    normalizer, noise, _ = plan
+    normalizer, noise, reference = plan
     if type(normalizer.contributors) not in COVERED or not (noise is None or type(noise) is Drawn):
         return None
-    input_layout, result_layout = admitted_input(x)
-    geometry = _geometry(x, input_layout, input_layout, result_layout, normalizer)
-    batch_size, channels, pools = x.shape[0], x.shape[1], geometry.pools
+    shape, strides = _admitted(x)
+    geometry = _geometry(shape, strides, strides, normalizer)
+    batch_size, channels, pools = shape[0], shape[1], geometry.pools
     if pools != 1 and (noise is not None or plan.corrects):
         return None
     dtype = ARITHMETIC[x.dtype]
     weight, bias = optional(weight, dtype, (channels,)), optional(bias, dtype, (channels,))
-    drawn = None if noise is None else _indices(noise, batch_size)
-    m, k = NO_NOISE if noise is None else _noise_tables(noise, (batch_size, channels), dtype)
-    moments = _sample_tables(x, geometry.positions)
-    mean, var = sample_moments(moments)
+    m, k, correction = None, None, None
+    drawn: tuple[int, int, float] = 0, 0, 0.0
+    corrects: tuple[int, ...] = 0, 0, 0, 0, 0
+    if noise is not None:
+        indices = _indices(noise, batch_size)
+        drawn = address(indices), indices.shape[1], float(noise.eps)
+        m, k = _noise_tables(noise, (batch_size, channels), dtype)
+    if reference is not None and reference.limits is not None:
+        known = [table(one, torch.float64, (channels,)) for one in reference.moments]
+        known.append(table(reference.limits, torch.float64, (2,)))
+        correction = Correction(*empty((2, channels), dtype).unbind())
+        corrects = tuple(map(address, (*known, *correction)))
+    if geometry.positions == 1:
+        moments = single_position(x)
+        means = DTYPES[dtype], address(moments.mean), 0
+    else:
+        moments = Moments(*empty((2, batch_size, channels), torch.float64).unbind())
+        means = DTYPES[torch.float64], address(moments.mean), address(moments.var)
     pooled, y = empty((2, pools, channels), torch.float64), torch.empty_like(x)
-    correction, given = _correction(plan, channels, dtype)
     run(
         *("fused_forward", DTYPES[x.dtype], geometry.numbers, address(x), address(weight), address(bias)),
-        *(float(normalizer.eps), float(normalizer.min_std) ** 2),
-        *((0, 0, 0.0) if noise is None or drawn is None else (address(drawn), drawn.shape[1], float(noise.eps))),
-        *(DTYPES[mean.dtype], address(mean), address(var), address(pooled), address(m), address(k)),
-        *(address(one) for one in (*given, *(correction or (None, None)))),
-        address(y),
+        *(float(normalizer.eps), float(normalizer.min_std) ** 2, *drawn, *means),
+        *(address(pooled), address(m), address(k), *corrects, address(y)),
     )
     return Normalized(y, moments, Moments(*pooled.unbind()), NoiseTables(m, k), correction)
 
@@ -70,25 +82,32 @@ def backward(dy: Tensor, x: Tensor, weight: Tensor | None, plan: Plan, saved: Sa
     normalizer = plan.normalizer
     if type(normalizer.contributors) not in COVERED:
         return None
-    input_layout, result_layout = admitted_input(x)
-    dy, gradient_layout = admitted_gradient(dy, x, input_layout)
-    geometry = _geometry(x, input_layout, gradient_layout, result_layout, normalizer)
-    (batch_size, channels), dtype = x.shape[:2], ARITHMETIC[x.dtype]
+    shape, strides = _admitted(x)
+    dy, gradient_strides = admitted_gradient(dy, x, shape, strides)
+    geometry = _geometry(shape, strides, gradient_strides, normalizer)
+    batch_size, channels, dtype = shape[0], shape[1], ARITHMETIC[x.dtype]
     weight = optional(weight, dtype, (channels,))
-    m, k = (optional(one, dtype, (batch_size, channels)) for one in saved.noise)
+    m, k = saved.noise
+    m, k = optional(m, dtype, (batch_size, channels)), optional(k, dtype, (batch_size, channels))
+    var: Tensor | None
     if type(normalizer.contributors) is Exclusive:
-        mean, var = sample_moments(saved.kept)
-        if mean.shape != (batch_size, channels):
-            raise NotAdmitted
+        mean, var = sample_moments(saved.kept, (batch_size, channels))
     else:
         mean, var = (table(one, torch.float64, (geometry.pools, channels)) for one in saved.kept)
     parameters, dx = empty((2, channels), dtype), torch.empty_like(x) if needs_x else None
     run(
         *("fused_backward", DTYPES[x.dtype], geometry.numbers, address(dy), address(x), address(weight)),
-        *(float(normalizer.eps), float(normalizer.min_std) ** 2),
-        *(DTYPES[mean.dtype], address(mean), address(var), address(m), address(k), address(parameters), address(dx)),
+        *(float(normalizer.eps), float(normalizer.min_std) ** 2, DTYPES[mean.dtype]),
+        *(address(mean), address(var), address(m), address(k), address(parameters), address(dx)),
     )
     return Gradients(dx, *parameters.unbind())
+
+
+def _admitted(x: Tensor) -> tuple[torch.Size, tuple[int, ...]]:
+    """Return the shape and the strides of an admitted x."""
+    if admits(x) and x.dtype in DTYPES:
+        return x.shape, x.stride()
+    raise NotAdmitted
 
 
 class _Geometry(NamedTuple):
@@ -99,28 +118,37 @@ class _Geometry(NamedTuple):
     positions: int
 
 
-def _geometry(x: Tensor, given: Layout, gradient: Layout, result: Layout, normalizer: Normalizer) -> _Geometry:
+def _geometry(
+    shape: torch.Size, strides: tuple[int, ...], gradient: tuple[int, ...], normalizer: Normalizer
+) -> _Geometry:
     contributors: Any = normalizer.contributors
     exclusive = type(contributors) is Exclusive
-    return _cached(x.shape, given, gradient, result, exclusive, contributors.ghost_size, torch.get_num_threads())
+    found = _cached(shape, strides, gradient, exclusive, contributors.ghost_size, torch.get_num_threads())
+    if found is None:
+        raise NotAdmitted
+    return found
 
 
 @functools.lru_cache(maxsize=4096)
 def _cached(
     shape: torch.Size,
-    given: Layout,
-    gradient: Layout,
-    result: Layout,
+    strides: tuple[int, ...],
+    gradient: tuple[int, ...],
     exclusive: bool,
     ghost_size: int | None,
     threads: int,
-) -> _Geometry:
+) -> _Geometry | None:
+    """None for an input or a gradient whose layout the library does not take."""
+    pair = paired(shape, strides)
+    same = None if pair is None else like(layouts(shape, gradient), pair.input)
+    if pair is None or same is None:
+        return None
     batch_size, channels, positions = *shape[:2], math.prod(shape[2:])
     count, starts = group_starts(batch_size, ghost_size)
     pools = batch_size if exclusive else count
     per_pool = 1 if pools == batch_size else starts[1]
-    strides = [stride for layout in (given, gradient, result) for stride in layout[1:]]
-    sizes = (given.last, threads, GRAIN, channels, positions, *strides, exclusive, per_pool, batch_size, count)
+    tensors = [stride for layout in (pair.input, same, pair.result) for stride in layout[1:]]
+    sizes = (pair.input.last, threads, GRAIN, channels, positions, *tensors, exclusive, per_pool, batch_size, count)
     numbers = (*sizes, *starts)
     return _Geometry((ctypes.c_int64 * len(numbers))(*numbers), pools, positions)
 
@@ -142,19 +170,3 @@ def _indices(noise: Noise, batch_size: int) -> Tensor:
 def _noise_tables(noise: Noise, shape: tuple[int, int], dtype: torch.dtype) -> NoiseTables:
     made = iter(empty((noise.shifts + noise.scales, *shape), dtype).unbind())
     return NoiseTables(next(made) if noise.shifts else None, next(made) if noise.scales else None)
-
-
-def _sample_tables(x: Tensor, positions: int) -> Moments:
-    if positions == 1:
-        return single_position(x)
-    return Moments(*empty((2, x.shape[0], x.shape[1]), torch.float64).unbind())
-
-
-def _correction(plan: Plan, channels: int, dtype: torch.dtype) -> tuple[Correction | None, list[Tensor | None]]:
-    """Return the tables of r and d, and the reference's mean, variance and limits; None without a correction."""
-    reference = plan.reference
-    if reference is None or reference.limits is None:
-        return None, [None, None, None]
-    given: list[Tensor | None] = [table(one, torch.float64, (channels,)) for one in reference.moments]
-    given.append(table(reference.limits, torch.float64, (2,)))
-    return Correction(*empty((2, channels), dtype).unbind()), given

@@ -68,15 +68,26 @@ def empty(shape: Sequence[int], dtype: torch.dtype) -> Tensor:
     return torch.empty(shape, dtype=dtype, device=CPU)
 
 
+def fits(tensor: Tensor, dtype: torch.dtype, shape: tuple[int, ...]) -> bool:
+    """Return whether a table is admitted as it is: contiguous and of this dtype and shape."""
+    if type(tensor) not in PLAIN or tensor.dtype is not dtype or not tensor.is_cpu or tensor.is_neg():
+        return False
+    try:  # nested tensors have no shape, and others have no address, as in `admits`
+        return tensor.shape == shape and tensor.is_contiguous() and (tensor.data_ptr() != 0 or tensor.numel() == 0)
+    except RuntimeError:
+        return False
+
+
 def table(tensor: Tensor, dtype: torch.dtype, shape: tuple[int, ...]) -> Tensor:
-    """Return a table that is admitted, contiguous and of this dtype and shape: the tensor itself, or a copy."""
+    """Return a table that fits: the tensor itself, or a copy."""
+    if fits(tensor, dtype, shape):
+        return tensor
     if type(tensor) not in PLAIN or not tensor.is_cpu or tensor.is_nested or tensor.shape != shape:
         raise NotAdmitted
-    if tensor.dtype != dtype or not tensor.is_contiguous() or not admits(tensor):
-        tensor = torch.empty_like(tensor, dtype=dtype, memory_format=torch.contiguous_format).copy_(tensor.detach())
-        if not admits(tensor):
-            raise NotAdmitted
-    return tensor
+    copy = torch.empty_like(tensor, dtype=dtype, memory_format=torch.contiguous_format).copy_(tensor.detach())
+    if not fits(copy, dtype, shape):
+        raise NotAdmitted
+    return copy
 
 
 def optional(tensor: Tensor | None, dtype: torch.dtype, shape: tuple[int, ...]) -> Tensor | None:
@@ -86,7 +97,7 @@ def optional(tensor: Tensor | None, dtype: torch.dtype, shape: tuple[int, ...]) 
 
 def buffer(tensor: Tensor | None, dtype: torch.dtype, shape: tuple[int, ...]) -> Tensor | None:
     """Return a tensor that can be updated in place, or None; raise NotAdmitted if only a copy could be admitted."""
-    if tensor is None or (table(tensor, dtype, shape) is tensor and not tensor.is_inference()):
+    if tensor is None or (fits(tensor, dtype, shape) and not tensor.is_inference()):
         return tensor
     raise NotAdmitted
 
@@ -110,12 +121,12 @@ def single_position(x: Tensor) -> Moments:
     return Moments(mean, _ZERO.expand(mean.shape))
 
 
-def sample_moments(moments: Moments) -> tuple[Tensor, Tensor | None]:
+def sample_moments(moments: Moments, shape: tuple[int, ...] | None = None) -> tuple[Tensor, Tensor | None]:
     """Return the admitted means of samples (B, C) in float32 or float64, and their variances; None if these are 0."""
     mean, var = moments
-    shape = tuple(mean.shape)
-    mean = table(mean, mean.dtype if mean.dtype == torch.float32 else torch.float64, shape)
-    if admits(var) and address(var) == address(_ZERO) and var.shape == shape:
+    shape = tuple(mean.shape) if shape is None else shape
+    mean = table(mean, torch.float32 if mean.dtype == torch.float32 else torch.float64, shape)
+    if admits(var) and address(var) == _ZERO.data_ptr() and var.shape == shape:
         return mean, None
     return mean, table(var, torch.float64, shape)
 
@@ -191,14 +202,23 @@ def admitted_input(x: Tensor) -> Pair:
     raise NotAdmitted
 
 
-def admitted_gradient(dy: Tensor, x: Tensor, layout: Layout) -> tuple[Tensor, Layout]:
-    """Return dy, or a copy that lies in memory as results for x do, and its layout."""
-    if type(dy) not in PLAIN or not dy.is_cpu or dy.is_nested or dy.shape != x.shape:
+def admitted_gradient(
+    dy: Tensor, x: Tensor, shape: torch.Size, strides: tuple[int, ...]
+) -> tuple[Tensor, tuple[int, ...]]:
+    """Return dy, or a copy that lies in memory as results for x do, and its strides."""
+    if dy.dtype is x.dtype and admits(dy) and dy.shape == shape:
+        gradient = dy.stride()
+        if gradient == strides or _alike(shape, strides, gradient):
+            return dy, gradient
+    if type(dy) not in PLAIN or not dy.is_cpu or dy.is_nested or dy.shape != shape:
         raise NotAdmitted
-    if dy.dtype == x.dtype and admits(dy) and (found := like(layouts(dy.shape, dy.stride()), layout)) is not None:
-        return dy, found
     dy = torch.empty_like(x).copy_(dy)
-    found = like(layouts(dy.shape, dy.stride()), layout)
-    if found is None or not admits(dy):
+    if not admits(dy):
         raise NotAdmitted
-    return dy, found
+    return dy, dy.stride()
+
+
+@functools.lru_cache(maxsize=4096)
+def _alike(shape: torch.Size, strides: tuple[int, ...], gradient: tuple[int, ...]) -> bool:
+    pair = paired(shape, strides)
+    return pair is not None and like(layouts(shape, gradient), pair.input) is not None

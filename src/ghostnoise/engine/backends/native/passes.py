@@ -15,6 +15,8 @@ from ghostnoise.engine.backends.native.gate import (
     admitted_gradient,
     admitted_input,
     empty,
+    layouts,
+    like,
     or_aten,
     refusal,
     single_position,
@@ -52,7 +54,7 @@ class NativePasses(Aten):
     def gradient_sums(self, dy: Tensor, x: Tensor, center: Tensor, samples_per_pool: int = 1) -> tuple[Tensor, Tensor]:
         """Sum dy and dy·(x - center) over positions (B, C); for a single position, dy itself may be its sum."""
         layout, _ = admitted_input(x)
-        dy, gradient = admitted_gradient(dy, x, layout)
+        dy, gradient = _gradient(dy, x, layout)
         rows, dtype = _Rows(x, samples_per_pool, center), ARITHMETIC[x.dtype]
         single = layout.last and positions(x) == 1 and dy.dtype == dtype and dy.is_contiguous()
         total = dy.flatten(1) if single else empty(x.shape[:2], dtype)
@@ -67,7 +69,7 @@ class NativePasses(Aten):
     ) -> Tensor:
         """Add `gain·scale·dy` and the linear term."""
         layout, result = admitted_input(x)
-        dy, gradient = admitted_gradient(dy, x, layout)
+        dy, gradient = _gradient(dy, x, layout)
         if gain is not None and gain.shape != x.shape[:2]:
             raise NotAdmitted
         gain = _ones(x.shape[1], scale.dtype) if gain is None else gain
@@ -109,6 +111,14 @@ class _Rows:
 @functools.lru_cache(maxsize=64)
 def _ones(channels: int, dtype: torch.dtype) -> Tensor:
     return empty((1, channels), dtype).fill_(1)
+
+
+def _gradient(dy: Tensor, x: Tensor, layout: Layout) -> tuple[Tensor, Layout]:
+    dy, strides = admitted_gradient(dy, x, x.shape, x.stride())
+    found = like(layouts(x.shape, strides), layout)
+    if found is None:
+        raise NotAdmitted
+    return dy, found
 
 
 def _at(x: Tensor, layout: Layout) -> tuple[int, int, int]:
