@@ -56,14 +56,14 @@ def test_report_says_why_a_backend_is_not_usable_and_what_auto_takes(fake_backen
     fake_backends(native=backend(missing="no compiler was there at install"))
     report = doctor.report()
     assert "native    not usable: no compiler was there at install" in report
-    assert "auto      takes aten for a CPU tensor" in report
+    assert "auto      selects aten for a CPU tensor" in report
 
 
 def test_a_usable_native_backend_is_taken(fake_backends):
     fake_backends(native=backend())
     report = doctor.report()
     assert "native    usable" in report
-    assert "auto      takes native for a CPU tensor" in report
+    assert "auto      selects native for a CPU tensor" in report
 
 
 def test_a_backend_that_is_not_there_is_named(fake_backends):
@@ -71,8 +71,8 @@ def test_a_backend_that_is_not_there_is_named(fake_backends):
     fake_backends(native=absent, triton=ModuleNotFoundError("no module", name="triton"))
     report = doctor.report()
     assert f"native    not usable: ghostnoise {ghostnoise.__version__} does not have it" in report
-    assert "triton    not usable: the package triton is missing; pip install triton" in report
-    assert "auto      takes aten" in report
+    assert "triton    not usable: the package triton is not installed; run pip install triton" in report
+    assert "auto      selects aten" in report
 
 
 def test_cpu_is_read_from_cpuinfo(tmp_path, monkeypatch):

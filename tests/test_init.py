@@ -17,7 +17,7 @@ WALK = [
     "methods", "laws", "ghosts", "moments",
 ]  # fmt: skip
 COMMANDS = {"cli", "bench"}
-ANYWHERE = {"checks", "element", "randomness", "tracing", "weights"}  # outside the walk, and below it
+ANYWHERE = {"checks", "element", "randomness", "text", "tracing", "weights"}  # outside the walk, and below it
 
 
 def room(path):

@@ -6,6 +6,8 @@ After Kosson, Fan and Jaggi, *Ghost Noise for Regularizing Deep Neural Networks*
 import importlib
 from typing import TYPE_CHECKING, Any
 
+from ghostnoise.version import __version__ as __version__
+
 if TYPE_CHECKING:
     from ghostnoise import functional as functional
     from ghostnoise import layers as layers
@@ -21,7 +23,6 @@ if TYPE_CHECKING:
     from ghostnoise.engine.backends.select import backend as backend
     from ghostnoise.meter import Meter as Meter
 
-__version__ = "0.1.0"
 
 # Public names besides those of the methods, which the registry lists, and the modules that define them.
 _DEFINED_IN = {

@@ -1,4 +1,4 @@
-"""What `ghostnoise doctor` says: versions, the CPU, and which backends are usable and why not."""
+"""The report of `ghostnoise doctor`: versions, the CPU, and which backends can be used."""
 
 import os
 import platform
@@ -11,7 +11,7 @@ import ghostnoise
 from ghostnoise.engine.backends import select as backends
 
 CPUINFO = Path("/proc/cpuinfo")
-# What decides how fast the passes can be; the rest of the flags would only hide it.
+# The features that affect the speed of the kernels, among many more flags.
 FEATURES = (
     "sse4_2", "avx", "f16c", "fma", "avx2", "avx512f", "avx512bw", "avx512vl", "avx512_bf16", "avx512_fp16", "amx_bf16",
     "asimd", "asimdhp", "sve", "sve2", "bf16",
@@ -19,7 +19,7 @@ FEATURES = (
 
 
 def report() -> str:
-    """The whole text."""
+    """Return the report."""
     model, features = cpu()
     lines = {
         "ghostnoise": ghostnoise.__version__,
@@ -33,14 +33,14 @@ def report() -> str:
     }
     usable = {name: reason(name) for name in backends.NAMES if name != "auto"}
     lines |= {f"  {name}": f"not usable: {why}" if why else "usable" for name, why in usable.items()}
-    lines["  auto"] = f"takes {automatic()} for a CPU tensor"
+    lines["  auto"] = f"selects {automatic()} for a CPU tensor"
     texts = [f"{key:<11} {value}" for key, value in lines.items()]
     texts.insert(len(lines) - len(usable) - 1, "backends")
     return "\n".join(texts)
 
 
 def cpu() -> tuple[str, list[str]]:
-    """The CPU's name, and its features among `FEATURES`."""
+    """Return the name of the CPU, and its features among `FEATURES`."""
     try:
         pairs = (line.partition(":") for line in CPUINFO.read_text().splitlines())
         info = {key.strip(): value.strip() for key, _, value in pairs}
@@ -52,7 +52,7 @@ def cpu() -> tuple[str, list[str]]:
 
 
 def device_name(device: torch.device) -> str:
-    """The name of the GPU, or of the CPU, which that of Apple's is a part of."""
+    """Return the name of a GPU, or of the CPU, also for the GPU of an Apple chip, which has no name of its own."""
     if device.type in ("cpu", "mps"):
         return cpu()[0]
     name: str = torch.get_device_module(device).get_device_name(device)
@@ -60,26 +60,16 @@ def device_name(device: torch.device) -> str:
 
 
 def cores() -> int:
-    """The cores that this process may use."""
+    """Return the number of cores that this process may use."""
     return len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
 
 
 def reason(name: backends.Name) -> str | None:
-    """Why the backend cannot run on this machine, or None if it can."""
-    try:
-        module = backends._module(name)
-    except ModuleNotFoundError as error:
-        if error.name == f"ghostnoise.engine.{name}":
-            return f"ghostnoise {ghostnoise.__version__} does not have it"
-        return f"the package {error.name} is missing; pip install {error.name}"
-    why: str | None = module.missing() if hasattr(module, "missing") else None
-    return why or None
+    """Return why the backend cannot run on this machine, or None if it can."""
+    return backends.load(name).unavailable()
 
 
 def automatic() -> str:
-    """The backend that "auto" takes for a plain float32 CPU tensor."""
+    """Return the backend that "auto" selects for a float32 CPU tensor."""
     with backends.backend("auto"):
-        try:
-            return backends.serving(torch.empty(2, 3, 4)).__name__.rpartition(".")[2]
-        except ModuleNotFoundError:  # a backend that this version does not have
-            return "aten"
+        return backends.select(torch.empty(2, 3, 4)).name

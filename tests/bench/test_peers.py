@@ -64,8 +64,8 @@ def installed(tmp_path, monkeypatch):
 @pytest.mark.usefixtures("absent")
 def test_absent_peers_are_named_with_what_brings_them():
     assert peers.absent() == [
-        "Composer's ghost batch norm is absent: pip install --no-deps mosaicml",
-        "tabnet's ghost batch norm is absent: pip install --no-deps pytorch-tabnet",
+        "Composer's ghost batch norm is not installed: pip install --no-deps mosaicml",
+        "tabnet's ghost batch norm is not installed: pip install --no-deps pytorch-tabnet",
     ]
     assert peers.ghost_batch_norms(Row((64, 4, 2, 2))) == {}
 

@@ -8,9 +8,9 @@ from hypothesis import strategies as st
 from scipy import stats
 
 import reference
-from ghostnoise.ghosts import ghost_sizes
 from ghostnoise.meter.layer import sample_ghost_batches
 from ghostnoise.meter.theory import COMPONENTS
+from ghostnoise.statistics.samples import ghost_sizes
 from inputs import cases
 from support.metering import Spy, assert_histogram, measure, noise_of, variance_fractions
 

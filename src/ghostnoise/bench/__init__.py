@@ -1,1 +1,1 @@
-"""What `ghostnoise bench` runs: our layers beside `nn.BatchNorm`, other libraries and the bandwidth limit."""
+"""Benchmarks: the layers of this package against `nn.BatchNorm`, other libraries and the bandwidth limit."""

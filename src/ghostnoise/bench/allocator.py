@@ -1,8 +1,9 @@
-"""Two modes of glibc's malloc: its defaults, and raised thresholds.
+"""Two modes of glibc's malloc: default thresholds, and raised thresholds.
 
-By default, a large tensor's memory is mapped when it is made and unmapped when it is freed, so that every fresh tensor
-costs page faults; for tensors of 64 MB, that is about half of everyone's time. With raised thresholds, freed memory
-stays in the process and is used again. malloc reads them when a process starts: each mode needs its own.
+By default, the memory of a large tensor is mapped when it is allocated and unmapped when it is freed, so that every new
+tensor causes page faults; for tensors of 64 MB, they take about half of the time of every layer. With raised
+thresholds, the process keeps and reuses freed memory. malloc reads the thresholds when a process starts, so each mode
+needs a process of its own.
 """
 
 import os
@@ -18,19 +19,19 @@ WORDS = {
 
 
 def active(environment: Mapping[str, str] = os.environ) -> str:
-    """The mode that a process with this environment runs in: "default", "raised", or "custom" for other values."""
+    """Return the mode of a process with this environment: "default", "raised", or "custom" for other values."""
     given = {name: environment[name] for name in RAISED if name in environment}
     return "default" if not given else "raised" if given == RAISED else "custom"
 
 
 def environment(mode: str, current: Mapping[str, str] = os.environ) -> dict[str, str]:
-    """The environment that starts a process in `mode`."""
+    """Return the environment of a process in `mode`."""
     kept = {name: value for name, value in current.items() if name not in RAISED}
     return kept | RAISED if mode == "raised" else kept
 
 
 def missing(mode: str) -> str | None:
-    """Why this machine cannot run in `mode`, or None if it can."""
+    """Return why this machine cannot run in `mode`, or None if it can."""
     if mode == "default" or platform.libc_ver()[0] == "glibc":
         return None
-    return f"--allocator {mode}: malloc's thresholds are glibc's, which this system does not have; use default"
+    return f"--allocator {mode}: needs glibc, which this system does not have; use --allocator default"

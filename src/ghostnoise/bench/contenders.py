@@ -1,4 +1,4 @@
-"""The layers that are measured against each other on a row."""
+"""The layers that are compared on a row."""
 
 from collections.abc import Callable
 from contextlib import AbstractContextManager, nullcontext
@@ -8,20 +8,20 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-import ghostnoise
 from ghostnoise import doctor
 from ghostnoise.bench import peers
 from ghostnoise.bench.rows import Row
 from ghostnoise.engine.backends import select as backends
+from ghostnoise.methods import registry
 
-LOOP_ROUNDS = 2  # the loop over samples takes seconds
+LOOP_ROUNDS = 2  # the loop over samples takes seconds per round
 
 
 @dataclass(frozen=True)
 class Contender:
     """A layer in training mode; `kind` is "torch", "ours" or "peer", and only ours has a backend.
 
-    `noise` says that no gradient flows through statistics: less has to be read and written.
+    `noise` means that no gradient flows through the statistics, so that less memory is read and written.
     """
 
     method: str
@@ -33,15 +33,15 @@ class Contender:
 
     @property
     def name(self) -> str:
-        """The method, and the backend if it has one."""
+        """Return the method, with its backend if it has one."""
         return f"{self.method} ({self.backend})" if self.backend else self.method
 
     def running(self) -> AbstractContextManager[None]:
-        """Where the layer has to be called."""
+        """Return the context in which the layer must be called."""
         return backends.backend(self.backend) if self.backend else nullcontext()
 
     def step(self, x: Tensor, dy: Tensor) -> Callable[[], object]:
-        """Forward and backward; the gradients of x and of the parameters are made afresh, and freed."""
+        """Return a forward and backward whose gradients of x and of the parameters are new tensors."""
         wanted = [x, *self.layer.parameters()]
 
         def run() -> object:
@@ -52,7 +52,7 @@ class Contender:
 
 
 def contenders(row: Row, usable: list[backends.Name], device: torch.device) -> list[Contender]:
-    """The layer of `torch.nn` first, ours on each backend, then peers."""
+    """Return the layer of `torch.nn`, ours on each backend, and those of other libraries, in this order."""
     method, layer = row.baseline()
     found = [Contender(method, "torch", layer(row.channels))]
     for name in usable:
@@ -67,10 +67,10 @@ def contenders(row: Row, usable: list[backends.Name], device: torch.device) -> l
 
 
 def compiled(found: list[Contender]) -> list[Contender]:
-    """The layer of `torch.nn`, and ours, through `torch.compile`, which needs no backend of ours."""
+    """Return the layer of `torch.nn` and ours through `torch.compile`."""
     first = next((contender.backend for contender in found if contender.kind == "ours"), None)
     chosen = [each for each in found if each.kind == "torch" or (each.kind == "ours" and each.backend == first)]
-    torch.compiler.reset()  # the rows before have taken their share of recompilations
+    torch.compiler.reset()  # earlier rows count towards the limit of recompilations
     layers: list[Any] = [torch.compile(each.layer, fullgraph=True) for each in chosen]
     return [
         replace(each, method=f"{each.method} compiled", layer=layer, backend=None)
@@ -79,31 +79,36 @@ def compiled(found: list[Contender]) -> list[Contender]:
 
 
 def normalizers(row: Row) -> dict[str, nn.Module]:
-    """Ours that hold batch-norm state, for images and features."""
+    """Return our layers that hold batch-norm state, for images and features."""
     if row.tokens:
         return {}
-    c, n, d = row.channels, row.ghost_size, "2d" if row.images else "1d"
-    kind = "conv" if row.images else "fc"
-    return {
-        "BN": getattr(ghostnoise, f"BatchNorm{d}")(c),
-        f"GBN-{n}": getattr(ghostnoise, f"GhostBatchNorm{d}")(c, ghost_size=n),
-        f"XBN-{n}": getattr(ghostnoise, f"ExclusiveBatchNorm{d}")(c, ghost_size=n),
-        f"BN+GNI-{n}": getattr(ghostnoise, f"GhostNoiseBatchNorm{d}")(c, ghost_size=n),
-        f"BN+AGNI-{n}": getattr(ghostnoise, f"AnalyticalGhostNoiseBatchNorm{d}")(c, ghost_size=n, kind=kind),
-    }
+    found: dict[str, nn.Module] = {}
+    for spec in registry.specs().values():
+        if spec.norms is None or spec.changes_inference:  # EvalNorm trains as ghost batch norm
+            continue
+        layer = spec.norms[1 if row.images else 0]
+        label = spec.label if spec.noise is None else f"BN+{spec.label}"
+        options = spec.example if row.images else {}
+        if spec.ghost_size == "none":
+            found[label] = layer(row.channels, **options)
+        else:
+            found[f"{label}-{row.ghost_size}"] = layer(row.channels, ghost_size=row.ghost_size, **options)
+    return found
 
 
 def noises(row: Row) -> dict[str, nn.Module]:
-    """Ours that stand alone."""
-    n, channel_dim = row.ghost_size, -1 if row.tokens else 1
-    noises: dict[str, nn.Module] = {f"GNI-{n}": ghostnoise.GhostNoise(n, channel_dim=channel_dim)}
-    if row.tokens:
-        noises[f"AGNI-{n}"] = ghostnoise.AnalyticalGhostNoise(n, kind="conv", channel_dim=channel_dim)
-    return noises
+    """Return our standalone noise layers."""
+    channel_dim = -1 if row.tokens else 1
+    found: dict[str, nn.Module] = {}
+    for spec in registry.specs().values():
+        if spec.noise in registry.noises():
+            layer: Any = spec.noise
+            found[f"{spec.label}-{row.ghost_size}"] = layer(row.ghost_size, channel_dim=channel_dim, **spec.example)
+    return found
 
 
 def usable_backends(device: torch.device) -> tuple[list[backends.Name], list[str]]:
-    """The backends that can run on `device`, and a line for each that cannot."""
+    """Return the backends that can run on `device`, and a line for each that cannot."""
     usable: list[backends.Name] = []
     reasons: list[str] = []
     for name in backends.NAMES:
@@ -111,9 +116,9 @@ def usable_backends(device: torch.device) -> tuple[list[backends.Name], list[str
             continue
         why = doctor.reason(name)
         if why is None and name != "aten":
-            why = backends._module(name).refuses(torch.empty(2, 3, 4, device=device))
+            why = backends.load(name).refuses(torch.empty(2, 3, 4, device=device))
         if why is None and name == "triton" and device.type == "cpu":
-            why = "on a CPU it runs in Triton's interpreter, which says nothing of its speed"
+            why = "on a CPU it runs in Triton's interpreter, whose speed is meaningless"
         if why:
             reasons.append(f"backend {name} is left out: {why}")
         else:

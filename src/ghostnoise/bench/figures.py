@@ -1,4 +1,4 @@
-"""Records as a figure: a panel for each row, a line for each contender, on one logarithmic axis of ratios."""
+"""Draw records: a panel per row, a line per contender, ratios on a shared logarithmic axis."""
 
 import math
 from pathlib import Path
@@ -21,24 +21,24 @@ HEADINGS = {
     "lab": "time of a few training steps",
     "memory": "bytes of forward + backward",
 }
-# One axis for all panels, so that they can be compared; what lies beyond it is written at its end.
+# The same axis in all panels, so that they can be compared; values outside of it are written at its end.
 LOW, HIGH = 0.1, 12.0
 
 
 class Series(NamedTuple):
-    """What one kind of mark shows: the `value` of the records of an allocator mode, or of all."""
+    """One kind of mark: the field `value` of the records of an allocator mode, or of all modes."""
 
     label: str
     value: str
     mode: str | None = None
 
     def shows(self, record: Record) -> bool:
-        """Whether the record has a mark in this series."""
+        """Return whether the record has a mark in this series."""
         return self.mode in (None, record["allocator"])
 
 
 def draw(records: list[Record], path: Path) -> Path:
-    """Save ratios to the layer of `torch.nn`; for times, with a line from p20 to p80."""
+    """Save a figure of ratios to the layer of `torch.nn`; times have a line from p20 to p80."""
     import matplotlib
 
     matplotlib.use("Agg")
@@ -83,7 +83,7 @@ def _panel(axes: "Axes", row: str, records: list[Record], series: list[Series]) 
 
 
 def _mark(axes: "Axes", record: Record, ratio: float, line: int, number: int, count: int) -> None:
-    """A dot, hollow and a little lower for the second series; beyond the axis, a number at its end."""
+    """Draw a dot, hollow and slightly lower for the second series; outside of the axis, a number at its end."""
     color = COLORS[record["backend"] or record["kind"]]
     if LOW <= ratio <= HIGH:
         at = line + 0.15 * (2 * number - (count - 1))
@@ -121,5 +121,5 @@ def _title(records: list[Record], series: list[Series]) -> str:
         f"{first['device_name']}, {first['threads']} threads, float32, torch {first['torch']}, "
         f"ghostnoise {first['ghostnoise']}, {first['date']}"
     )
-    warning = ["a quick run on tiny shapes: the numbers mean nothing"] if first["quick"] else []
+    warning = ["a quick run on tiny shapes: the numbers are meaningless"] if first["quick"] else []
     return "\n".join([measure, labels, conditions, *warning])

@@ -1,4 +1,4 @@
-"""`ghostnoise bench lab`: images a second of the trainer, of the bare step, and of a plain DataLoader loop; sweeps."""
+"""`ghostnoise bench lab`: images per second of the trainer, the bare step and a DataLoader loop; sweep overhead."""
 
 import io
 import math
@@ -21,11 +21,11 @@ from ghostnoise.bench.overhead import Overhead
 from ghostnoise.bench.settings import Record, Settings, conditions
 from ghostnoise.bench.timing import Length, interleave
 from ghostnoise.lab import models
+from ghostnoise.lab.config.schema import DataSettings, ModelSettings, NormSettings, OptimSettings, TrainSettings
+from ghostnoise.lab.config.schema import Settings as RunSettings
 from ghostnoise.lab.data import Source, catalog
 from ghostnoise.lab.data.resident import Images, Resident
 from ghostnoise.lab.data.source import Share
-from ghostnoise.lab.settings import DataSettings, ModelSettings, NormSettings, OptimSettings, TrainSettings
-from ghostnoise.lab.settings import Settings as RunSettings
 from ghostnoise.lab.store import RunFolder
 from ghostnoise.lab.train import optimizer
 from ghostnoise.lab.train.clock import Clock
@@ -52,11 +52,11 @@ class Row:
 
     @property
     def name(self) -> str:
-        """What the row is called in tables."""
+        """Return the name of the row in tables."""
         return f"{self.title} batch {self.batch} {self.memory_format}"
 
     def settings(self) -> RunSettings:
-        """What the trainer is told."""
+        """Return the settings of the run."""
         return RunSettings(
             model=self.model,
             norm=NormSettings(method="gni", ghost_size=16),
@@ -69,9 +69,9 @@ class Row:
 
 
 def plan(settings: Settings) -> tuple[list[Row | Overhead], list[str]]:
-    """The rows, and a line for everything that is left out of them."""
+    """Return the rows, and a line for everything that is left out."""
     if settings.quick:
-        every = [Row("resnet-20", ModelSettings(name="resnet20", width=2), 16, 2)]
+        every = [Row("resnet-20", ModelSettings(name="resnet20", width=8), 16, 2)]
         every += [Row("mlp", ModelSettings(name="mlp", widths=[8]), 16, 2)]
     else:
         every = [
@@ -80,20 +80,20 @@ def plan(settings: Settings) -> tuple[list[Row | Overhead], list[str]]:
         ]
     every = [Row(row.title, row.model, row.batch, row.steps, form) for row in every for form in settings.formats
              if form == "contiguous" or row.model.name != "mlp"]  # fmt: skip
-    left_out = [] if torchvision() else ["torchvision is left out: it cannot be imported here"]
+    left_out = [] if torchvision() else ["torchvision is left out: it cannot be imported"]
     rows: list[Row | Overhead] = [*every, *overhead.ROWS]
     return [row for row in rows if settings.selects(row.name)], left_out
 
 
 def measure(row: Row | Overhead, settings: Settings, on_progress: Callable[[float], object]) -> list[Record]:
-    """Time each contender of a row; a record for each."""
+    """Time each contender of a row, and return a record for each."""
     return (
         overhead.measure(row, settings) if isinstance(row, Overhead) else measure_training(row, settings, on_progress)
     )
 
 
 def measure_training(row: Row, settings: Settings, on_progress: Callable[[float], object]) -> list[Record]:
-    """Time `row.steps` steps of each; a record for each."""
+    """Time `row.steps` steps of each contender, and return a record for each."""
     generator = torch.Generator().manual_seed(0)
     count = row.batch * row.steps
     pixels = torch.randint(256, (count, *CIFAR.shape), dtype=torch.uint8, generator=generator)
@@ -127,7 +127,7 @@ def measure_training(row: Row, settings: Settings, on_progress: Callable[[float]
 
 
 def bare(row: Row, settings: Settings, source: Source) -> Callable[[], None]:
-    """Forward, loss, backward and the optimizer's step, on one batch that is there already."""
+    """Return steps of forward, loss, backward and optimizer on one batch that is already in memory."""
     model, updates = _network(row, settings)
     images, labels = next(source.batches(0))
 
@@ -139,7 +139,7 @@ def bare(row: Row, settings: Settings, source: Source) -> Callable[[], None]:
 
 
 def trainer(row: Row, settings: Settings, source: Source, folder: Path) -> Callable[[], None]:
-    """The trainer's own loop: batches, learning rate, metrics, checks, the clock and the display; no evaluation."""
+    """Return an epoch of the trainer: batches, learning rate, metrics, checks, clock and display; no evaluation."""
     here, told = Machine(settings.device), row.settings()
     torch.manual_seed(0)
     session = Session(models.build(told.model, told.norm, CIFAR.shape, CIFAR.classes), told, here)
@@ -155,7 +155,7 @@ def trainer(row: Row, settings: Settings, source: Source, folder: Path) -> Calla
 
 
 def plain_loop(row: Row, settings: Settings, images: Images, transform: Callable[[Any], Tensor]) -> Callable[[], None]:
-    """What most scripts do: a data set that handles one image at a time, a DataLoader with workers, torch's SGD."""
+    """Return an epoch of a common script: a data set of single images, a DataLoader with workers, torch's SGD."""
     model, _ = _network(row, settings)
     updates = torch.optim.SGD(model.parameters(), lr=0.1, momentum=0.9, weight_decay=5e-4)
     loader = DataLoader(
@@ -178,7 +178,7 @@ def plain_loop(row: Row, settings: Settings, images: Images, transform: Callable
 
 
 class OneByOne(Dataset[tuple[Tensor, int]]):
-    """Images one at a time through PIL and a transformation, as torchvision's data sets hand them out."""
+    """Single images through PIL and a transform, as in torchvision's data sets."""
 
     def __init__(self, images: Images, transform: Callable[[Any], Tensor]) -> None:
         self.pixels = images.pixels.permute(0, 2, 3, 1).contiguous().numpy()
@@ -194,10 +194,10 @@ class OneByOne(Dataset[tuple[Tensor, int]]):
 
 
 def torchvision() -> Callable[[Any], Tensor] | None:
-    """The transforms of torchvision that are the trainer's crops, flips and normalization; None if it is not here."""
+    """Return torchvision transforms equal to the trainer's crops, flips and normalization; None without torchvision."""
     try:
         from torchvision import transforms
-    except (ImportError, RuntimeError):  # the latter if it was built for another torch
+    except (ImportError, RuntimeError):  # RuntimeError if it was built for another torch
         return None
     steps = [transforms.RandomCrop(CIFAR.shape[1], padding=PADDING), transforms.RandomHorizontalFlip()]
     made: Callable[[Any], Tensor] = transforms.Compose(
@@ -207,7 +207,7 @@ def torchvision() -> Callable[[Any], Tensor] | None:
 
 
 def by_hand(picture: Any) -> Tensor:
-    """The same without torchvision, and in fewer steps."""
+    """Crop, flip and normalize an image without torchvision, in fewer steps."""
     from PIL import Image, ImageOps
 
     top, left = (int(torch.randint(2 * PADDING + 1, ())) for _ in range(2))

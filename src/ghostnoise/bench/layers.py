@@ -16,12 +16,12 @@ LIMITS = {False: "bandwidth limit", True: "limit for noise"}
 
 
 def plan(settings: Settings) -> tuple[list[Row], list[str]]:
-    """The rows, and a line for everything that is left out of them."""
+    """Return the rows, and a line for everything that is left out."""
     return rows(settings), [*usable_backends(settings.device)[1], *peers.absent()]
 
 
 def measure(row: Row, settings: Settings, on_progress: Callable[[float], object]) -> list[Record]:
-    """Time every contender on a row, and the bandwidth limits beside them; a record for each."""
+    """Time every contender and the bandwidth limits on a row, and return a record for each."""
     torch.manual_seed(0)
     usable: list[Name] = usable_backends(settings.device)[0]
     found = contenders(row, usable, settings.device)
@@ -56,16 +56,16 @@ def measure(row: Row, settings: Settings, on_progress: Callable[[float], object]
 
 
 def times(timing: Timing, baseline: Timing) -> Record:
-    """Milliseconds, and the ratios to the baseline of the same row: of the medians, and of the best times."""
+    """Return milliseconds, and the ratios of the medians and of the best times to the baseline of the row."""
     fields = {key if key == "n" else f"{key}_ms": value for key, value in asdict(timing).items()}
     return fields | {"ratio_p50": timing.p50 / baseline.p50, "ratio_best": timing.best / baseline.best}
 
 
 def over_limit(timings: dict[str, Timing], name: str, limit_name: str) -> float:
-    """The ratio of the medians of a contender and its limit."""
+    """Return the ratio of the medians of a contender and its limit."""
     return timings[name].p50 / timings[limit_name].p50
 
 
 def synchronizer(device: torch.device) -> Callable[[], object]:
-    """Wait for the device: an accelerator runs behind the clock."""
+    """Return a function that waits for the device: accelerators run asynchronously."""
     return (lambda: None) if device.type == "cpu" else lambda: torch.accelerator.synchronize(device)

@@ -1,4 +1,4 @@
-"""The bandwidth limit: what moving the bytes of a layer takes, without computing anything of use."""
+"""The bandwidth limit: the time to move the bytes of a layer without its computation."""
 
 from collections.abc import Callable
 
@@ -7,19 +7,19 @@ from torch import Tensor
 
 
 def streams(x: Tensor, noise: bool = False) -> Callable[[], object]:
-    """A step that reads and writes tensors of x's size as often as a layer must, into memory that is there already.
+    """Return a step that reads and writes tensors of the size of x as often as a layer must, in allocated memory.
 
-    | pass | reads | writes | stands for |
+    | pass | reads | writes | corresponds to |
     | --- | --- | --- | --- |
     | sum(x) | 1 | | moments |
-    | y = 2·x | 1 | 1 | transformation |
+    | y = 2·x | 1 | 1 | normalization |
     | sum(dy), sum(x) | 2 | | the two sums of the backward |
     | dx = dy + x | 2 | 1 | gradient of x |
 
     2 reads and 1 write forward, 4 reads and 1 write backward. For standalone noise, whose backward is dx = scale·dy,
-    the last two lines are one: dx = 2·dy, 1 read and 1 write. All are PyTorch's own vectorized kernels, on all threads.
-    The memory is contiguous and has been written to before, so that no page fault is counted. Small tensors stay in
-    the cache, where this is the time of a handful of calls rather than a limit.
+    the last two lines are one: dx = 2·dy, 1 read and 1 write. All are PyTorch's vectorized kernels, on all threads. The
+    memory is contiguous and was written before, so that no page faults are counted. Small tensors stay in the cache;
+    for them this is the time of a few calls rather than a limit.
     """
     source = x.detach().flatten().clone()
     gradient, out, gradient_out = (torch.ones_like(source) for _ in range(3))

@@ -1,4 +1,4 @@
-"""`ghostnoise bench memory`: what a layer holds for its backward, and the peak of a forward and backward."""
+"""`ghostnoise bench memory`: bytes that a layer keeps for its backward, and the peak of forward + backward."""
 
 import json
 import os
@@ -16,29 +16,31 @@ from ghostnoise.bench.contenders import Contender, contenders, usable_backends
 from ghostnoise.bench.rows import Row, rows
 from ghostnoise.bench.settings import Record, Settings, conditions
 
-os.environ.setdefault("KINETO_LOG_LEVEL", "99")  # the profiler writes two lines to stderr every time it is used
+os.environ.setdefault("KINETO_LOG_LEVEL", "99")  # the profiler otherwise writes two lines to stderr on each use
 
 
 def plan(settings: Settings) -> tuple[list[Row], list[str]]:
-    """The rows, and a line for everything that is left out of them."""
+    """Return the rows, and a line for everything that is left out."""
     return rows(settings), [*usable_backends(settings.device)[1], *peers.absent()]
 
 
 def measure(row: Row, settings: Settings, on_progress: Callable[[float], object]) -> list[Record]:
-    """Count the bytes of every contender on a row; a record for each.
+    """Count the bytes of every contender on a row, and return a record for each.
 
-    `saved_x` and `saved_tables` are what autograd was given to save: x, and everything else that was made for it.
-    `held` is everything that was allocated in the forward, y aside, and is still there after it: also what is held by
-    other means, such as drawn indices. `peak` is the most that was allocated at a time, x and its upstream gradient
-    aside. What a library allocates without PyTorch's allocator is not seen.
+    `saved_x` and `saved_tables` are what autograd saves: x, and all other tensors except parameters and buffers. `held`
+    is everything that the forward allocated, except y, and that still exists after it, including tensors that autograd
+    does not save, such as drawn indices. `peak` is the maximum of allocated bytes, without x and its upstream gradient.
+    Memory that a library allocates without PyTorch's allocator is not counted.
     """
     torch.manual_seed(0)
     found = contenders(row, usable_backends(settings.device)[0], settings.device)
-    found = [contender for contender in found if contender.most_rounds is None]  # the loop has a graph node per sample
+    found = [
+        contender for contender in found if contender.most_rounds is None
+    ]  # the loop makes a graph node per sample
     x, dy = row.draw(settings.device)
     counted = []
     for done, contender in enumerate(found, 1):
-        contender.step(x, dy)()  # what is made once, and kept, is not this batch's
+        contender.step(x, dy)()  # allocations that are made once and kept do not count
         saved_x, saved_tables = saved(contender, x)
         counts = {"saved_x": saved_x, "saved_tables": saved_tables, "held": held(contender, x)}
         counted.append(counts | {"peak": peak(contender, x, dy)})
@@ -57,7 +59,7 @@ def measure(row: Row, settings: Settings, on_progress: Callable[[float], object]
 
 
 def saved(contender: Contender, x: Tensor) -> tuple[int, int]:
-    """Bytes that autograd saves: of x, and of all else but parameters and buffers; each storage once."""
+    """Return the bytes that autograd saves of x, and of all else except parameters and buffers; each storage once."""
     storages: dict[int, int] = {}
 
     def pack(tensor: Tensor) -> Tensor:
@@ -71,12 +73,12 @@ def saved(contender: Contender, x: Tensor) -> tuple[int, int]:
     for tensor in state:
         storages.pop(tensor.untyped_storage().data_ptr(), None)
     of_x = storages.pop(x.untyped_storage().data_ptr(), 0)
-    del y  # alive until here, so that no storage of the graph could be freed and its address given again
+    del y  # kept alive until here, so that no storage of the graph is freed and its address reused
     return of_x, sum(storages.values())
 
 
 def held(contender: Contender, x: Tensor) -> int:
-    """Bytes that were allocated in the forward and are held by the graph of y after it."""
+    """Return the bytes that the forward allocated and that the graph of y still holds."""
     kept: list[Tensor] = []
 
     def forward() -> None:
@@ -87,7 +89,7 @@ def held(contender: Contender, x: Tensor) -> int:
 
 
 def peak(contender: Contender, x: Tensor, dy: Tensor) -> int:
-    """The most bytes that a forward and backward have allocated at a time."""
+    """Return the maximum of bytes that are allocated during a forward and backward."""
     now = most = 0
     for size in allocations(contender.step(x, dy)):
         now += size
@@ -96,7 +98,7 @@ def peak(contender: Contender, x: Tensor, dy: Tensor) -> int:
 
 
 def allocations(run: Callable[[], object]) -> list[int]:
-    """The bytes that `run` takes from PyTorch's allocator, and gives back (negative), in this order."""
+    """Return the bytes that `run` allocates and frees (negative) with PyTorch's allocator, in order."""
     with profile(activities=[ProfilerActivity.CPU], profile_memory=True) as profiler:
         run()
     with tempfile.TemporaryDirectory() as folder:

@@ -14,7 +14,7 @@ from ghostnoise.bench.settings import Record, Settings, conditions
 from ghostnoise.bench.timing import Length, interleave
 from ghostnoise.engine.backends import select as backends
 from ghostnoise.lab import models
-from ghostnoise.lab.settings import ModelSettings, NormSettings
+from ghostnoise.lab.config.schema import ModelSettings, NormSettings
 
 CLASSES = 10
 METHODS = {
@@ -26,7 +26,7 @@ METHODS = {
 
 @dataclass(frozen=True)
 class Row:
-    """A network, by what it is called here and its settings, and the batch that it trains on."""
+    """A network and the shape of its batch."""
 
     network: str
     model: ModelSettings
@@ -35,12 +35,12 @@ class Row:
 
     @property
     def name(self) -> str:
-        """What the row is called in tables."""
+        """Return the name of the row in tables."""
         return f"{self.network} batch {self.shape[0]} {self.memory_format}"
 
 
 def plan(settings: Settings) -> tuple[list[Row], list[str]]:
-    """The rows, and a line for everything that is left out of them."""
+    """Return the rows, and a line for everything that is left out."""
     side = 8 if settings.quick else 32
     every = [
         Row(network, model, (settings.batch or batch, 3, side, side), form)
@@ -52,7 +52,7 @@ def plan(settings: Settings) -> tuple[list[Row], list[str]]:
 
 
 def measure(row: Row, settings: Settings, on_progress: Callable[[float], object]) -> list[Record]:
-    """Time a training step with each method; a record for each."""
+    """Time a training step with each method, and return a record for each."""
     device = settings.device
     form = torch.channels_last if row.memory_format == "channels_last" else torch.contiguous_format
     generator = torch.Generator().manual_seed(0)
@@ -89,7 +89,7 @@ def measure(row: Row, settings: Settings, on_progress: Callable[[float], object]
 def training_step(
     model: nn.Module, images: Tensor, labels: Tensor, backend: backends.Name | None = None
 ) -> Callable[[], None]:
-    """A step of SGD with momentum on the cross entropy."""
+    """Return a training step: SGD with momentum on the cross entropy."""
     optimizer = torch.optim.SGD(model.parameters(), lr=0.01, momentum=0.9, weight_decay=5e-4)
 
     def run() -> None:
@@ -103,8 +103,9 @@ def training_step(
 
 
 def _networks(quick: bool) -> list[tuple[str, ModelSettings, int]]:
-    """What each network is called, its settings, and the samples in a batch."""
-    width, batches = (2, (32, 32)) if quick else (None, (128, 32))
+    """Return the name, the settings and the batch size of each network."""
+    # Not narrower: torch 2.13.0 corrupts memory in channels_last convolutions of fewer than 8 channels on one thread.
+    width, batches = (8, (32, 32)) if quick else (None, (128, 32))
     return [
         ("resnet-20", ModelSettings(name="resnet20", width=width), batches[0]),
         ("resnet-18", ModelSettings(name="resnet18", width=width), batches[1]),

@@ -1,6 +1,6 @@
-"""What others have: ghost batch norm of two libraries, and the loop that the definition of ghost noise asks for.
+"""Implementations to compare with: ghost batch norm of two libraries, and ghost noise as a loop over samples.
 
-The libraries are used where they are installed, and named as absent where they are not.
+Libraries that are not installed are left out and listed.
 """
 
 import importlib.util
@@ -16,14 +16,14 @@ from torch import Tensor, nn
 
 from ghostnoise.bench.rows import Row
 
-# Without dependencies: the one module that is measured needs torch and numpy alone, and mosaicml would bring dozens.
+# Without dependencies: the measured module needs only torch and numpy, and mosaicml would install dozens of packages.
 REMEDIES = {"Composer": "pip install --no-deps mosaicml", "tabnet": "pip install --no-deps pytorch-tabnet"}
 
 
 def composer() -> Any | None:
-    """Composer's module of ghost batch norm, or None.
+    """Return Composer's module of ghost batch norm, or None.
 
-    It is loaded as a single file, with stand-ins for the parts of Composer that only its trainer uses: importing the
+    It is loaded as a single file, with stubs for the parts of Composer that only its trainer uses: importing the
     package would need all of its dependencies.
     """
     package = importlib.util.find_spec("composer")
@@ -32,27 +32,29 @@ def composer() -> Any | None:
         spec = importlib.util.spec_from_file_location("ghostnoise_bench_composer", path)
         if path.is_file() and spec and spec.loader:
             module = importlib.util.module_from_spec(spec)
-            with _composer_stand_ins():
+            with _composer_stubs():
                 spec.loader.exec_module(module)
             return module
     return None
 
 
 def tabnet() -> Any | None:
-    """pytorch-tabnet's module of ghost batch norm, or None."""
+    """Return pytorch-tabnet's module of ghost batch norm, or None."""
     if importlib.util.find_spec("pytorch_tabnet") is None:
         return None
     return importlib.import_module("pytorch_tabnet.tab_network")
 
 
 def absent() -> list[str]:
-    """A line for each library that is not installed, with what would bring it."""
+    """Return a line for each library that is not installed, with the command that installs it."""
     found = {"Composer": composer(), "tabnet": tabnet()}
-    return [f"{name}'s ghost batch norm is absent: {REMEDIES[name]}" for name, module in found.items() if not module]
+    return [
+        f"{name}'s ghost batch norm is not installed: {REMEDIES[name]}" for name, module in found.items() if not module
+    ]
 
 
 def ghost_batch_norms(row: Row) -> dict[str, nn.Module]:
-    """The libraries' layers for this row, by name."""
+    """Return the layers of the libraries for this row, by name."""
     layers: dict[str, nn.Module] = {}
     if row.tokens:
         return layers
@@ -67,7 +69,7 @@ def ghost_batch_norms(row: Row) -> dict[str, nn.Module]:
 
 
 class OverPositions(nn.Module):
-    """View images (B, C, H, W) as (B, C, S), in either memory format, for a layer that takes no more dimensions."""
+    """Apply a layer that takes 3 dimensions to images (B, C, H, W), viewed as (B, C, S), in either memory format."""
 
     def __init__(self, layer: nn.Module) -> None:
         super().__init__()
@@ -80,7 +82,7 @@ class OverPositions(nn.Module):
 
 
 class NaiveGhostNoise(nn.Module):
-    """Ghost noise as its definition reads: for each sample, draw samples, take their statistics, inject (eq. 10)."""
+    """Ghost noise by its definition: for each sample, draw samples, compute their statistics, inject (eq. 10)."""
 
     def __init__(self, ghost_size: int, channel_dim: int = 1, eps: float = 1e-3) -> None:
         super().__init__()
@@ -103,15 +105,15 @@ class NaiveGhostNoise(nn.Module):
 
 
 @contextmanager
-def _composer_stand_ins() -> Iterator[None]:
+def _composer_stubs() -> Iterator[None]:
     parts = {"core": ("Algorithm", "Event", "State"), "loggers": ("Logger",), "utils": ("module_surgery",)}
-    stand_ins = {"composer": ModuleType("composer")}
+    stubs = {"composer": ModuleType("composer")}
     for name, contents in parts.items():
-        stand_ins[f"composer.{name}"] = module = ModuleType(f"composer.{name}")
+        stubs[f"composer.{name}"] = module = ModuleType(f"composer.{name}")
         for content in contents:
             setattr(module, content, type(content, (), {}))
-    before = {name: sys.modules.get(name) for name in stand_ins}
-    sys.modules.update(stand_ins)
+    before = {name: sys.modules.get(name) for name in stubs}
+    sys.modules.update(stubs)
     try:
         yield
     finally:

@@ -1,4 +1,4 @@
-"""The inputs that layers are measured on: a shape in a memory format."""
+"""The inputs that layers are measured on: shapes and memory formats."""
 
 from collections.abc import Callable
 from dataclasses import dataclass
@@ -23,42 +23,42 @@ class Row:
 
     @property
     def size(self) -> str:
-        """The shape as text."""
+        """Return the shape as text."""
         return "x".join(map(str, self.shape))
 
     @property
     def name(self) -> str:
-        """What the row is called in tables."""
+        """Return the name of the row in tables."""
         return f"{self.size} {self.memory_format}" if self.images else self.size
 
     @property
     def images(self) -> bool:
-        """Whether x is (B, C, H, W)."""
+        """Return whether x is (B, C, H, W)."""
         return len(self.shape) == 4
 
     @property
     def tokens(self) -> bool:
-        """Whether x is (B, T, C), and the channels come last."""
+        """Return whether x is (B, T, C), with the channels last."""
         return len(self.shape) == 3
 
     @property
     def channels(self) -> int:
-        """C."""
+        """Return the number of channels."""
         return self.shape[-1 if self.tokens else 1]
 
     @property
     def ghost_size(self) -> int:
-        """The N that the methods are compared at: the paper's 12 for tokens."""
+        """Return the ghost size of all methods: 32, or the paper's 12 for tokens."""
         return 12 if self.tokens else 32
 
     def baseline(self) -> tuple[str, Callable[[int], nn.Module]]:
-        """The layer of `torch.nn` that this row is compared to, and its name."""
+        """Return the name and the class of the layer of `torch.nn` that the row is compared with."""
         if self.tokens:
             return "nn.LayerNorm", nn.LayerNorm
         return ("nn.BatchNorm2d", nn.BatchNorm2d) if self.images else ("nn.BatchNorm1d", nn.BatchNorm1d)
 
     def draw(self, device: torch.device) -> tuple[Tensor, Tensor]:
-        """x, of mean 1 and deviation 2, and the gradient of y: the same numbers in every run and memory format."""
+        """Draw x, with mean 1 and standard deviation 2, and the gradient of y; always the same numbers."""
         generator = torch.Generator().manual_seed(0)
         x, dy = (torch.randn(self.shape, generator=generator).to(device) for _ in range(2))
         form = torch.channels_last if self.memory_format == "channels_last" else torch.contiguous_format
@@ -67,7 +67,7 @@ class Row:
 
 
 def rows(settings: Settings) -> list[Row]:
-    """The rows that are asked for."""
+    """Return the selected rows."""
     shapes = QUICK if settings.quick else (*IMAGES, FEATURES, TOKENS)
     formats = [form for form in ("contiguous", "channels_last") if form in settings.formats]
     every = [Row(shape, form) for form in formats for shape in shapes if len(shape) == 4]

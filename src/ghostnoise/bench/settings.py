@@ -1,4 +1,4 @@
-"""What is to be measured, and on what."""
+"""The settings of a benchmark, and the environment metadata of its records."""
 
 from dataclasses import dataclass
 from datetime import date
@@ -15,7 +15,7 @@ Record = dict[str, Any]
 
 @dataclass(frozen=True)
 class Settings:
-    """The options of a run; a row is measured for `seconds`, or `rounds` times if that is given."""
+    """The options of a benchmark; a row is measured for `seconds`, or `rounds` times if that is given."""
 
     bench: str
     device: torch.device
@@ -28,12 +28,12 @@ class Settings:
     compiled: bool = False
 
     def selects(self, name: str) -> bool:
-        """Whether the row of this name is asked for."""
+        """Return whether the row with this name is selected."""
         return not self.only or any(text in name for text in self.only)
 
 
 def conditions(settings: Settings) -> Record:
-    """What a number is worth nothing without: machine, threads, versions, allocator and date."""
+    """Return the environment metadata recorded with every result: machine, threads, versions, allocator and date."""
     return {
         "dtype": "float32",
         "device": str(settings.device),

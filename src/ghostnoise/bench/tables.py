@@ -1,4 +1,4 @@
-"""Records as tables in the terminal."""
+"""Tables of records for the terminal."""
 
 import itertools
 import math
@@ -13,19 +13,19 @@ STYLES = {"torch": "bold", "peer": "", "limit": "dim", "ours": "cyan"}
 
 
 def name(record: Record) -> str:
-    """The contender, and its backend if it has one."""
+    """Return the contender, with its backend if it has one."""
     return f"{record['contender']} ({record['backend']})" if record["backend"] else str(record["contender"])
 
 
 def row_table(records: list[Record]) -> Table:
-    """The contenders of one row."""
+    """Return a table of the contenders of one row."""
     return _memory_table(records) if records[0]["bench"] == "memory" else _time_table(records)
 
 
 def summary_table(records: list[Record]) -> Table | None:
-    """Ratios of medians to `torch.nn`'s layer: geometric means and the worst over the image rows, and the other rows.
+    """Return a table of ratios of medians to the layer of `torch.nn`.
 
-    None where the rows' own tables say it all.
+    It has the geometric means and the maximum over the image rows, and the other rows. None if there is one row only.
     """
     if records[0]["bench"] != "layers" or len({record["row"] for record in records}) < 2:
         return None
@@ -57,7 +57,7 @@ def summary_table(records: list[Record]) -> Table | None:
 
 
 def geometric_mean(ratios: list[float]) -> float:
-    """The mean of ratios; not a number if there are none."""
+    """Return the geometric mean of ratios; NaN if there are none."""
     return statistics.geometric_mean(ratios) if ratios else math.nan
 
 

@@ -1,4 +1,4 @@
-"""Time contenders against each other, interleaved, so that a slow moment of the machine strikes all of them."""
+"""Time contenders in interleaved rounds, so that a slow moment of the machine affects all of them."""
 
 import time
 from collections.abc import Callable, Mapping
@@ -22,21 +22,21 @@ class Timing:
 
 @dataclass(frozen=True)
 class Length:
-    """How long to measure: `rounds`, or if None for `seconds` and at least `LEAST_ROUNDS`; `warmup` rounds before."""
+    """How long to measure: `rounds`, or if None `seconds` and at least `LEAST_ROUNDS`; after `warmup` rounds."""
 
     seconds: float = 15.0
     rounds: int | None = None
     warmup: int = 2
 
     def progress(self, rounds_done: int, spent: float) -> float:
-        """The share that is done, 1 at the end."""
+        """Return the fraction that is done, 1 at the end."""
         if self.rounds is not None:
             return rounds_done / self.rounds
         return min(rounds_done / LEAST_ROUNDS, spent / self.seconds, 1.0)
 
 
 def summary(seconds: list[float]) -> Timing:
-    """The percentiles, interpolated linearly."""
+    """Return the percentiles, linearly interpolated."""
     p20, p50, p80 = (float(value) * 1e3 for value in np.percentile(seconds, (20, 50, 80)))
     return Timing(p20, p50, p80, min(seconds) * 1e3, len(seconds))
 
@@ -49,11 +49,11 @@ def interleave(
     on_progress: Callable[[float], object] = lambda share: None,
     clock: Callable[[], float] = time.perf_counter,
 ) -> dict[str, Timing]:
-    """Run every step once in each round, and time it.
+    """Run and time every step once in each round.
 
-    Every other round goes backwards: what a step leaves behind in caches and in the allocator is not always met by the
-    same one. A step with an entry in `most_rounds` sits out the rounds after that, has no warm-up, and its time does
-    not count against the length: a very slow one must not take the time of all others.
+    Every other round runs in reverse order, so that no step always follows the same one in caches and allocator. A step
+    with an entry in `most_rounds` takes part in that many rounds only, without warm-up, and its time does not count
+    towards the length: a very slow step must not use up the time of all others.
     """
     most_rounds = most_rounds or {}
     names = list(steps)

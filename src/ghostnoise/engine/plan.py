@@ -5,7 +5,6 @@ the batch (`Drawn`), or tables drawn from an analytical law (`Tables`). A `Corre
 d. Methods only combine these, so every backend serves every method.
 """
 
-import functools
 import math
 from collections.abc import Callable
 from dataclasses import dataclass
@@ -172,50 +171,44 @@ class Plan(NamedTuple):
         limits = self.reference.limits
         return drawn, [*self.reference.moments, *([] if limits is None else [limits])]
 
-    def encode(self) -> str:
-        """Describe everything but the tensors in a string, as an argument of a registered op.
+    def encode(self) -> tuple[str, list[int], list[float]]:
+        """Describe everything but the tensors by names, integers and floats, as arguments of a registered op.
 
-        `torch.compile` traces this, so it is plain formatting of numbers and names.
+        `torch.compile` traces this, and specializes on the numbers.
         """
         contributors, noise = self.normalizer.contributors, self.noise
-        parts = [type(contributors).__name__, *contributors.numbers(), self.normalizer.eps, self.normalizer.min_std]
-        if isinstance(noise, Drawn):
-            parts += ["drawn", noise.eps, noise.components]
-        elif isinstance(noise, Tables):
-            law = noise.law
-            parts += ["law", noise.eps, noise.components, law.ghost_size, law.law, law.dof, noise.normalized]
-        return " ".join([str(part) for part in parts])
+        names, integers, floats = [type(contributors).__name__], [], [self.normalizer.eps, self.normalizer.min_std]
+        for value in contributors.numbers():
+            if isinstance(value, float):
+                floats.append(value)
+            else:
+                integers.append(-1 if value is None else value)
+        if noise is not None:
+            floats.append(noise.eps)
+            names += [type(noise).__name__, noise.components]
+        if isinstance(noise, Tables):
+            names += [noise.law.law, noise.law.dof, "normalized" if noise.normalized else "raw"]
+            integers.append(noise.law.ghost_size)
+        return " ".join(names), integers, floats
 
 
-@functools.lru_cache(maxsize=4096)
-def _decoded(text: str) -> tuple[Normalizer, Callable[[list[Tensor]], Noise] | None]:
-    """Return the normalizer, and how to make the noise from its tensors."""
-    name, *parts = text.split(" ")
-    kind = Contributors.kinds[name]
-    count = len(kind.__dataclass_fields__)  # type: ignore[attr-defined]
-    numbers = [_number(part) for part in parts[: count + 2]]
-    normalizer = Normalizer(kind(*numbers[:count]), *numbers[count:])  # type: ignore[arg-type]
-    noise: list[Any] = parts[count + 2 :]
-    if not noise:
-        return normalizer, None
-    eps, components = float(noise[1]), noise[2]
-    if noise[0] == "drawn":
-        return normalizer, lambda drawn: Drawn(eps, components, drawn[0])
-    law, normalized = Law(int(noise[3]), noise[4], noise[5]), noise[6] == "True"
-    return normalizer, lambda drawn: Tables(eps, components, law, LawDraws(*drawn), normalized)
-
-
-def _number(text: str) -> float | int | None:
-    if text == "None":
-        return None
-    return int(text) if text.lstrip("-").isdigit() else float(text)
-
-
-def decode(text: str, drawn: list[Tensor] | None, reference: list[Tensor]) -> Plan:
+def decode(
+    names: str, integers: list[int], floats: list[float], drawn: list[Tensor] | None, reference: list[Tensor]
+) -> Plan:
     """Return the plan that `Plan.encode` described, with its tensors; without noise if `drawn` is None."""
-    normalizer, noise = _decoded(text)
+    contributors, *kind = names.split(" ")
+    numbers = [None if value < 0 else value for value in integers], floats[2:]
+    normalizer = Normalizer(Contributors.kinds[contributors].from_numbers(*numbers), floats[0], floats[1])
     known = Reference(Moments(*reference[:2]), reference[2] if len(reference) > 2 else None) if reference else None
-    return Plan(normalizer, None if noise is None or drawn is None else noise(drawn), known)
+    noise: Noise | None = None
+    if kind and drawn is not None:
+        components: Any = kind[1]
+        if kind[0] == Drawn.__name__:
+            noise = Drawn(floats[-1], components, drawn[0])
+        else:
+            law: Any = Law(integers[-1], kind[2], kind[3])  # type: ignore[arg-type]
+            noise = Tables(floats[-1], components, law, LawDraws(*drawn), kind[4] == "normalized")
+    return Plan(normalizer, noise, known)
 
 
 def positions(x: Tensor) -> int:

@@ -1,8 +1,8 @@
 """The steps of the engine as `torch.library` ops, which `torch.compile` and dispatch modes see as single operators.
 
 There is one op per direction, for every device, with a fake implementation and its autograd formula. A plan crosses the
-boundary as a string and lists of tensors (`Plan.encode`). An op returns all of its tables; a table that does not exist
-is a tensor without elements. Running statistics are updated outside.
+boundary as names, numbers and lists of tensors (`Plan.encode`). An op returns all of its tables; a table that does not
+exist is a tensor without elements. Running statistics are updated outside.
 """
 
 from typing import Any
@@ -20,44 +20,45 @@ from ghostnoise.statistics.samples import SampleItself
 
 def normalize(x: Tensor, weight: Tensor | None, bias: Tensor | None, plan: Plan) -> tuple[Tensor, Moments, Moments]:
     """Return y, the moments of the samples if the plan keeps them, and the pooled statistics."""
-    y, *tables = torch.ops.ghostnoise.normalize(x, weight, bias, *plan.tensors(), plan.encode())
+    y, *tables = torch.ops.ghostnoise.normalize(x, weight, bias, *plan.tensors(), *plan.encode())
     return y, _sample_moments(x, Moments(*tables[2:4])), Moments(*tables[:2])
 
 
 def inject(x: Tensor, noise: Noise) -> Tensor:
     """Return x with the noise."""
     plan = Plan(Normalizer(SampleItself(), 0.0), noise)
-    y: Tensor = torch.ops.ghostnoise.inject(x, plan.tensors()[0], plan.encode())[0]
+    y: Tensor = torch.ops.ghostnoise.inject(x, plan.tensors()[0], *plan.encode())[0]
     return y
 
 
 _LIBRARY = torch.library.Library("ghostnoise", "DEF")
+_HOW = "str names, int[] integers, float[] floats"
 _LIBRARY.define(
-    "normalize(Tensor x, Tensor? weight, Tensor? bias, Tensor[] drawn, Tensor[] reference, str plan) -> "
+    f"normalize(Tensor x, Tensor? weight, Tensor? bias, Tensor[] drawn, Tensor[] reference, {_HOW}) -> "
     "(Tensor, Tensor, Tensor, Tensor, Tensor, Tensor, Tensor, Tensor, Tensor)"
 )
 _LIBRARY.define(
     "normalize_backward(Tensor dy, Tensor x, Tensor? weight, Tensor[] kept, Tensor[] noise, Tensor[] correction, "
-    "Tensor[] reference, str plan, bool needs_x) -> (Tensor, Tensor, Tensor)"
+    f"Tensor[] reference, {_HOW}, bool needs_x) -> (Tensor, Tensor, Tensor)"
 )
-_LIBRARY.define("inject(Tensor x, Tensor[] drawn, str plan) -> (Tensor, Tensor)")
+_LIBRARY.define(f"inject(Tensor x, Tensor[] drawn, {_HOW}) -> (Tensor, Tensor)")
 _LIBRARY.define("inject_backward(Tensor dy, Tensor scale) -> Tensor")
 
 
 def _normalize(
-    x: Tensor, weight: Tensor | None, bias: Tensor | None, drawn: list[Tensor], reference: list[Tensor], plan: str
+    x: Tensor, weight: Tensor | None, bias: Tensor | None, drawn: list[Tensor], reference: list[Tensor], *how: Any
 ) -> tuple[Tensor, ...]:
     """Return y, pooled mean and variance, the samples' mean and variance, m, k, r and d."""
-    asked = decode(plan, drawn, reference)
+    asked = decode(*how, drawn, reference)
     y, moments, pooled, noise, correction = steps.forward(select(x), x, weight, bias, asked, None)
     kept = moments if _returns_moments(x, asked) else (None, None)
     return y, *(_output(x, table) for table in (*pooled, *kept, *noise, *(correction or (None, None))))
 
 
 def _fake_normalize(
-    x: Tensor, weight: Tensor | None, bias: Tensor | None, drawn: list[Tensor], reference: list[Tensor], plan: str
+    x: Tensor, weight: Tensor | None, bias: Tensor | None, drawn: list[Tensor], reference: list[Tensor], *how: Any
 ) -> tuple[Tensor, ...]:
-    asked, (batch_size, channels) = decode(plan, drawn, reference), x.shape[:2]
+    asked, (batch_size, channels) = decode(*how, drawn, reference), x.shape[:2]
     table, dtype = table_dtype(x.device), arithmetic_dtype(x)
     pools = asked.normalizer.contributors.pools(batch_size)
     pooled = [x.new_empty(pools, channels, dtype=table) for _ in range(2)]
@@ -77,10 +78,12 @@ def _normalize_backward(
     noise: list[Tensor],
     correction: list[Tensor],
     reference: list[Tensor],
-    plan: str,
+    names: str,
+    integers: list[int],
+    floats: list[float],
     needs_x: bool,
 ) -> tuple[Tensor, ...]:
-    asked = decode(plan, None, reference)
+    asked = decode(names, integers, floats, None, reference)
     tables = NoiseTables(*(table if table.numel() else None for table in noise))
     saved = Saved(_sample_moments(x, Moments(*kept)), tables)
     corrected = Correction(*correction) if correction[0].numel() else None
@@ -96,15 +99,15 @@ def _fake_normalize_backward(
     return torch.empty_like(x) if wanted else x.new_empty(0), *gradients
 
 
-def _inject_op(x: Tensor, drawn: list[Tensor], plan: str) -> tuple[Tensor, Tensor]:
-    noise, backend = decode(plan, drawn, []).noise, select(x)
+def _inject_op(x: Tensor, drawn: list[Tensor], *how: Any) -> tuple[Tensor, Tensor]:
+    noise, backend = decode(*how, drawn, []).noise, select(x)
     assert noise is not None
     affine = steps.inject_tables(backend, x, noise, None)
     return backend.transform(x, affine), affine.scale
 
 
-def _fake_inject(x: Tensor, drawn: list[Tensor], plan: str) -> tuple[Tensor, Tensor]:
-    noise = decode(plan, drawn, []).noise
+def _fake_inject(x: Tensor, drawn: list[Tensor], *how: Any) -> tuple[Tensor, Tensor]:
+    noise = decode(*how, drawn, []).noise
     assert noise is not None
     rows = x.shape[0] if noise.scales else 1
     return torch.empty_like(x), x.new_empty((rows, x.shape[1]), dtype=arithmetic_dtype(x))
@@ -130,12 +133,12 @@ for _name, _run, _fake in (
 
 
 def _setup_normalize(ctx: Any, inputs: tuple[Any, ...], output: tuple[Tensor, ...]) -> None:
-    x, weight, bias, drawn, reference, ctx.plan = inputs
+    x, weight, bias, drawn, reference, *ctx.how = inputs
     _, *tables = output
     ctx.lists = [None] * len(drawn), [None] * len(reference)
     ctx.mark_non_differentiable(*tables)
     ctx.set_materialize_grads(False)
-    ctx.keeps_moments = decode(ctx.plan, drawn, reference).normalizer.contributors.keeps_moments
+    ctx.keeps_moments = decode(*ctx.how, drawn, reference).normalizer.contributors.keeps_moments
     kept = tables[2:4] if ctx.keeps_moments else tables[:2]
     ctx.save_for_backward(x, weight, bias, *kept, *tables[4:], *reference)
 
@@ -143,11 +146,11 @@ def _setup_normalize(ctx: Any, inputs: tuple[Any, ...], output: tuple[Tensor, ..
 def _backward_of_normalize(ctx: Any, dy: Tensor | None, *tables: Any) -> tuple[Any, ...]:
     x, weight, bias, mean, var, m, k, r, d, *reference = ctx.saved_tensors
     if dy is None:
-        return None, None, None, *ctx.lists, None
+        return None, None, None, *ctx.lists, None, None, None
     needs_x = ctx.needs_input_grad[0]
-    given = (dy, x, weight, [mean, var], [m, k], [r, d], reference, ctx.plan, needs_x)
+    given = (dy, x, weight, [mean, var], [m, k], [r, d], reference, *ctx.how, needs_x)
     dx, g_weight, g_bias = torch.ops.ghostnoise.normalize_backward(*given)
-    return dx if needs_x else None, _cast(g_weight, weight), _cast(g_bias, bias), *ctx.lists, None
+    return dx if needs_x else None, _cast(g_weight, weight), _cast(g_bias, bias), *ctx.lists, None, None, None
 
 
 def _setup_inject(ctx: Any, inputs: tuple[Any, ...], output: tuple[Tensor, Tensor]) -> None:
@@ -158,7 +161,13 @@ def _setup_inject(ctx: Any, inputs: tuple[Any, ...], output: tuple[Tensor, Tenso
 
 
 def _backward_of_inject(ctx: Any, dy: Tensor | None, scale: Any) -> tuple[Any, ...]:
-    return None if dy is None else torch.ops.ghostnoise.inject_backward(dy, *ctx.saved_tensors), ctx.lists, None
+    return (
+        None if dy is None else torch.ops.ghostnoise.inject_backward(dy, *ctx.saved_tensors),
+        ctx.lists,
+        None,
+        None,
+        None,
+    )
 
 
 torch.library.register_autograd(

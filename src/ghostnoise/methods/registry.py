@@ -18,7 +18,7 @@ from typing import Any, Literal
 from torch import nn
 
 from ghostnoise import methods
-from ghostnoise.suggest import did_you_mean
+from ghostnoise.text import did_you_mean
 
 GhostSize = Literal["required", "optional", "none"]
 Placement = Literal["inside", "after", "activation", "branch"]
@@ -91,8 +91,8 @@ class MethodSpec:
         """Return the batch-norm layers for 1, 2 and 3 spatial dimensions."""
         if self.norm is None:
             return None
-        module, name = sys.modules[self.norm.__module__], self.norm.__name__
-        return getattr(module, f"{name}1d"), getattr(module, f"{name}2d"), getattr(module, f"{name}3d")
+        defined, name = _defined(self.norm), self.norm.__name__
+        return defined[f"{name}1d"], defined[f"{name}2d"], defined[f"{name}3d"]
 
     @property
     def ghost_size(self) -> GhostSize:
@@ -123,12 +123,27 @@ class MethodSpec:
 _SPECS: dict[str, MethodSpec] = {}
 
 
-def register(spec: MethodSpec) -> MethodSpec:
-    """Add a method to the registry."""
-    if _SPECS.get(spec.name, spec).card != spec.card:
-        raise ValueError(f"method {spec.name!r} is registered twice: {_SPECS[spec.name].card} and {spec.card}")
+def register(spec: MethodSpec) -> None:
+    """Add a method to the registry; raises if the specification and its layers do not fit."""
+    if spec.name in _SPECS and _SPECS[spec.name].layer.__module__ != spec.layer.__module__:
+        raise ValueError(f"method {spec.name!r} is registered twice, by {_SPECS[spec.name].layer} and {spec.layer}")
+    if spec.norm is not None:
+        keywords = {name for name, each in _signature(spec.norm).items() if each.kind is each.KEYWORD_ONLY} - {"bias"}
+        missing = keywords.symmetric_difference(name for name in spec.norm.options if not name.startswith("_"))
+        if missing:
+            raise ValueError(
+                f"method {spec.name!r}: {', '.join(sorted(missing))} must be both in {spec.norm.__name__}.options and "
+                "a keyword-only argument of its constructor"
+            )
+        missing = {name for name in (f"{spec.norm.__name__}{n}d" for n in (1, 2, 3)) if name not in _defined(spec.norm)}
+        if missing:
+            raise ValueError(f"method {spec.name!r}: define {', '.join(sorted(missing))} beside {spec.norm.__name__}")
     _SPECS[spec.name] = spec
-    return spec
+
+
+def _defined(layer: type[nn.Module]) -> dict[str, Any]:
+    """Return the names that are defined in the module of a layer."""
+    return vars(sys.modules[layer.__module__])
 
 
 @functools.cache
@@ -146,7 +161,8 @@ def find(name: object) -> tuple[MethodSpec, dict[str, Any]]:
     known = names()
     if isinstance(name, str) and name in known:
         return known[name]
-    raise ValueError(f"method={name!r}: must be one of {', '.join(map(repr, known))}{did_you_mean(name, known)}")
+    meant = did_you_mean(str(name), known, cutoff=0.4, show=repr)
+    raise ValueError(f"method={name!r}: must be one of {', '.join(map(repr, known))}{meant and '; ' + meant}")
 
 
 @functools.cache

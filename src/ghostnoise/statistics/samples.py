@@ -11,7 +11,7 @@ pool that it serves.
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from typing import ClassVar, NamedTuple
+from typing import Any, ClassVar, NamedTuple
 
 import torch
 import torch.nn.functional as F
@@ -39,11 +39,21 @@ class Contributors:
     kinds: ClassVar[dict[str, type["Contributors"]]] = {}
 
     def __init_subclass__(cls) -> None:
+        known = Contributors.kinds.setdefault(cls.__name__, cls)
+        if known.__module__ != cls.__module__:
+            raise ValueError(f"{cls.__name__} is defined in {known.__module__} and {cls.__module__}: rename one")
         Contributors.kinds[cls.__name__] = cls
 
     def numbers(self) -> list[float | int | None]:
         """Return the fields, in their order."""
         return [getattr(self, name) for name in type(self).__dataclass_fields__]  # type: ignore[attr-defined]
+
+    @classmethod
+    def from_numbers(cls, integers: Sequence[int | None], floats: Sequence[float]) -> "Contributors":
+        """Return the choice with these fields: floats are those whose type is float, integers may be None."""
+        left = iter(integers), iter(floats)
+        fields: dict[str, Any] = cls.__dataclass_fields__  # type: ignore[attr-defined]
+        return cls(*(next(left[each.type in (float, "float")]) for each in fields.values()))
 
     def pool(self, moments: Moments, reference: Moments | None) -> Moments:
         """Pool the moments of the samples (B, C) into statistics, one row per pool (R, C); differentiable.

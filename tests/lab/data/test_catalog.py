@@ -11,7 +11,7 @@ LAYOUTS = [(entry, layout) for entry in CATALOG.values() for layout in entry.lay
 
 
 def test_the_sets_are_those_of_the_settings():
-    from ghostnoise.lab.settings import DataSettings
+    from ghostnoise.lab.config.schema import DataSettings
 
     named = DataSettings.model_fields["name"].annotation.__args__
     assert {*CATALOG, "imagefolder"} == set(named)

@@ -7,11 +7,11 @@ import pytest
 import torch
 from PIL import Image
 
+from ghostnoise.lab.config.schema import DataSettings
 from ghostnoise.lab.data import folder as folders
 from ghostnoise.lab.data import open_source
 from ghostnoise.lab.data.draws import Purpose, words
 from ghostnoise.lab.errors import UserError
-from ghostnoise.lab.settings import DataSettings
 from lab.data.comparing import global_numpy, same
 
 importlib.import_module("startup.sitecustomize")

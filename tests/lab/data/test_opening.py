@@ -2,10 +2,10 @@ import numpy as np
 import pytest
 import torch
 
+from ghostnoise.lab.config.schema import DataSettings
 from ghostnoise.lab.data import Facts, catalog, facts, files, open_source, present
 from ghostnoise.lab.data.augment import Pixels
 from ghostnoise.lab.errors import UserError
-from ghostnoise.lab.settings import DataSettings
 from lab.data.writing import small, write
 
 CPU = torch.device("cpu")

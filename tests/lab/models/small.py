@@ -1,24 +1,23 @@
-"""Small forms of the lab's networks, and all that can be asked of them."""
+"""Small versions of the lab's networks, and all combinations of network, method and placement."""
 
 import torch
 from torch import nn
 
 from ghostnoise.lab import models
-from ghostnoise.lab.models.slots import PLACEMENTS
-from ghostnoise.lab.settings import ModelSettings, NormSettings
+from ghostnoise.lab.config.schema import ModelSettings, NormSettings
 
 WIDTHS = dict.fromkeys(models.names(), 4) | {"simple-vit": 16, "convmixer": 8}
 SHAPES = dict.fromkeys(models.names(), (3, 8, 8)) | {"resnet50": (3, 64, 64)}  # its last stage has 1/32 of a side
 SETTINGS = {
     "none": {}, "bn": {}, "gbn": {"ghost_size": 4}, "xbn": {"ghost_size": 4}, "en": {"ghost_size": 4},
-    "gni": {"ghost_size": 4}, "agni": {"ghost_size": 4}, "dropout": {"rate": 0.3}, "eagn": {"std": 0.2},
+    "gni": {"ghost_size": 4}, "agni": {"ghost_size": 4}, "dropout": {"p": 0.3}, "eagn": {"std": 0.2},
 }  # fmt: skip
 # Every network with every method and placement that it has.
 CASES = [
     (name, method, place)
     for name, network in models.CATALOG.items()
     for method in network.methods
-    for place in (network.offered(method) if method in PLACEMENTS else [None])
+    for place in network.offered(method) or [None]
 ]
 
 

@@ -9,9 +9,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from ghostnoise.lab import models
+from ghostnoise.lab.config.schema import ModelSettings, NormSettings
 from ghostnoise.lab.errors import UserError
-from ghostnoise.lab.models.norm_free import NormFreeBlock
-from ghostnoise.lab.settings import ModelSettings, NormSettings
 from lab.models.small import CASES, batch, build, images, norm, trained
 
 FIRST = {name: ("activation", network.placements[0]) for name, network in models.CATALOG.items()}
@@ -32,30 +31,11 @@ def test_output_has_a_column_for_each_class(channels, rows, columns, classes, st
         assert model(images(batch_size, shape)).shape == (batch_size, classes)
 
 
-@pytest.mark.parametrize(("name", "method", "place"), CASES)
-def test_every_parameter_has_a_gradient(name, method, place):
-    bounded = {"eps": 1.0} if method == "xbn" else {}  # it has no bound, and overflows in the 53 layers of ResNet-50
-    model = build(name, method, place, **bounded)
-    for block in model.modules():
-        if isinstance(block, NormFreeBlock):
-            torch.nn.init.constant_(block.skipinit_gain, 0.5)  # at 0, branches have none
-    torch.nn.functional.cross_entropy(model(batch(name)), torch.arange(8) % 5).backward()
-    for path, parameter in model.named_parameters():
-        assert parameter.grad.isfinite().all(), path
-        assert parameter.grad.any(), path
-
-
 def test_weights_come_from_the_default_generator():
     for name in models.names():
         first, again, other = (build(name, seed=seed).state_dict() for seed in (0, 0, 1))
         assert all(torch.equal(tensor, again[key]) for key, tensor in first.items()), name
         assert not all(torch.equal(tensor, other[key]) for key, tensor in first.items()), name
-
-
-def test_methods_start_with_the_same_weights():
-    for name, method, place in CASES:
-        plain, other = build(name).state_dict(), build(name, method, place).state_dict()
-        assert all(torch.equal(tensor, other[key]) for key, tensor in plain.items()), (name, method, place)
 
 
 def test_networks_are_float32_on_the_cpu_and_in_training():
@@ -144,11 +124,15 @@ def test_an_unknown_network_is_answered_with_the_nearest(given_name, near):
         ("resnet18", "none", "'resnet18', which is batch-normalized: must be one of 'bn', 'gbn', 'xbn', 'en', 'gni'"),
         ("simple-vit", "bn", "'simple-vit', which has no batch norm: must be one of 'none', 'gni', 'agni', 'eagn'"),
         ("wsln-resnet18", "gbn", "has no batch norm: must be one of 'none', 'gni', 'agni', 'eagn', 'dropout'"),
-        ("nf-resnet26", "eagn", "has no place for it; 'resnet18', 'resnet20', 'resnet8', 'resnet50', 'wsln-resnet18'"),
+        (
+            "nf-resnet26",
+            "eagn",
+            "has no placement for it, unlike 'resnet18', 'resnet20', 'resnet8', 'resnet50', 'wsln-resnet18'",
+        ),
         (
             "mlp",
             "dropout",
-            "has no place for it; 'resnet18', 'resnet20', 'resnet8', 'resnet50', 'wsln-resnet18', 'digits-net' do",
+            "has no placement for it, unlike 'resnet18', 'resnet20', 'resnet8', 'resnet50', 'wsln-resnet18', 'digits-net'",  # noqa: E501
         ),
     ],
 )
@@ -161,10 +145,10 @@ def test_methods_that_a_network_does_not_have(name, method, said):
 @pytest.mark.parametrize(
     ("name", "method", "place", "said"),
     [
-        ("resnet18", "gni", "branch", "must be one of 'inside', 'after', 'activation'; without one it is 'inside'"),
-        ("resnet18", "dropout", "inside", "must be one of 'branch'; without one it is 'branch'"),
-        ("resnet18", "eagn", "activation", "must be one of 'inside', 'after'; without one it is 'inside'"),
-        ("nf-resnet26", "gni", "after", "must be one of 'activation'; without one it is 'activation'"),
+        ("resnet18", "gni", "branch", "must be one of 'inside', 'after', 'activation'; the default is 'inside'"),
+        ("resnet18", "dropout", "inside", "must be one of 'branch'; the default is 'branch'"),
+        ("resnet18", "eagn", "activation", "must be one of 'inside', 'after'; the default is 'inside'"),
+        ("nf-resnet26", "gni", "after", "must be one of 'activation'; the default is 'activation'"),
     ],
 )
 def test_placements_that_a_network_does_not_have(name, method, place, said):
@@ -175,7 +159,7 @@ def test_placements_that_a_network_does_not_have(name, method, place, said):
 def test_widths_are_of_perceptrons_alone_and_not_beside_a_width():
     said = "model.widths=[4, 8] for 'resnet18': it takes one width; give model.width"
     assert refused({"name": "resnet18", "widths": [4, 8]}, norm("bn")) == said
-    said = "model.width=4 and model.widths=[4, 8]: two answers; leave one out"
+    said = "model.width=4 and model.widths=[4, 8]: give only one of them"
     assert refused({"name": "mlp", "width": 4, "widths": [4, 8]}, norm("bn")) == said
 
 
@@ -188,9 +172,9 @@ def test_shapes_that_are_none(shape):
 def test_settings_of_batch_norms_where_there_are_none():
     for more in ({"eps": 1e-3}, {"momentum": 0.2}):
         said = refused({"name": "simple-vit"}, norm("none", **more))
-        assert "settings of batch norms, and none would have them; leave them out" in said
+        assert "settings of batch norms, which it does not have; leave them out" in said
 
 
 def test_errors_of_layers_are_the_users():
     said = refused({"name": "resnet8"}, NormSettings(method="xbn", ghost_size=1))
-    assert said.startswith("ghost_size=1: must be an integer of 2 or more")
+    assert said.startswith("ghost_size=1: must be an integer from 2 to 65536")

@@ -9,9 +9,9 @@ from pathlib import Path
 import pytest
 
 from ghostnoise.lab import models
+from ghostnoise.lab.config.methods import methods
 from ghostnoise.lab.models.__main__ import count
 from ghostnoise.lab.models.catalog import having
-from ghostnoise.lab.models.slots import PLACEMENTS
 
 GUIDE = Path(__file__).parents[3] / "docs" / "guides" / "networks.md"
 NAMES = [
@@ -35,7 +35,7 @@ def test_entries_are_whole_and_fixed():
         assert network.source
         assert network.methods[0] == ("bn" if network.normalization == "batch" else "none")
         assert set(network.methods) & {"bn", "none"} == {network.methods[0]}
-        for method in PLACEMENTS:
+        for method in methods():
             assert (name in having(method)) == (method in network.methods)
         with pytest.raises(FrozenInstanceError):
             network.parameters = 0
@@ -58,7 +58,7 @@ def test_the_guide_says_which_places_each_noise_has():
     for place in ("inside", "after", "activation", "branch"):
         (row,) = [line for line in GUIDE.read_text().splitlines() if line.startswith(f'| `"{place}"`')]
         assert re.findall(r"`(\w+)`", row.split("|")[3]) == [
-            method for method in ("gni", "agni", "eagn", "dropout") if place in PLACEMENTS[method]
+            name for name, info in methods().items() if place in info.placements
         ]
 
 

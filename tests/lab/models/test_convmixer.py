@@ -6,8 +6,8 @@ import pytest
 import torch
 
 from ghostnoise.lab import models
+from ghostnoise.lab.config.schema import ModelSettings, NormSettings
 from ghostnoise.lab.errors import UserError
-from ghostnoise.lab.settings import ModelSettings, NormSettings
 from lab.models.small import images, parameters, trained
 
 

@@ -6,13 +6,13 @@ import sys
 
 import pytest
 import torch
+from ghostnoise.layers.batch_norm import BatchNorm
 from torch import nn
 
 import ghostnoise
 from ghostnoise.lab import models
+from ghostnoise.lab.config.schema import ModelSettings, NormSettings
 from ghostnoise.lab.errors import UserError
-from ghostnoise.lab.settings import ModelSettings, NormSettings
-from ghostnoise.layers.batch_norm import BatchNorm
 from lab.models.small import SETTINGS, images, norm, trained
 
 importlib.import_module("startup.sitecustomize")
@@ -114,7 +114,7 @@ def test_images_of_another_size_and_number_of_channels(name):
 
 def test_sizes_that_a_network_cannot_take():
     said = refused("vit_tiny_patch16_224", "none", shape=(3, 8, 8))
-    assert said.startswith("images of 3x8x8 for 'timm:vit_tiny_patch16_224': it takes others (")
+    assert said.startswith("images of 3x8x8 for 'timm:vit_tiny_patch16_224': not accepted (")
 
 
 def test_unknown_networks_are_answered_with_the_nearest():
@@ -135,41 +135,41 @@ def test_without_timm_one_line_says_what_to_install(monkeypatch):
 @pytest.mark.parametrize("method", ["dropout", "eagn"])
 def test_methods_of_our_networks_alone(method):
     said = refused("test_resnet", method)
-    assert f"norm.method={method!r} for 'timm:test_resnet': timm's networks have 'none', 'bn', 'gbn'" in said
+    assert f"norm.method={method!r} for 'timm:test_resnet': networks of timm have 'none', 'bn', 'gbn'" in said
     assert "or one of the networks resnet18, resnet20, resnet8, resnet50, wsln-resnet18" in said
 
 
 def test_methods_and_places_of_batch_norms_where_there_are_none():
-    said = (
-        "norm.method='gbn' for 'timm:test_vit': it needs batch norms, and there are none; take 'none', 'gni' or 'agni'"
-    )
-    assert refused("test_vit", "gbn") == said
+    said = "norm.method='gbn' for 'timm:test_vit': needs batch norms, and the network has none; use 'none', 'gni' or "
+    assert refused("test_vit", "gbn") == said + "'agni'"
     assert "norm.method='bn'" in refused("test_vit", "bn")
     said = refused("test_vit", "gni", "inside")
-    assert said.startswith("norm.placement='inside' for 'timm:test_vit': it needs batch norms")
-    assert "settings of batch norms, and none would have them" in refused("test_vit", "none", eps=1e-3)
-    assert "settings of batch norms, and none would have them" in refused("test_resnet", "none", momentum=0.2)
+    assert said.startswith("norm.placement='inside' for 'timm:test_vit': needs batch norms")
+    assert "settings of batch norms, which it does not have" in refused("test_vit", "none", eps=1e-3)
+    assert "settings of batch norms, which it does not have" in refused("test_resnet", "none", momentum=0.2)
 
 
 def test_places_that_are_not_offered():
     said = refused("test_resnet", "gni", "branch")
-    assert said.endswith("must be one of 'inside', 'after', 'activation'; without one it is 'inside'")
+    assert said.endswith("must be one of 'inside', 'after', 'activation'; the default is 'inside'")
     assert (
         refused("nf_resnet26", "gni")
-        == "norm.placement='after' for 'timm:nf_resnet26': it has no norms; take 'activation'"
+        == "norm.placement='after' for 'timm:nf_resnet26': it has no norms; use 'activation'"
     )
     said = refused("test_efficientnet", "gni", "after")
-    assert "activates too, so that noise after it would follow the activation; take 'inside' or 'activation'" in said
+    assert (
+        "includes the activation, so that noise would come after the activation; use 'inside' or 'activation'" in said
+    )
 
 
 def test_widths_are_theirs():
     for more in ({"width": 8}, {"widths": [8]}):
-        with pytest.raises(UserError, match="timm's networks have their own; leave them out"):
+        with pytest.raises(UserError, match="networks of timm have their own widths; leave them out"):
             models.build(ModelSettings(name="timm:test_resnet", **more), norm("bn"), (3, 32, 32), 10)
 
 
 def test_errors_of_convert_are_the_users():
-    with pytest.raises(UserError, match="ghost_size=1: must be an integer of 2 or more"):
+    with pytest.raises(UserError, match="ghost_size=1: must be an integer from 2 to 65536"):
         models.build(ModelSettings(name="timm:test_resnet"), NormSettings(method="xbn", ghost_size=1), (3, 32, 32), 10)
 
 

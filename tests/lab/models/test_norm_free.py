@@ -7,8 +7,8 @@ import torch
 from torch import nn
 
 from ghostnoise.lab import models
+from ghostnoise.lab.config.schema import ModelSettings, NormSettings
 from ghostnoise.lab.models.norm_free import NormFreeBlock
-from ghostnoise.lab.settings import ModelSettings, NormSettings
 from lab.models.small import build, images, parameters, trained
 
 

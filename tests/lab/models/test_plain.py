@@ -2,7 +2,7 @@ import torch
 from torch import nn
 
 from ghostnoise.lab import models
-from ghostnoise.lab.settings import ModelSettings, NormSettings
+from ghostnoise.lab.config.schema import ModelSettings, NormSettings
 from lab.models.small import images, parameters
 
 PLAIN = NormSettings(method="bn")

@@ -7,9 +7,9 @@ import torch
 from torch import nn
 
 from ghostnoise.lab import models
+from ghostnoise.lab.config.schema import ModelSettings, NormSettings
 from ghostnoise.lab.errors import UserError
 from ghostnoise.lab.models.vit import positions
-from ghostnoise.lab.settings import ModelSettings, NormSettings
 from lab.models.small import build, images, parameters, trained
 
 

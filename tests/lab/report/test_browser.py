@@ -1,4 +1,4 @@
-"""The page in a real browser: renders, sorts, toggles, in light and dark, on a phone, and follows the runs."""
+"""The page in a real browser: renders, sorts, toggles, in light and dark, on a phone, and is updated by its server."""
 
 import contextlib
 import shutil
@@ -8,14 +8,14 @@ from datetime import UTC, datetime
 
 import pytest
 
-from ghostnoise.lab.report.page import Made
-from ghostnoise.lab.report.watch import Files, Server
-from ghostnoise.lab.report.writing import SERVED, Report
-from lab.report.folders import experiment, fill, points, write
-from lab.report.readings import NASTY, connected, convolutional, record
+from ghostnoise.lab.report.files import SERVED, ExperimentReport
+from ghostnoise.lab.report.page import Provenance
+from ghostnoise.lab.report.server import CachedFiles, Server
+from support.readings import NASTY, connected, convolutional, record
+from support.run_folders import experiment, fill, points, write
 
 pytestmark = pytest.mark.slow
-MADE = Made("ghostnoise report tiny", datetime(2030, 1, 2, tzinfo=UTC))
+PROVENANCE = Provenance("ghostnoise report tiny", datetime(2030, 1, 2, tzinfo=UTC))
 GOOD = {
     "BN": {0: 90.0, 1: 90.4, 2: 90.2},
     "GNI ghost_size=4": {0: 89.0, 1: 89.1},
@@ -26,7 +26,7 @@ FLAGS = ("--headless=new", "--no-sandbox", "--disable-gpu", "--disable-backgroun
 
 @contextlib.contextmanager
 def browser(profile, dark=False):
-    """Chromium as the system has it; nothing is downloaded."""
+    """Start the system's Chromium; nothing is downloaded."""
     found = {name: shutil.which(name) for name in ("chromium", "chromedriver")}
     missing = [name for name, path in found.items() if path is None]
     if missing:
@@ -51,7 +51,7 @@ def browser(profile, dark=False):
 def page_in(tmp_path, form="bars"):
     made = experiment(tmp_path, form=form)
     fill(tmp_path, made, GOOD)
-    return Report(made, tmp_path / "tiny", MADE, lambda line: None).write(tmp_path / "out").as_uri()
+    return ExperimentReport(made, tmp_path / "tiny", PROVENANCE, lambda line: None).write(tmp_path / "out").as_uri()
 
 
 def column(driver, number, table="main"):
@@ -90,7 +90,7 @@ def test_sorts_by_click_and_by_keyboard(tmp_path):
         assert head.get_attribute("aria-sort") == "descending"
         assert column(driver, 1) == ["16", "–", "4"]
         driver.find_element(By.ID, "main-1").send_keys(Keys.SPACE)
-        assert column(driver, 1) == ["4", "16", "–"]  # what has no value comes last
+        assert column(driver, 1) == ["4", "16", "–"]  # missing values come last
         assert head.get_attribute("aria-sort") == "none"
 
 
@@ -120,7 +120,7 @@ def test_toggles_series_and_measures(tmp_path):
         Select(driver.find_element(By.ID, "measure")).select_by_value("loss")
         assert driver.execute_script("return document.getElementById('plot-training').data[0].y[0]") == 1
         driver.find_element(By.ID, "none").click()
-        assert "No line is chosen" in driver.find_element(By.ID, "plot-training").text
+        assert "No line is selected" in driver.find_element(By.ID, "plot-training").text
         driver.find_element(By.ID, "all").click()
         assert drawn(driver) == 8
 
@@ -150,13 +150,13 @@ def test_a_phone_scrolls_tables_and_not_the_page(tmp_path, form):
         assert driver.execute_script("return document.querySelector('.scroll').scrollWidth") > 375
 
 
-def test_a_served_page_follows_the_runs_and_keeps_what_was_chosen(tmp_path):
+def test_a_served_page_is_updated_and_keeps_the_choices(tmp_path):
     from selenium.webdriver.common.by import By
 
     made = experiment(tmp_path)
     fill(tmp_path, made, GOOD)
     folder = tmp_path / "tiny"
-    files = Files(folder, SERVED, lambda: Report(made, folder, MADE, lambda line: None).file)
+    files = CachedFiles(folder, SERVED, lambda: ExperimentReport(made, folder, PROVENANCE, lambda line: None).file)
     with Server(0, files) as server, browser(tmp_path / "profile") as driver:
         thread = threading.Thread(target=server.serve_forever)
         thread.start()
@@ -192,7 +192,7 @@ def test_noise_by_run_epoch_and_layer(tmp_path, dark):
     folders = {point.name: write(tmp_path, point) for point in points(made)}
     record(folders["BN seed 0"], e1=convolutional(), e20=convolutional(seed=1))
     record(folders["GNI ghost_size=4 seed 0"], e3=connected(names=(NASTY, "second")))
-    page = Report(made, tmp_path / "tiny", MADE, pytest.fail).write(tmp_path / "out").as_uri()
+    page = ExperimentReport(made, tmp_path / "tiny", PROVENANCE, pytest.fail).write(tmp_path / "out").as_uri()
     with browser(tmp_path / "profile", dark) as driver:
         metrics = {"width": 375, "height": 700, "deviceScaleFactor": 2, "mobile": True}
         driver.execute_cdp_cmd("Emulation.setDeviceMetricsOverride", metrics)

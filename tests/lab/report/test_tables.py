@@ -1,4 +1,4 @@
-"""Tables in three formats: complete, and safe for what reads them."""
+"""Tables in every format: complete, and escaped for the programs that read them."""
 
 import csv
 import io
@@ -7,7 +7,7 @@ import pytest
 from rich.console import Console
 
 from ghostnoise.lab.report import tables
-from lab.report.folders import experiment, fill, findings, points, write
+from support.run_folders import experiment, fill, findings, points, write
 
 GOOD = {"BN": {0: 90.0, 1: 90.4, 2: 90.2}, "GNI ghost_size=16": {0: 93.0, 1: 93.6}}
 
@@ -16,7 +16,7 @@ GOOD = {"BN": {0: 90.0, 1: 90.4, 2: 90.2}, "GNI ghost_size=16": {0: 93.0, 1: 93.
 def found(tmp_path):
     made = experiment(tmp_path)
     fill(tmp_path, made, GOOD)
-    return findings(tmp_path, made)[0]
+    return findings(tmp_path, made)
 
 
 def test_markdown(found):
@@ -55,7 +55,7 @@ def test_labels_are_escaped_in_every_format(tmp_path):
     made = experiment(tmp_path, base=NASTY, claims=[])
     for point in points(made):
         write(tmp_path, point)
-    found, _ = findings(tmp_path, made)
+    found = findings(tmp_path, made)
     row = tables.markdown(found).splitlines()[2]
     assert row.startswith("| =A\\|B\\_{1} & \\<b\\>\\\\x% \\#1$ \\~^\\[link\\](u) |")
     cell = tables.latex(found).splitlines()[4].partition(" & --")[0]

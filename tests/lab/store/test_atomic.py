@@ -30,11 +30,11 @@ def test_append_adds(tmp_path):
     [
         (errno.ENOSPC, "the disk is full"),
         (errno.EROFS, "read-only"),
-        (errno.EACCES, "no permission"),
+        (errno.EACCES, "permission denied"),
         (errno.EIO, "--runs"),
     ],
 )
-def test_a_refused_write_keeps_what_was_there_and_says_what_to_do(tmp_path, monkeypatch, number, remedy):
+def test_a_refused_write_keeps_the_old_content_and_names_a_remedy(tmp_path, monkeypatch, number, remedy):
     path = tmp_path / "a"
     atomic.write(path, b"first")
 
@@ -52,7 +52,7 @@ def test_a_refused_write_keeps_what_was_there_and_says_what_to_do(tmp_path, monk
 
 
 def test_a_file_that_does_not_fit_leaves_the_one_before(tmp_path):
-    """The operating system itself refuses here: a limit on the size of files stands for a full disk."""
+    """Here the operating system itself refuses: a limit on file sizes takes the place of a full disk."""
     code = """
 import resource, signal, sys
 from pathlib import Path
@@ -66,7 +66,7 @@ for attempt in (lambda: atomic.write(path, b"y" * 10_000), lambda: atomic.append
     try:
         attempt()
     except UserError as error:
-        assert "larger than is allowed" in str(error), error
+        assert "exceeds the file size limit" in str(error), error
     else:
         raise SystemExit("not refused")
 """
@@ -80,6 +80,14 @@ def test_a_file_in_the_way_of_a_folder(tmp_path):
     (tmp_path / "runs").write_text("")
     with pytest.raises(UserError, match="a part of that path is a file"):
         atomic.make_folder(tmp_path / "runs" / "digits")
+
+
+def test_the_remedy_names_the_option_that_sets_the_folder(tmp_path):
+    (tmp_path / "out").write_text("")
+    with pytest.raises(UserError, match="that path is a file; choose another folder with --out"):
+        atomic.make_folder(tmp_path / "out", "--out")
+    with pytest.raises(UserError, match="a part of that path is a file; choose another folder with --out"):
+        atomic.write(tmp_path / "out" / "table.csv", b"", "--out")
 
 
 def test_parts_of_a_killed_process_are_removed(tmp_path):

@@ -7,6 +7,8 @@ import pytest
 
 from ghostnoise.lab.errors import UserError
 from ghostnoise.lab.store import RunFolder
+from ghostnoise.lab.store.folder import outdated
+from ghostnoise.version import NUMERICS
 
 
 def folder(path, warn=pytest.fail):
@@ -30,7 +32,7 @@ def test_metrics_are_lines_of_strict_json(tmp_path):
 def test_a_run_has_one_owner(tmp_path):
     run = folder(tmp_path)
     run.own()
-    with pytest.raises(UserError, match="another process trains this run"):
+    with pytest.raises(UserError, match="another process is training this run"):
         folder(tmp_path).own()
     run.release()
     folder(tmp_path).own()
@@ -41,6 +43,8 @@ def test_a_killed_owner_owns_nothing(tmp_path):
 import os, signal, sys
 from pathlib import Path
 from ghostnoise.lab.store import RunFolder
+from ghostnoise.lab.store.folder import outdated
+from ghostnoise.version import NUMERICS
 run = RunFolder(Path(sys.argv[1]), print)
 run.own()
 os.kill(os.getpid(), signal.SIGKILL)
@@ -78,3 +82,66 @@ def test_another_machine_is_said_where_there_is_something_to_resume(tmp_path):
     run.begin({"seed": 0}, {"torch": "2.9", "threads": 4, "started": "c"})
     assert len(said) == 1
     assert "threads 2 -> 4" in said[0]
+
+
+def ended(tmp_path, environment, said=None):
+    """A run that has ended in this environment, with all files that a run makes."""
+    run = folder(tmp_path, pytest.fail if said is None else said.append)
+    run.own()
+    run.begin({"seed": 0}, environment)
+    run.record({"epoch": 1})
+    run.record_noise(1, b"noise")
+    run.save(3, {"step": 3})
+    run.finish({"status": "finished"})
+    run.release()
+    return run
+
+
+@pytest.mark.parametrize("environment", [{}, {"numerics": 1}, {"numerics": "1"}])
+def test_runs_without_a_numerics_number_have_the_first(tmp_path, environment):
+    run = ended(tmp_path, environment)
+    assert (outdated(run.path) is None) == (NUMERICS == 1)
+
+
+def test_files_of_another_numerics_number_are_moved_and_reported(tmp_path):
+    said = []
+    run = ended(tmp_path, {"numerics": NUMERICS + 1}, said)
+    assert run.result() is None
+    assert run.own_and_read() is None
+    moved = run.path / "earlier" / f"numerics-{NUMERICS + 1}"
+    assert said == [
+        f"{run.path} was trained with numerics {NUMERICS + 1}, and this version has numerics {NUMERICS}: the run "
+        f"starts again, and its earlier files are in {moved}"
+    ]
+    assert {path.name for path in moved.iterdir()} == {
+        "result.json", "environment.json", "metrics.jsonl", "noise", "checkpoints"
+    }  # fmt: skip
+    assert {path.name for path in run.path.iterdir()} == {".lock", "settings.json", "earlier"}
+    run.release()
+    ended(tmp_path, {"numerics": NUMERICS + 1}, said).own_and_read()
+    assert {path.name for path in (run.path / "earlier").iterdir()} == {moved.name, f"{moved.name}-2"}
+
+
+def test_a_move_that_was_interrupted_is_completed(tmp_path):
+    run = ended(tmp_path, {"numerics": NUMERICS + 1}, [])
+    moved = run.path / "earlier" / f"numerics-{NUMERICS + 1}"
+    moved.mkdir(parents=True)
+    (run.path / "result.json").rename(moved / "result.json")
+    run.own_and_read()
+    assert [path.name for path in (run.path / "earlier").iterdir()] == [moved.name]
+    assert (moved / "environment.json").exists()
+
+
+def test_unfinished_runs_of_another_numerics_number_do_not_resume(tmp_path):
+    said = []
+    run = ended(tmp_path, {"numerics": NUMERICS + 1}, said)
+    (run.path / "result.json").unlink()
+    assert run.own_and_read() is None
+    assert len(said) == 1
+
+
+def test_a_folder_that_holds_only_a_checkpoint_is_current(tmp_path):
+    run = folder(tmp_path)
+    run.path.mkdir(parents=True)
+    run.save(3, {"step": 3})
+    assert run.own_and_read() is not None

@@ -91,6 +91,21 @@ def test_a_run_that_has_ended_meanwhile_is_not_taken(tmp_path):
     run = folder(tmp_path)
     run.path.mkdir(parents=True)
     (run.path / "result.json").write_text(json.dumps({"status": "finished"}))
-    with pytest.raises(Busy, match="has just ended this run"):
+    with pytest.raises(Busy, match="has just finished this run"):
         run.own_and_read()
     assert not run.owned()
+
+
+def test_runs_of_another_numerics_number_are_outdated_if_asked(tmp_path):
+    for name, environment in (("a", {}), ("b", {"numerics": 1}), ("c", {"numerics": 2})):
+        run = folder(tmp_path, name)
+        run.own()
+        run.begin(SETTINGS, environment)
+        run.finish({"status": "finished", "accuracy": 1.0})
+    runs = tmp_path / "digits"
+    assert {found.status for found in scan(runs, pytest.fail).values()} == {"finished"}
+    assert [found.numerics for found in scan(runs, pytest.fail).values()] == [1, 1, 2]
+    first, second = scan(runs, pytest.fail, 1), scan(runs, pytest.fail, 2)
+    assert [found.status for found in first.values()] == ["finished", "finished", "outdated"]
+    assert [found.status for found in second.values()] == ["outdated", "outdated", "finished"]
+    assert (first["c"].result, first["c"].reason) == (None, "made with numerics 2, not 1")

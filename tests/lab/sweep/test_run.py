@@ -1,4 +1,4 @@
-"""Sweeps: what is missing is run, once, and what is there is left alone."""
+"""Sweeps: missing runs are run once, and finished ones are left alone."""
 
 import io
 import json
@@ -14,10 +14,11 @@ import pytest
 from rich.console import Console
 
 import experiment
-import jobs
-from ghostnoise.lab import grid
+from ghostnoise.lab.config import grid
 from ghostnoise.lab.store import RunFolder
-from ghostnoise.lab.sweep import Options, listing, machine, sweep
+from ghostnoise.lab.sweep import Options, list_runs, machine, sweep
+from ghostnoise.version import NUMERICS
+from support import jobs
 
 SELECT = experiment.THREE.replace("[0, 1]", "[0]") + '[select]\naxes = ["norm.ghost_size"]\n'
 
@@ -37,14 +38,14 @@ class Ran:
 
 @pytest.fixture
 def inline(monkeypatch):
-    """Sweeps without processes; the engines that were made."""
+    """Sweeps without worker processes; the runners that were made."""
     made = []
 
-    def engine(name, place, *_):
+    def make_runner(name, place, *_):
         made.append(jobs.Inline(place))
         return made[-1]
 
-    monkeypatch.setattr(machine, "engine", engine)
+    monkeypatch.setattr(machine, "make_runner", make_runner)
     return made
 
 
@@ -69,11 +70,11 @@ def test_all_are_run_once_and_only_what_is_missing_after_that(tmp_path, inline):
     shutil.rmtree(tmp_path / "runs" / "small" / min(before))
     again = Ran(path, tmp_path / "runs", seeds=[0])
     assert again.outcome.code == 0
-    assert again.lines[-1].startswith("5 finished (4 of them before)")
+    assert again.lines[-1].startswith("5 finished (4 of them earlier)")
     after = results(tmp_path / "runs")
     assert {name for name in before if before[name] != after[name]} == {min(before)}
     Ran(path, tmp_path / "runs", seeds=[0])
-    assert len(inline) == 2, "nothing to do needs no engine"
+    assert len(inline) == 2, "a sweep without missing runs needs no runner"
 
 
 def test_what_is_tuned_best_is_tested_and_nothing_else(tmp_path, inline):
@@ -110,7 +111,7 @@ def test_a_failing_run_is_recorded_tried_again_and_stops_no_other(tmp_path, inli
     assert os.path.exists(os.path.join(folder, "failure.json"))
     assert first != second
     again = Ran(experiment.write(tmp_path, plan), tmp_path / "runs", seeds=[0])
-    assert again.lines[-1].startswith("3 finished, 2 failed (3 of them before)")
+    assert again.lines[-1].startswith("3 finished, 2 failed (3 of them earlier)")
     assert len(inline) == 2, "failed runs are tried again"
 
 
@@ -118,14 +119,14 @@ def test_a_method_whose_tuning_failed_is_not_tested(tmp_path, inline):
     plan = SELECT.replace('label = "GNI"', 'label = "GNI"\naxes.train.batch_size = [4096]')
     ran = Ran(experiment.write(tmp_path, plan), tmp_path / "runs")
     assert ran.outcome.code == 1
-    assert "GNI batch_size=4096: not tested, as 2 of its tuning runs failed" in ran.lines
-    assert any(re.match(r"GBN: GBN ghost_size=\d+ is best", line) for line in ran.lines)
+    assert "GNI batch_size=4096: not tested, because 2 tuning runs failed" in ran.lines
+    assert any(re.match(r"GBN: GBN ghost_size=\d+ is the best cell", line) for line in ran.lines)
 
 
 def test_a_method_whose_tuning_diverged_is_not_tested(tmp_path, inline):
     ran = Ran(experiment.write(tmp_path, SELECT), tmp_path / "runs", "optim.lr=1e30", "train.epochs=2", only=["GNI"])
     assert ran.outcome.code == 0
-    assert "GNI: not tested, as all of its tuning diverged" in ran.lines
+    assert "GNI: not tested, because all of its tuning runs diverged" in ran.lines
     assert ran.lines[-1].startswith("0 finished, 2 diverged;")
 
 
@@ -142,10 +143,10 @@ def test_a_damaged_folder_is_failed_and_left_alone(tmp_path, inline):
     assert result.read_text() == "{"
 
 
-def test_runs_that_an_engine_leaves_to_another_sweep_are_waited_for(tmp_path, inline, monkeypatch):
+def test_runs_that_another_sweep_owns_are_waited_for(tmp_path, inline, monkeypatch):
     path = experiment.write(tmp_path)
     listed = Ran(path, tmp_path / "runs", only=["BN"], seeds=[0, 1], run=lambda made, _: made).outcome
-    from ghostnoise.lab import plan
+    from ghostnoise.lab.config import plan
 
     points = plan.first_points(listed, machine.resolver(None))
     folders = [RunFolder(tmp_path / "runs" / "small" / point.identity, pytest.fail) for point in points]
@@ -161,10 +162,10 @@ def test_runs_that_an_engine_leaves_to_another_sweep_are_waited_for(tmp_path, in
         if len(waits) == 4:
             folders[1].release()
 
-    from ghostnoise.lab.engines import aside
+    from ghostnoise.lab.runners import execution
 
-    monkeypatch.setattr(aside, "LOOKED_AT_EVERY", 0)
-    monkeypatch.setattr(aside, "pause", lambda: sleep(0))
+    monkeypatch.setattr(execution, "CHECK_EVERY", 0)
+    monkeypatch.setattr(execution, "pause", lambda: sleep(0))
     ran = Ran(path, tmp_path / "runs", only=["BN"], seeds=[0, 1])
     assert ran.outcome.code == 0
     assert ran.lines[-1].startswith("2 finished;")
@@ -179,17 +180,17 @@ def test_quiet_prints_one_line_and_a_terminal_keeps_no_line_of_what_went_well(tm
     assert "finished BN" not in live.out.getvalue()
 
 
-def test_a_dry_run_says_what_is_missing_and_runs_nothing(tmp_path, inline):
+def test_a_dry_run_lists_missing_runs_and_runs_nothing(tmp_path, inline):
     path = experiment.write(tmp_path, SELECT)
     Ran(path, tmp_path / "runs", only=["BN"])
     before = results(tmp_path / "runs")
-    ran = Ran(path, tmp_path / "runs", seeds=[0, 1], run=listing.show)
+    ran = Ran(path, tmp_path / "runs", seeds=[0, 1], run=list_runs)
     assert results(tmp_path / "runs") == before
     rows = [line.split() for line in ran.lines]
     assert ["test", "BN", "0", "1"] in rows
     assert ["tune", "GNI", "ghost_size=16", "0", "1"] in rows
-    assert ran.lines[-1].startswith("9 to run, 1 done;")
-    assert ran.lines[-1].endswith("then up to 4 tests of what is tuned best")
+    assert ran.lines[-1].startswith("9 to run, 1 finished;")
+    assert ran.lines[-1].endswith("then up to 4 tests of the best tuned cells")
 
 
 def start(path, runs, *more):
@@ -198,7 +199,7 @@ def start(path, runs, *more):
     return subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True, start_new_session=True)
 
 
-def test_ctrl_c_stops_cleanly_and_the_next_call_goes_on(tmp_path, inline):
+def test_ctrl_c_stops_cleanly_and_the_next_call_resumes(tmp_path, inline):
     """As a terminal does it: the signal goes to the whole group of processes."""
     path = experiment.write(tmp_path, base=experiment.BASE.replace("epochs = 1", "epochs = 60"))
     process = start(path, tmp_path / "runs", "--only", "BN", "--seeds", "0,1")
@@ -207,7 +208,7 @@ def test_ctrl_c_stops_cleanly_and_the_next_call_goes_on(tmp_path, inline):
     os.killpg(process.pid, signal.SIGINT)
     out, errors = process.communicate(timeout=120)
     assert process.returncode == 130, errors
-    assert out.splitlines()[-1].startswith("stopped; the same command goes on from here: 0 finished, 2 waiting")
+    assert out.splitlines()[-1].startswith("stopped; run the same command to resume: 0 finished, 2 waiting")
     assert errors == ""
     assert results(tmp_path / "runs") == {}
     ran = Ran(path, tmp_path / "runs", only=["BN"], seeds=[0, 1])
@@ -235,3 +236,19 @@ def test_sweeps_killed_at_random_end_with_the_same_bits(tmp_path, inline):
     assert Ran(path, tmp_path / "whole").outcome.code == 0
     assert len(weights(tmp_path / "runs")) == 10
     assert weights(tmp_path / "runs") == weights(tmp_path / "whole")
+
+
+def test_runs_of_another_numerics_number_are_trained_again(tmp_path, inline):
+    path, runs = experiment.write(tmp_path), tmp_path / "runs"
+    Ran(path, runs, seeds=[0])
+    before = results(runs)
+    outdated = runs / "small" / min(before)
+    environment = json.loads((outdated / "environment.json").read_text())
+    (outdated / "environment.json").write_text(json.dumps(environment | {"numerics": NUMERICS + 1}))
+    listed = Ran(path, runs, seeds=[0], run=list_runs)
+    assert listed.lines[-1] == f"1 to run, 4 done; {runs / 'small'}"
+    again = Ran(path, runs, seeds=[0])
+    assert again.lines[-1].startswith("5 finished (4 of them before)")
+    assert "was trained with numerics" in again.out.getvalue()
+    after = results(runs)
+    assert {name for name in before if before[name] != after[name]} == {outdated.name}

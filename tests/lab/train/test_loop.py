@@ -9,7 +9,8 @@ import torch.nn.functional as F
 from rich.console import Console
 from torch.optim.lr_scheduler import CosineAnnealingLR, LinearLR, SequentialLR
 
-from ghostnoise.lab import data, models, recipe
+from ghostnoise.lab import data, models
+from ghostnoise.lab.config import recipe
 from ghostnoise.lab.store import checkpoints
 from ghostnoise.lab.train import Options, loop, train
 from ghostnoise.lab.train.session import Session

@@ -79,6 +79,13 @@ def test_the_environment_says_what_ran():
     assert found["malloc"] == "raised"
 
 
+def test_the_environment_has_the_commit_or_the_version(monkeypatch, tmp_path):
+    machine.commit.cache_clear()
+    monkeypatch.setattr(machine.ghostnoise, "__file__", str(tmp_path / "__init__.py"))
+    assert machine.commit() == f"v{machine.ghostnoise.__version__}"
+    machine.commit.cache_clear()
+
+
 def test_git_is_asked_once(monkeypatch):
     machine.commit()
     monkeypatch.setattr(subprocess, "run", None)  # asking again would raise

@@ -7,9 +7,9 @@ import numpy as np
 import pytest
 import torch
 
-from ghostnoise.lab import recipe
+from ghostnoise.lab.config import recipe
+from ghostnoise.lab.config.schema import MeterSettings
 from ghostnoise.lab.errors import UserError
-from ghostnoise.lab.settings import MeterSettings
 from ghostnoise.lab.train import Options, metering, train
 from ghostnoise.meter import Reading
 
@@ -39,7 +39,7 @@ def test_the_first_the_last_and_every_so_many(every, epochs, expected):
     assert not metering.due(None, 1, epochs)
 
 
-@pytest.mark.parametrize("method", [["norm.method=gni", "norm.ghost_size=8"], ["norm.method=dropout", "norm.rate=0.2"]])
+@pytest.mark.parametrize("method", [["norm.method=gni", "norm.ghost_size=8"], ["norm.method=dropout", "norm.p=0.2"]])
 def test_a_metered_run_learns_the_same_weights(tmp_path, method):
     plain, metered = run(tmp_path, *method), run(tmp_path, *method, *METER)
     assert plain.folder != metered.folder

@@ -6,7 +6,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from torch import nn
 
-from ghostnoise.lab.settings import OptimSettings
+from ghostnoise.lab.config.schema import OptimSettings
 from ghostnoise.lab.train import optimizer
 
 

@@ -9,11 +9,12 @@ import pytest
 import torch
 from rich.console import Console
 
-from ghostnoise.lab import recipe
+from ghostnoise.lab.config import recipe
 from ghostnoise.lab.errors import UserError
 from ghostnoise.lab.store import checkpoints
 from ghostnoise.lab.train import Options, train
 from ghostnoise.lab.train import run as running
+from ghostnoise.version import NUMERICS
 
 SHORT = ["train.epochs=2", "train.batch_size=64", "data.limit=256", "train.device=cpu", "optim.warmup_epochs=0"]
 
@@ -279,3 +280,25 @@ def test_a_missing_data_set_stands_in_for_a_smoke_run_only(tmp_path):
 def test_every_recipe_runs_in_small(tmp_path, name):
     chosen = recipe.load(name, ["train.device=cpu"], smoke=True)
     assert train(chosen, options(tmp_path, data=tmp_path / "nothing")).result["status"] == "finished"
+
+
+def recorded_with(folder, numerics):
+    """Make a run's files look as if they were made with another numerics number."""
+    path = folder / "environment.json"
+    path.write_text(json.dumps(json.loads(path.read_text()) | {"numerics": numerics}))
+
+
+def test_a_run_of_another_numerics_number_is_trained_again(tmp_path):
+    first = run(tmp_path)
+    environment = json.loads((first.folder / "environment.json").read_text())
+    assert (environment["numerics"], environment["threads"]) == (NUMERICS, 1)
+    assert environment["commit"]
+    recorded_with(first.folder, NUMERICS + 1)
+    chosen = options(tmp_path)
+    again = train(recipe.load("digits", SHORT), chosen)
+    assert again.folder == first.folder
+    assert again.result["weights_sha256"] == first.result["weights_sha256"]
+    assert printed(chosen)[1].startswith(f"warning: {first.folder} was trained with numerics {NUMERICS + 1}, and this ")
+    moved = json.loads((first.folder / "earlier" / f"numerics-{NUMERICS + 1}" / "result.json").read_text())
+    assert moved == first.result
+    assert json.loads((first.folder / "environment.json").read_text())["numerics"] == NUMERICS

@@ -12,13 +12,13 @@ from torch import Tensor
 from torch.utils.data import DataLoader, Dataset
 
 from ghostnoise import doctor
+from ghostnoise.lab.config.schema import DataSettings
 from ghostnoise.lab.data.augment import Normalization
 from ghostnoise.lab.data.catalog import IMAGENET_MEAN, IMAGENET_STD, Part
 from ghostnoise.lab.data.draws import Purpose, order, words
 from ghostnoise.lab.data.source import Batch, Facts, Share
 from ghostnoise.lab.data.splits import Rows, limited, validation
 from ghostnoise.lab.errors import UserError
-from ghostnoise.lab.settings import DataSettings
 
 SUFFIXES = {".jpg", ".jpeg", ".png", ".ppm", ".bmp", ".pgm", ".tif", ".tiff", ".webp"}
 LAYOUT = "train/CLASS/*.jpg, and for tests val/CLASS/*.jpg or test/CLASS/*.jpg"

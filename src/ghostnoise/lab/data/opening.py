@@ -6,6 +6,7 @@ from pathlib import Path
 import numpy as np
 import torch
 
+from ghostnoise.lab.config.schema import DataSettings
 from ghostnoise.lab.data import catalog, digits, files
 from ghostnoise.lab.data.catalog import Entry, Part
 from ghostnoise.lab.data.draws import Purpose, words
@@ -15,7 +16,6 @@ from ghostnoise.lab.data.resident import Resident, chosen
 from ghostnoise.lab.data.source import Share, Source
 from ghostnoise.lab.data.splits import limited, validation
 from ghostnoise.lab.errors import UserError
-from ghostnoise.lab.settings import DataSettings
 
 STAND_IN_SIZES: dict[Part, int] = {"train": 512, "test": 128}
 

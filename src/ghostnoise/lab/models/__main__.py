@@ -4,9 +4,9 @@ import torch
 from rich.console import Console
 from rich.table import Table
 
+from ghostnoise.lab.config.schema import ModelSettings, NormSettings
 from ghostnoise.lab.models.building import build
 from ghostnoise.lab.models.catalog import CATALOG
-from ghostnoise.lab.settings import ModelSettings, NormSettings
 
 
 def count(name: str) -> int:

@@ -1,28 +1,29 @@
-"""A network from its settings."""
+"""Build a network from its settings."""
 
-import difflib
 from collections.abc import Iterable
 
 from torch import nn
 
+from ghostnoise.lab.config.methods import Placement, methods
+from ghostnoise.lab.config.schema import ModelSettings, NormSettings
 from ghostnoise.lab.errors import UserError
 from ghostnoise.lab.models import from_timm
 from ghostnoise.lab.models.catalog import CATALOG, Network, having
-from ghostnoise.lab.models.slots import PLACEMENTS, Slots, Task, refuse_batch_norm_settings
-from ghostnoise.lab.settings import ModelSettings, NormSettings, Placement
+from ghostnoise.lab.models.slots import Slots, Task, refuse_batch_norm_settings
+from ghostnoise.text import nearest
 
 
 def build(model: ModelSettings, norm: NormSettings, shape: tuple[int, int, int], classes: int) -> nn.Module:
-    """A network for images of `shape`, (C, H, W), on the CPU; its weights are drawn from torch's default generator.
+    """Build a network for images of `shape`, (C, H, W), on the CPU, with weights from torch's default generator.
 
-    A global scope is over all ranks of torch.distributed, and local where there are none.
+    The global scope includes all ranks of torch.distributed; without other ranks it is the local scope.
 
     >>> build(ModelSettings(name="mlp", widths=[8]), NormSettings(method="gni", ghost_size=4), (1, 4, 4), 10)
     Sequential(
       (0): Flatten(start_dim=1, end_dim=-1)
       (1): Linear(in_features=16, out_features=8, bias=False)
       (2): GhostNoiseBatchNorm1d(8, eps=1e-05, momentum=0.1, affine=True, bias=True, track_running_stats=True,
-           ghost_size=4, noise_eps=0.001, shift=True, scale=True)
+           ghost_size=4, noise_eps=0.001, components='both')
       (3): ReLU()
       (4): Linear(in_features=8, out_features=10, bias=True)
     )
@@ -36,17 +37,17 @@ def build(model: ModelSettings, norm: NormSettings, shape: tuple[int, int, int],
         place = _placement(model.name, network, norm)
         slots = Slots(norm, network.normalization, place, network.channel_dim)
         return network.builder(slots, Task(shape, classes, _widths(model, network)))
-    except ValueError as error:  # of a layer, which says what it was given, and what it takes
+    except ValueError as error:  # of a layer
         raise UserError(str(error)) from error
 
 
 def names() -> list[str]:
-    """The networks of this library; "timm:NAME" is one of timm's."""
+    """Return the names of the networks of this library; "timm:NAME" is a network of timm."""
     return list(CATALOG)
 
 
 def placement(name: str, method: str) -> Placement | None:
-    """Where a network has the noise of a method, if nothing else is asked for; None for methods without noise.
+    """Return the default placement of a method's noise in a network; None for methods without noise.
 
     >>> placement("resnet18", "gni"), placement("simple-vit", "gni"), placement("resnet18", "gbn")
     ('inside', 'after', None)
@@ -55,15 +56,15 @@ def placement(name: str, method: str) -> Placement | None:
         return from_timm.placement(name, method)
     network = _find(name)
     _check_method(name, network, method)
-    return network.offered(method)[0] if method in PLACEMENTS else None
+    return network.offered(method)[0] if methods()[method].placements else None
 
 
 def _find(name: str) -> Network:
     if name in CATALOG:
         return CATALOG[name]
-    near = difflib.get_close_matches(name.lower(), CATALOG, n=1, cutoff=0)[0]
+    near = nearest(name.lower(), CATALOG, cutoff=0)[0]
     raise UserError(
-        f"model.name={name!r}: must be one of {_listed(CATALOG)}, or 'timm:NAME' for one of timm's; did you mean "
+        f"model.name={name!r}: must be one of {_listed(CATALOG)}, or 'timm:NAME' for a network of timm; did you mean "
         f"{near!r}?"
     )
 
@@ -74,7 +75,7 @@ def _placement(name: str, network: Network, norm: NormSettings) -> Placement | N
     if norm.placement is not None and norm.placement not in offered:
         raise UserError(
             f"norm.placement={norm.placement!r} for {norm.method!r} in {name!r}: must be one of {_listed(offered)}; "
-            f"without one it is {default!r}"
+            f"the default is {default!r}"
         )
     if network.normalization != "batch":
         refuse_batch_norm_settings(norm, name)
@@ -85,19 +86,19 @@ def _check_method(name: str, network: Network, method: str) -> None:
     if method in network.methods:
         return
     lacks = "is batch-normalized" if network.normalization == "batch" else "has no batch norm"
-    if method in PLACEMENTS:
-        lacks = f"has no place for it; {_listed(having(method))} do"
+    if method in methods() and methods()[method].placements:
+        lacks = f"has no placement for it, unlike {_listed(having(method))}"
     raise UserError(f"norm.method={method!r} for {name!r}, which {lacks}: must be one of {_listed(network.methods)}")
 
 
 def _widths(model: ModelSettings, network: Network) -> tuple[int, ...]:
-    """The widths that are asked for, or else the network's own."""
+    """Return the requested widths, or else the network's own."""
     if model.widths is None:
         return network.widths if model.width is None else (model.width,) * len(network.widths)
     if model.name != "mlp":
         raise UserError(f"model.widths={model.widths} for {model.name!r}: it takes one width; give model.width")
     if model.width is not None:
-        raise UserError(f"model.width={model.width} and model.widths={model.widths}: two answers; leave one out")
+        raise UserError(f"model.width={model.width} and model.widths={model.widths}: give only one of them")
     return tuple(model.widths)
 
 

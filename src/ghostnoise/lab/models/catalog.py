@@ -1,4 +1,4 @@
-"""The networks by name: where each comes from, its size, and where noise can be in it."""
+"""The networks by name: source, size, and possible placements of noise."""
 
 from collections.abc import Callable
 from dataclasses import dataclass
@@ -6,14 +6,14 @@ from functools import partial
 
 from torch import nn
 
+from ghostnoise.lab.config.methods import NONE, Placement, methods
 from ghostnoise.lab.models.convmixer import convmixer
 from ghostnoise.lab.models.norm_free import norm_free_resnet
 from ghostnoise.lab.models.plain import digits_net, mlp
 from ghostnoise.lab.models.resnet import Bottleneck, resnet
-from ghostnoise.lab.models.slots import PLACEMENTS, Normalization, Slots, Task
+from ghostnoise.lab.models.slots import Normalization, Slots, Task
 from ghostnoise.lab.models.vit import SimpleViT
-from ghostnoise.lab.settings import Placement
-from ghostnoise.weights import WSConv2d
+from ghostnoise.methods.weight_standardization import WSConv2d
 
 RESIDUAL: tuple[Placement, ...] = ("inside", "after", "activation", "branch")
 CIFAR = (3, 32, 32)
@@ -23,14 +23,14 @@ RESNET = "He et al. 2016, arXiv:1512.03385"
 
 @dataclass(frozen=True)
 class Network:
-    """A network, and its size where it is used: `parameters` are for images of `shape`, `classes`, and `widths`."""
+    """A network and its standard size: `parameters` are for images of `shape`, `classes` and `widths`."""
 
     title: str
     source: str
     parameters: int
     normalization: Normalization
     placements: tuple[Placement, ...]
-    """Where noise can be; first the place where the paper has ghost noise."""
+    """Possible placements of noise; the first is that of ghost noise in the paper."""
     builder: Callable[[Slots, Task], nn.Module]
     shape: tuple[int, int, int]
     classes: int
@@ -39,13 +39,14 @@ class Network:
 
     @property
     def methods(self) -> list[str]:
-        """The methods that it can have."""
-        without = ["bn", "gbn", "xbn", "en"] if self.normalization == "batch" else ["none"]
-        return without + [method for method in PLACEMENTS if self.offered(method)]
+        """The methods that the network can have."""
+        batch = self.normalization == "batch"
+        without = [name for name, info in methods().items() if info.replaces_batch_norm] if batch else [NONE.name]
+        return without + [name for name in methods() if self.offered(name)]
 
     def offered(self, method: str) -> list[Placement]:
-        """Where the noise of a method can be; first its default."""
-        return [place for place in self.placements if place in PLACEMENTS.get(method, ())]
+        """Return the possible placements of a method's noise; the first is the default."""
+        return [place for place in self.placements if place in methods()[method].placements]
 
 
 CATALOG: dict[str, Network] = {
@@ -92,5 +93,5 @@ CATALOG: dict[str, Network] = {
 
 
 def having(method: str) -> list[str]:
-    """The networks that can have a method."""
+    """Return the networks that can have a method."""
     return [name for name, network in CATALOG.items() if method in network.methods]

@@ -1,6 +1,5 @@
-"""Networks of timm, by `ghostnoise.convert`. timm is imported when one of them is asked for."""
+"""Networks of timm, converted by `ghostnoise.convert`. timm is imported when one of them is built."""
 
-import difflib
 import inspect
 from typing import Any
 
@@ -10,14 +9,15 @@ from torch.nn.modules.batchnorm import _BatchNorm
 from torch.nn.modules.conv import _ConvNd
 
 from ghostnoise.conversion import convert
+from ghostnoise.lab.config.methods import NONE, Placement, methods
+from ghostnoise.lab.config.schema import ModelSettings, NormSettings
 from ghostnoise.lab.errors import UserError
 from ghostnoise.lab.models.catalog import having
-from ghostnoise.lab.models.slots import PLACEMENTS, group, noise_options, refuse_batch_norm_settings
-from ghostnoise.lab.settings import CUTTING, ModelSettings, NormSettings, Placement
+from ghostnoise.lab.models.slots import group, refuse_batch_norm_settings
+from ghostnoise.text import nearest
 
 PREFIX = "timm:"
-OFFERED = ("none", "bn", *CUTTING, "gni", "agni")
-# By name, since timm has its own beside torch's. Sigmoid, tanh and softmax are gates there.
+# By name, since timm defines its own. Sigmoid, tanh and softmax are gates there, not activations.
 ACTIVATIONS = {
     "CELU", "ELU", "GELU", "GELUTanh", "GammaAct", "HardMish", "HardMishMe", "HardSwish", "HardSwishMe", "Hardswish",
     "LeakyReLU", "Mish", "MishMe", "PReLU", "QuickGELU", "ReLU", "ReLU6", "SELU", "SiLU", "Swish", "SwishMe",
@@ -25,19 +25,19 @@ ACTIVATIONS = {
 
 
 def build(model: ModelSettings, norm: NormSettings, shape: tuple[int, int, int], classes: int) -> nn.Module:
-    """A network of timm with random weights, whose batch norms have a method, or which has noise elsewhere.
+    """Build a network of timm with random weights, and convert its batch norms or insert noise elsewhere.
 
-    "none" leaves the network as it is; all other methods set eps and momentum of its batch norms.
+    "none" leaves the network unchanged; all other methods set eps and momentum of its batch norms.
     """
     if model.width is not None or model.widths is not None:
         raise UserError(
-            f"model.width and model.widths for {model.name!r}: timm's networks have their own; leave them out"
+            f"model.width and model.widths for {model.name!r}: networks of timm have their own widths; leave them out"
         )
     default = placement(model.name, norm.method)
-    if norm.placement is not None and norm.placement not in PLACEMENTS[norm.method]:
+    if norm.placement is not None and norm.placement not in methods()[norm.method].placements:
         raise UserError(
             f"norm.placement={norm.placement!r} for {norm.method!r} in {model.name!r}: must be one of "
-            f"{', '.join(map(repr, PLACEMENTS[norm.method]))}; without one it is {default!r}"
+            f"{', '.join(map(repr, methods()[norm.method].placements))}; the default is {default!r}"
         )
     made = _create(model.name, shape, classes)
     norms = [module for module in made.modules() if isinstance(module, _BatchNorm)]
@@ -51,14 +51,15 @@ def build(model: ModelSettings, norm: NormSettings, shape: tuple[int, int, int],
 
 
 def placement(name: str, method: str) -> Placement | None:
-    """Inside batch norms where there are any, else after the norms; None for methods without noise."""
+    """Return "inside" for networks with batch norms, else "after"; None for methods without noise."""
     timm = _timm(name)
-    if method not in OFFERED:
+    offered = [each for each, info in methods().items() if info.norms or info is NONE]
+    if method not in offered:
         raise UserError(
-            f"norm.method={method!r} for {name!r}: timm's networks have {', '.join(map(repr, OFFERED))}; take one of "
+            f"norm.method={method!r} for {name!r}: networks of timm have {', '.join(map(repr, offered))}; use one of "
             f"them, or one of the networks {', '.join(having(method)) or 'that have it'}"
         )
-    if method not in PLACEMENTS:
+    if not methods()[method].placements:
         return None
     with torch.device("meta"):
         made = timm.create_model(name.removeprefix(PREFIX))
@@ -66,14 +67,14 @@ def placement(name: str, method: str) -> Placement | None:
 
 
 def _timm(name: str) -> Any:
-    """timm, which knows the network."""
+    """Import timm, and check that it has the network."""
     try:
         import timm
     except (ImportError, RuntimeError) as error:  # torchvision raises the latter where it does not fit torch
         raise UserError(f"model.name={name!r}: timm cannot be imported ({_line(error)}); pip install timm") from error
     bare = name.removeprefix(PREFIX)
     if not timm.is_model(bare):
-        near = difflib.get_close_matches(bare, timm.list_models(), n=1, cutoff=0)[0]
+        near = nearest(bare, timm.list_models(), cutoff=0)[0]
         raise UserError(f"model.name={name!r}: timm has no such network; did you mean {PREFIX + near!r}?")
     return timm
 
@@ -92,8 +93,8 @@ def _create(name: str, shape: tuple[int, int, int], classes: int) -> nn.Module:
         made: nn.Module = timm.create_model(bare, **options)
     except (AssertionError, ValueError, TypeError, RuntimeError) as error:
         raise UserError(
-            f"images of {channels}x{height}x{across} for {name!r}: it takes others ({_line(error)}); change "
-            "data.image_size or take another network"
+            f"images of {channels}x{height}x{across} for {name!r}: not accepted ({_line(error)}); change "
+            "data.image_size or use another network"
         ) from error
     return made
 
@@ -103,11 +104,11 @@ def _line(error: Exception) -> str:
 
 
 def _try(trial: nn.Module, x: torch.Tensor) -> None:
-    """Run a network on shapes alone, so that images which it cannot take are known before training."""
+    """Run a network on the meta device, so that images of the wrong size are refused before training."""
     try:
         trial(x)
     except RuntimeError as error:
-        if "meta tensors" not in str(error):  # it looks at values
+        if "meta tensors" not in str(error):  # depends on values
             raise
 
 
@@ -119,10 +120,10 @@ def _convert(model: nn.Module, norm: NormSettings, place: Placement | None, name
     elif not has_batch_norm:
         given = f"norm.placement={place!r}" if place else f"norm.method={norm.method!r}"
         remedy = "'after' or 'activation'" if place else "'none', 'gni' or 'agni'"
-        raise UserError(f"{given} for {name!r}: it needs batch norms, and there are none; take {remedy}")
+        raise UserError(f"{given} for {name!r}: needs batch norms, and the network has none; use {remedy}")
     elif norm.method != "bn" or group(norm):
         size: Any = {} if norm.ghost_size is None else {"ghost_size": norm.ghost_size}
-        convert(model, norm.method, scope=_scope(norm), **size, **noise_options(norm))
+        convert(model, norm.method, scope=_scope(norm), **size, **norm.options)
 
 
 def _scope(norm: NormSettings) -> str:
@@ -130,7 +131,7 @@ def _scope(norm: NormSettings) -> str:
 
 
 def _after_norms(model: nn.Module, name: str) -> dict[str, int]:
-    """The norms, and where their channels are."""
+    """Return the norms with the dimension of their channels."""
     dims = {}
     for path, module in model.named_modules():
         kind = type(module).__name__
@@ -140,29 +141,29 @@ def _after_norms(model: nn.Module, name: str) -> dict[str, int]:
             continue
         if not isinstance(getattr(module, "act", nn.Identity()), nn.Identity):
             raise UserError(
-                f"norm.placement='after' for {name!r}: its {kind} {path!r} activates too, so that noise after it would "
-                "follow the activation; take 'inside' or 'activation'"
+                f"norm.placement='after' for {name!r}: its {kind} {path!r} includes the activation, so that noise "
+                "would come after the activation; use 'inside' or 'activation'"
             )
         first = isinstance(module, (_BatchNorm, nn.GroupNorm)) or "2d" in kind
         dims[path] = 1 if first else -1
     if not dims:
-        raise UserError(f"norm.placement='after' for {name!r}: it has no norms; take 'activation'")
+        raise UserError(f"norm.placement='after' for {name!r}: it has no norms; use 'activation'")
     return dims
 
 
 def _before_activations(model: nn.Module, name: str) -> dict[str, int]:
-    """The activations, and where their channels are."""
+    """Return the activations with the dimension of their channels."""
     dims = {}
     for path, module in model.named_modules():
         if type(module).__name__ in ACTIVATIONS:
             dims[path] = _channel_dim(module, model.get_submodule(path.rpartition(".")[0]))
     if not dims:
-        raise UserError(f"norm.placement='activation' for {name!r}: it has no layers that activate; take 'after'")
+        raise UserError(f"norm.placement='activation' for {name!r}: it has no activation layers; use 'after'")
     return dims
 
 
 def _channel_dim(activation: nn.Module, parent: nn.Module) -> int:
-    """Where an activation's channels are: last if the nearest layer of its parent, those before it first, is linear."""
+    """Return -1 if the nearest layer in the activation's parent, looking backward first, is linear; else 1."""
     beside = list(parent.modules())
     at = beside.index(activation)
     telling = (nn.Linear, _ConvNd, _BatchNorm)
@@ -171,7 +172,7 @@ def _channel_dim(activation: nn.Module, parent: nn.Module) -> int:
 
 
 def _inject(model: nn.Module, norm: NormSettings, dims: dict[str, int], side: str) -> None:
-    options: Any = {side: nn.Module, "scope": _scope(norm), **noise_options(norm, standalone=True)}
+    options: Any = {side: nn.Module, "scope": _scope(norm), **norm.options}
     for dim in sorted(set(dims.values())):
 
         def here(name: str, _: nn.Module, dim: int = dim) -> bool:

@@ -6,7 +6,7 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from ghostnoise import functional
-from ghostnoise.layers.batch_norm import BatchNorm
+from ghostnoise.methods.batch_norm import BatchNorm
 from ghostnoise.tracing import Leaf
 
 
@@ -52,9 +52,13 @@ class NoisyBatchNorm(Noisy, BatchNorm):
 class NoisyBatchNorm1d(NoisyBatchNorm, nn.BatchNorm1d):
     """Batch norm with noise of (B, C)."""
 
+    ndims = (2, 3)
+
 
 class NoisyBatchNorm2d(NoisyBatchNorm, nn.BatchNorm2d):
     """Batch norm with noise of (B, C, H, W)."""
+
+    ndims = (4,)
 
 
 class NoisyGroupNorm(Noisy, nn.GroupNorm):

@@ -11,7 +11,7 @@ import torch
 from torch import Tensor, nn
 
 from ghostnoise.lab.models.slots import Slots, Task
-from ghostnoise.weights import WSConv2d
+from ghostnoise.methods.weight_standardization import WSConv2d
 
 ALPHA = 0.2  # what a block adds to the variance is its square
 RELU_GAMMA = 1.7139588594436646  # as published, from samples; exactly, ReLU(N(0, 1)) has unit variance times 1.7129

@@ -10,7 +10,7 @@ from collections.abc import Sequence
 from torch import Tensor, nn
 
 from ghostnoise.lab.models.slots import Slots, Task
-from ghostnoise.weights import WSConv2d
+from ghostnoise.methods.weight_standardization import WSConv2d
 
 
 class Block(nn.Module):

@@ -1,29 +1,22 @@
-"""The pieces of a network that the settings decide: norms, activations, and noise at the end of residual branches."""
+"""The parts of a network that depend on `[norm]`: norms, activations, and noise in residual branches."""
 
+import inspect
 from dataclasses import dataclass
 from typing import Any, Literal, NamedTuple
 
 from torch import nn
 
-from ghostnoise.conversion.table import METHODS
-from ghostnoise.distributed import WORLD, initialized
-from ghostnoise.element import AdditiveGaussianNoise, NoisyDropout
+from ghostnoise.engine.ranks import WORLD, initialized
+from ghostnoise.lab.config.methods import MethodInfo, Placement, methods
+from ghostnoise.lab.config.schema import NormSettings
 from ghostnoise.lab.errors import UserError
 from ghostnoise.lab.models.noisy import NoisyBatchNorm1d, NoisyBatchNorm2d, NoisyGroupNorm, NoisyLayerNorm
-from ghostnoise.lab.settings import CUTTING, NormSettings, Placement
 
 Normalization = Literal["batch", "layer", "none"]
-# Where each noise can be. The paper has dropout in branches, and additive noise before or after the affine.
-PLACEMENTS: dict[str, tuple[Placement, ...]] = {
-    "gni": ("inside", "after", "activation"),
-    "agni": ("inside", "after", "activation"),
-    "eagn": ("inside", "after"),
-    "dropout": ("branch",),
-}
 
 
 class Task(NamedTuple):
-    """What a network is built for, and how wide: the shape of an image, the classes, the network's width or widths."""
+    """The shape of an image, the number of classes, and the width or widths of the network."""
 
     shape: tuple[int, int, int]
     classes: int
@@ -32,9 +25,9 @@ class Task(NamedTuple):
 
 @dataclass(frozen=True)
 class Slots:
-    """Gives a network of one kind of normalization its pieces, with the noise of `settings` at `placement`.
+    """Builds the norms and activations of a network, with the noise of `settings` at `placement`.
 
-    `channel_dim` is where the network has its channels: 1 in images, -1 in tokens.
+    `channel_dim` is the dimension of the channels: 1 for images, -1 for tokens.
     """
 
     settings: NormSettings
@@ -43,7 +36,7 @@ class Slots:
     channel_dim: int = 1
 
     def norm(self, channels: int, ndim: int = 2) -> nn.Module:
-        """A norm of `channels`, of (B, C, H, W), or with `ndim=1` of (B, C)."""
+        """Build a norm for inputs (B, C, H, W), or with `ndim=1` for (B, C)."""
         if self.normalization == "batch":
             return self._batch_norm(channels, ndim)
         if self.placement in ("inside", "after"):
@@ -54,65 +47,61 @@ class Slots:
         return nn.LayerNorm(channels) if self.channel_dim == -1 else nn.GroupNorm(1, channels)
 
     def activation(self, kind: type[nn.Module] = nn.ReLU) -> nn.Module:
-        """An activation, with noise before it if that is its place."""
+        """Build an activation, with noise before it if that is the placement."""
         return nn.Sequential(self.noise(), kind()) if self.placement == "activation" else kind()
 
     def branch(self) -> nn.Module:
-        """What follows the second norm of a residual branch: noise if that is its place, else nothing."""
+        """Build what follows the second norm of a residual branch: noise if that is the placement, else nothing."""
         return self.noise() if self.placement == "branch" else nn.Identity()
 
     def noise(self) -> nn.Module:
-        """The noise of the method, as a layer of its own."""
-        settings: Any = self.settings
-        if settings.method == "eagn":
-            return AdditiveGaussianNoise(settings.std)
-        if settings.method == "dropout":
-            return NoisyDropout(
-                settings.rate, kind=settings.distribution, per=settings.per, channel_dim=self.channel_dim
-            )
-        layer: Any = METHODS[settings.method].noise
-        options = noise_options(settings, standalone=True)
-        made: nn.Module = layer(
-            settings.ghost_size, channel_dim=self.channel_dim, process_group=group(settings), **options
-        )
+        """Build the standalone noise layer of the method."""
+        settings, layer = self.settings, self.info.noise
+        options = sized(settings) | settings.options
+        takes = inspect.signature(layer).parameters
+        options |= {"channel_dim": self.channel_dim} if "channel_dim" in takes else {}
+        options |= {"process_group": group(settings)} if "process_group" in takes else {}
+        made: nn.Module = layer(**options)
         return made
 
+    @property
+    def info(self) -> MethodInfo:
+        """The method."""
+        return methods()[self.settings.method]
+
     def _batch_norm(self, channels: int, ndim: int) -> nn.Module:
-        method, ranks = self.settings.method, group(self.settings)
+        info, ranks = self.info, group(self.settings)
         shared: Any = {"eps": self.settings.eps, "momentum": self.settings.momentum}
-        if method in CUTTING or (self.placement == "inside" and method in METHODS):
-            sized = {"ghost_size": self.settings.ghost_size} | noise_options(self.settings)
-            return METHODS[method].ranked[ndim - 1](channels, **shared, **sized, process_group=ranks)
+        own = self.placement == "inside" or (info.replaces_batch_norm and info.name != "bn")
+        if info.norms is not None and own:
+            options = sized(self.settings) | self.settings.options
+            made: nn.Module = info.norms[ndim - 1](channels, **shared, **options, process_group=ranks)
+            return made
         if self.placement in ("inside", "after"):
             noisy = NoisyBatchNorm1d if ndim == 1 else NoisyBatchNorm2d
             inside = self.placement == "inside"
             return noisy(channels, **shared, noise=self.noise(), inside=inside, process_group=ranks)
-        if ranks is not None:
-            return METHODS["bn"].ranked[ndim - 1](channels, **shared, process_group=ranks)
+        plain = methods()["bn"].norms
+        if ranks is not None and plain is not None:
+            synchronized: nn.Module = plain[ndim - 1](channels, **shared, process_group=ranks)
+            return synchronized
         return nn.BatchNorm1d(channels, **shared) if ndim == 1 else nn.BatchNorm2d(channels, **shared)
 
 
 def refuse_batch_norm_settings(settings: NormSettings, name: str) -> None:
-    """Refuse what is not the default where no batch norm would have it."""
+    """Raise a UserError for settings of batch norms in a network that has none."""
     if (settings.eps, settings.momentum) != (1e-5, 0.1):
         raise UserError(
             f"norm.eps={settings.eps}, norm.momentum={settings.momentum} for {name!r} and method {settings.method!r}: "
-            "settings of batch norms, and none would have them; leave them out"
+            "settings of batch norms, which it does not have; leave them out"
         )
 
 
 def group(settings: NormSettings) -> str | None:
-    """The ranks that share a batch, as a layer takes them; None where this process is all there is."""
+    """Return the `process_group` of the layers: all ranks for the global scope; None without other ranks."""
     return WORLD if settings.scope == "global" and initialized() else None
 
 
-def noise_options(settings: NormSettings, standalone: bool = False) -> dict[str, Any]:
-    """The options of ghost noise, as its batch norm or its standalone layer takes them; none for other methods."""
-    if settings.components is None:
-        return {}
-    options = {
-        "eps" if standalone else "noise_eps": settings.noise_eps,
-        "shift": settings.components != "scale",
-        "scale": settings.components != "shift",
-    }
-    return options | ({"kind": settings.law, "dof": settings.dof} if settings.method == "agni" else {})
+def sized(settings: NormSettings) -> dict[str, Any]:
+    """Return the ghost size as a keyword, for methods that have one."""
+    return {} if methods()[settings.method].ghost_size == "none" else {"ghost_size": settings.ghost_size}

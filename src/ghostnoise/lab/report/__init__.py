@@ -1,1 +1,1 @@
-"""What an experiment's run folders show: tables, figures, a page, and whether the claims hold."""
+"""Reports of an experiment's run folders: statistics, tables, figures, an HTML page, and a server for it."""

@@ -1,78 +1,182 @@
-"""The figure of an experiment as PNG and PDF, in the paper's form."""
+"""The figure of an experiment (curves over an axis, or one line per cell) as PNG and PDF, and as data for the page."""
 
 import io
 import math
+import re
 import statistics
-from collections.abc import Sequence
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass, field
 from itertools import cycle
 from typing import TYPE_CHECKING, Any
 
-from ghostnoise.lab.report import noise_runs
-from ghostnoise.lab.report.aggregate import Findings
-from ghostnoise.lab.report.curves import Curve, Picture, history, picture
+from ghostnoise.lab.report.collect import Run, number
+from ghostnoise.lab.report.statistics import Findings, Score
+from ghostnoise.lab.report.tables import numerics_text, short
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
+    from matplotlib.figure import Figure
 
-# Okabe and Ito's colours, which all eyes tell apart, without the yellow that white paper swallows.
+LOGARITHMIC = ("norm.ghost_size", "optim.lr", "optim.weight_decay")
+MEASURES = {
+    "accuracy": "{split} accuracy, %",
+    "train_accuracy": "training accuracy, %",
+    "loss": "{split} loss",
+    "train_loss": "training loss",
+}
+# The color-blind safe palette of Okabe and Ito, without yellow, which is hard to see on white.
 COLORS = ("#0072B2", "#D55E00", "#009E73", "#CC79A7", "#56B4E9", "#E69F00", "#555555")
 MARKERS = ("o", "s", "^", "D", "v", "P", "X")
+INITIALLY_SHOWN = 6  # training curves on the page
+
+
+@dataclass
+class PlotPoint:
+    """A cell in a figure, at `x` on the axis."""
+
+    x: Any
+    score: Score
+
+    @property
+    def paper(self) -> float | None:
+        """The paper's number, if its text begins with one."""
+        found = re.match(r"\D{0,2}(\d+(?:\.\d+)?)", self.score.cell.paper or "")
+        return float(found[1]) if found else None
+
+
+@dataclass
+class Curve:
+    """The cells of a method along the axis; one cell if the method does not have the axis (`flat`)."""
+
+    label: str
+    points: list[PlotPoint] = field(default_factory=list)
+    flat: bool = False
+
+
+@dataclass
+class Plot:
+    """What the figure of an experiment shows."""
+
+    form: str
+    curves: list[Curve]
+    y: str
+    x: str = ""
+    log: bool = False
+
+
+def plot(findings: Findings) -> Plot:
+    """Select curves over the axis that the experiment names, or one line ("bar") per cell."""
+    report = findings.collected.experiment.report
+    if report.form == "curves" and report.x:
+        return _curves_over(findings, report.x)
+    scores = [row.score for row in findings.rows if row.score]
+    bars = [Curve(_bar_label(score), [PlotPoint(score.cell.name, score)]) for score in scores]
+    return Plot("bars", bars, f"{_split(scores)} accuracy, %")
 
 
 def draw(findings: Findings, kind: str) -> bytes:
-    """The figure as a "png" or "pdf"."""
+    """Draw the figure as "png" or "pdf"; experiments of noise without recorded noise show training curves."""
     from matplotlib.figure import Figure
 
-    if noise_runs.pictured(findings.gathered, findings.noise):
-        return noise_runs.draw(findings.gathered, findings.noise, kind)
-    shown = picture(findings)
-    noise = findings.gathered.experiment.report.form == "noise"
-    flat = shown.form == "bars" and not noise
-    figure = Figure(figsize=(6, 1 + 0.34 * len(shown.curves)) if flat else (6, 3.8), layout="constrained")
+    shown = plot(findings)
+    training = findings.collected.experiment.report.form == "noise"
+    bars = shown.form == "bars" and not training
+    figure = Figure(figsize=(6, 1 + 0.34 * len(shown.curves)) if bars else (6, 3.8), layout="constrained")
     axes = figure.subplots()
-    if noise:
-        _training(axes, findings)
-    elif shown.form == "curves":
-        _curves(axes, shown)
+    if training:
+        _draw_training(axes, findings)
+    elif bars:
+        _draw_bars(axes, shown)
     else:
-        _bars(axes, shown)
+        _draw_curves(axes, shown)
     axes.spines[["top", "right"]].set_visible(False)
-    axes.grid(axis="x" if flat else "y", alpha=0.25, linewidth=0.6)
+    axes.grid(axis="x" if bars else "y", alpha=0.25, linewidth=0.6)
     axes.set_axisbelow(True)
+    if len(findings.collected.numerics) > 1:
+        axes.set_title(f"mixed numerics: {numerics_text(findings.collected.numerics)}", fontsize=8, loc="left")
+    return render(figure, kind)
+
+
+def render(figure: "Figure", kind: str) -> bytes:
+    """Return the file contents of a figure without the date, so that the same runs give the same bytes."""
     file = io.BytesIO()
-    # Without the date: the same runs give the same bytes.
     dates: dict[str, Any] = {"metadata": {"CreationDate": None}} if kind == "pdf" else {}
     figure.savefig(file, format=kind, dpi=160, **dates)
     return file.getvalue()
 
 
-def _curves(axes: "Axes", shown: Picture) -> None:
-    numeric = all(isinstance(spot.x, int | float) for curve in shown.curves if not curve.flat for spot in curve.spots)
+def page_plots(findings: Findings) -> dict[str, Any]:
+    """Return the data of the page's interactive figures."""
+    return {"main": _plot_data(plot(findings)), "training": _histories(findings), "measures": _measures(findings)}
+
+
+def history(run: Run) -> dict[str, list[float | None]]:
+    """Return the epochs of a run and its measures after each; None where it diverged."""
+    lines = [line for line in (run.found.metrics() if run.found else []) if isinstance(line, dict)]
+    lines = [line for line in lines if number(line.get("epoch")) is not None]
+    return {name: [_rounded(line.get(name)) for line in lines] for name in ("epoch", *MEASURES)}
+
+
+def _bar_label(score: Score) -> str:
+    """Return the method and its values on the axes, without the names of the axes."""
+    return " ".join([score.cell.method, ", ".join(str(value) for _, value in score.cell.at)]).strip()
+
+
+def _curves_over(findings: Findings, axis: str) -> Plot:
+    tested = [row.score for row in findings.rows if row.score]
+    select = findings.collected.experiment.select
+    scores = findings.tuning if select and axis in select.axes else tested  # one selected cell makes no curve
+    curves: dict[str, Curve] = {}
+    for score in scores:
+        place = dict(score.cell.at)
+        rest = [f"{short(key)}={value}" for key, value in place.items() if key != axis]
+        label = " ".join([score.cell.method, *rest])
+        curve = curves.setdefault(label, Curve(label, flat=axis not in place))
+        curve.points.append(PlotPoint(place.get(axis), score))
+    values = [point.x for curve in curves.values() if not curve.flat for point in curve.points]
+    log = axis in LOGARITHMIC and all((number(x) or 0) > 0 for x in values)
+    for curve in curves.values():
+        if all(number(point.x) is not None for point in curve.points):
+            curve.points.sort(key=lambda point: float(point.x))
+    return Plot("curves", list(curves.values()), f"{_split(scores)} accuracy, %", short(axis).replace("_", " "), log)
+
+
+def _split(scores: Iterable[Score]) -> str:
+    return " or ".join(sorted({score.cell.settings.data.evaluate for score in scores})) or "test"
+
+
+def _rounded(value: object) -> float | None:
+    found = number(value)
+    return None if found is None else float(f"{found:.6g}")
+
+
+def _draw_curves(axes: "Axes", shown: Plot) -> None:
+    curves = [curve for curve in shown.curves if not curve.flat]
+    numeric = all(isinstance(point.x, int | float) for curve in curves for point in curve.points)
     for curve, color, marker in zip(shown.curves, cycle(COLORS), cycle(MARKERS), strict=False):
-        spots = [spot for spot in curve.spots if spot.score.mean is not None]
-        if not spots:
+        points = [point for point in curve.points if point.score.mean is not None]
+        if not points:
             continue
-        means = [spot.score.mean or 0.0 for spot in spots]
-        stds = [spot.score.std or 0.0 for spot in spots]
+        means = [point.score.mean or 0.0 for point in points]
+        stds = [point.score.std or 0.0 for point in points]
         if curve.flat:
             axes.axhline(means[0], color=color, linestyle=":", linewidth=1.6, label=curve.label)
             axes.axhspan(means[0] - stds[0], means[0] + stds[0], color=color, alpha=0.08, linewidth=0)
             continue
-        xs = [spot.x if numeric else str(spot.x) for spot in spots]
+        xs = [point.x if numeric else str(point.x) for point in points]
         axes.plot(xs, means, color=color, marker=marker, markersize=5, linewidth=1.6, label=curve.label)
         low, high = ([m + sign * s for m, s in zip(means, stds, strict=True)] for sign in (-1, 1))
         axes.fill_between(xs, low, high, color=color, alpha=0.15, linewidth=0)
     if shown.log and numeric:
-        _logarithmic(axes, shown)
+        _set_logarithmic(axes, sorted({point.x for curve in curves for point in curve.points}))
     axes.set_xlabel(shown.x)
     axes.set_ylabel(shown.y)
     _legend(axes)
 
 
-def _logarithmic(axes: "Axes", shown: Picture) -> None:
+def _set_logarithmic(axes: "Axes", ticks: Sequence[float]) -> None:
     from matplotlib.ticker import NullLocator
 
-    ticks = sorted({spot.x for curve in shown.curves if not curve.flat for spot in curve.spots})
     if not ticks:
         return
     few = [tick for tick in ticks if math.log2(tick).is_integer()] if len(ticks) > 10 else ticks
@@ -81,21 +185,21 @@ def _logarithmic(axes: "Axes", shown: Picture) -> None:
     axes.xaxis.set_minor_locator(NullLocator())
 
 
-def _bars(axes: "Axes", shown: Picture) -> None:
-    """A line for each cell: a dot for each seed, and below them the mean and the deviation."""
+def _draw_bars(axes: "Axes", shown: Plot) -> None:
+    """Draw a line per cell: a dot for each seed, and below the dots the mean and the standard deviation."""
     from matplotlib.ticker import MaxNLocator
 
-    for at, (curve, color) in enumerate(zip(shown.curves, _by_method(shown.curves), strict=True)):
-        spot = curve.spots[0]
-        values = list(spot.score.values.values())
-        if spot.score.mean is not None:
+    for at, (curve, color) in enumerate(zip(shown.curves, _colors_by_method(shown.curves), strict=True)):
+        score = curve.points[0].score
+        values = list(score.values.values())
+        if score.mean is not None:
             axes.scatter(values, [at - 0.14] * len(values), s=18, color=color, alpha=0.55, linewidths=0)
-            axes.errorbar(spot.score.mean, at + 0.14, xerr=spot.score.std, fmt="|", color=color, markersize=9,
+            axes.errorbar(score.mean, at + 0.14, xerr=score.std, fmt="|", color=color, markersize=9,
                           markeredgewidth=2.2, linewidth=1.6, capsize=3)  # fmt: skip
         else:
-            axes.annotate(spot.score.lacking, (0.02, at), xycoords=("axes fraction", "data"), va="center", fontsize=8)
+            axes.annotate(score.lacking, (0.02, at), xycoords=("axes fraction", "data"), va="center", fontsize=8)
     papers = [
-        (spot.paper, at) for at, curve in enumerate(shown.curves) for spot in curve.spots if spot.paper is not None
+        (point.paper, at) for at, curve in enumerate(shown.curves) for point in curve.points if point.paper is not None
     ]
     if papers:
         numbers, places = zip(*papers, strict=True)
@@ -107,8 +211,8 @@ def _bars(axes: "Axes", shown: Picture) -> None:
     _legend(axes)
 
 
-def _training(axes: "Axes", findings: Findings) -> None:
-    """Accuracy over epochs: the mean of each cell's runs."""
+def _draw_training(axes: "Axes", findings: Findings) -> None:
+    """Draw the accuracy over epochs: the mean of each cell's runs."""
     scores = [row.score for row in findings.rows if row.score]
     for score, color in zip(scores, cycle(COLORS), strict=False):
         by_epoch: dict[float, list[float]] = {}
@@ -120,15 +224,63 @@ def _training(axes: "Axes", findings: Findings) -> None:
         if means:
             axes.plot(list(means), list(means.values()), color=color, linewidth=1.6, label=score.cell.name)
     axes.set_xlabel("epoch")
-    axes.set_ylabel(picture(findings).y)
+    axes.set_ylabel(plot(findings).y)
     _legend(axes)
 
 
-def _by_method(curves: Sequence[Curve]) -> list[str]:
-    methods = list(dict.fromkeys(curve.spots[0].score.cell.method for curve in curves))
-    return [COLORS[methods.index(curve.spots[0].score.cell.method) % len(COLORS)] for curve in curves]
+def _colors_by_method(curves: Sequence[Curve]) -> list[str]:
+    methods = list(dict.fromkeys(curve.points[0].score.cell.method for curve in curves))
+    return [COLORS[methods.index(curve.points[0].score.cell.method) % len(COLORS)] for curve in curves]
 
 
 def _legend(axes: "Axes") -> None:
     if axes.get_legend_handles_labels()[1]:
         axes.legend(frameon=False, fontsize=9, loc="center left", bbox_to_anchor=(1, 0.5))
+
+
+def _plot_data(shown: Plot) -> dict[str, Any]:
+    curves = [
+        {
+            "label": curve.label,
+            "method": curve.points[0].score.cell.method,
+            "flat": curve.flat,
+            "points": [
+                {
+                    "x": point.x,
+                    "mean": point.score.mean,
+                    "std": point.score.std,
+                    "n": point.score.n,
+                    "seeds": list(point.score.values.values()),
+                    "paper": point.paper,
+                }
+                for point in curve.points
+            ],
+        }
+        for curve in shown.curves
+    ]
+    return {"form": shown.form, "x": shown.x, "y": shown.y, "log": shown.log, "curves": curves}
+
+
+def _histories(findings: Findings) -> list[dict[str, Any]]:
+    """Return the training curves of each cell; if there are many, only each method's best is shown at first."""
+    leading = {id(findings.best(row.method)) for row in findings.rows}
+    scores = [*(row.score for row in findings.rows if row.score), *findings.tuning]
+    groups: list[Mapping[str, Any]] = []
+    for score in scores:
+        pasts = [{"seed": run.point.seed, "status": run.status, **history(run)} for run in score.runs]
+        pasts = [past for past in pasts if past["epoch"]]
+        tuning = " (tuning)" if score.stage == "tune" else ""
+        if pasts:
+            shown = len(scores) <= INITIALLY_SHOWN or id(score) in leading or score.chosen
+            groups.append(
+                {"label": score.cell.name + tuning, "method": score.cell.method, "shown": shown, "runs": pasts}
+            )
+    if groups and not any(group["shown"] for group in groups):
+        groups = [{**group, "shown": at < INITIALLY_SHOWN} for at, group in enumerate(groups)]
+    return [dict(group) for group in groups]
+
+
+def _measures(findings: Findings) -> dict[str, str]:
+    splits = {run.point.settings.data.evaluate for run in findings.collected.runs}
+    split = " or ".join(sorted(splits)) or "test"
+    return {name: text.format(split=split) for name, text in MEASURES.items()}

@@ -1,182 +1,259 @@
-"""Noise that runs have recorded, and its figure in the paper's form (figures 4 and 6)."""
+"""Noise recorded by runs: its readings, the density of each layer's noise, and the theoretical laws beside it."""
 
-import io
+import math
 import re
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping
+from dataclasses import dataclass
 from functools import lru_cache
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, TypeVar
+from typing import Any, TypeVar
 
-from ghostnoise.lab.errors import UserError
-from ghostnoise.lab.report.noise_lines import (
-    Digest,
-    digest,
-    extent,
-    law_line,
-    law_lines,
-    law_size,
-    layer_line,
-    shortened,
+import numpy as np
+
+from ghostnoise.lab.report.collect import Collected, Run
+from ghostnoise.meter.reading import Distribution, Reading
+from ghostnoise.meter.theory import COMPONENTS, Array, Component, law_cdf
+
+FOLDER = "noise"  # in a run folder
+FIGURE_COLUMNS = 4
+OUTSIDE = 0.005  # share of a layer's noise that may lie outside of a figure, on each side
+FINE_CELLS = 500  # cells into which a histogram is divided before it is smoothed
+LEAST_SMOOTHING = (
+    0.1  # of a layer's spread: draws from one batch are correlated, so that Silverman's rule is too narrow
 )
-from ghostnoise.meter.reading import Reading
-from ghostnoise.meter.theory import COMPONENTS as PARTS
-from ghostnoise.meter.theory import Component as Part
 
-if TYPE_CHECKING:
-    from matplotlib.axes import Axes
-    from matplotlib.figure import Figure
+Value = TypeVar("Value")
 
-FOLDER = "noise"
-WORDS: dict[Part, str] = {"shift": "shift noise, (m − μ)/σ", "scale": "scale noise, s²/σ²"}
-POINTS = 400
-NAMED = 10  # layers that a legend can name
-WIDTH = 24  # signs of a name
-COLUMNS = 4
-STYLES: tuple[dict[str, Any], ...] = ({"color": "black", "linestyle": ":"}, {"color": "dimgray", "linestyle": "-."})
 
-Kept = TypeVar("Kept")
+@dataclass(frozen=True)
+class LayerNoise:
+    """A layer's row of figures, and the distribution of each component of its noise over all of its channels."""
+
+    name: str
+    row: Mapping[str, Any]
+    components: Mapping[Component, Distribution]
+
+
+@dataclass(frozen=True)
+class Digest:
+    """A reading without its channels, which is all that a report needs."""
+
+    ghost_size: int
+    layers: tuple[LayerNoise, ...]
+
+    @property
+    def connected(self) -> bool:
+        """Whether all of its layers are fully connected, that is, have one position per sample."""
+        return all(layer.row["positions"] == 1 for layer in self.layers)
+
+
+@dataclass(frozen=True)
+class NoiseRun:
+    """A run and its readings by epoch, at least one."""
+
+    run: Run
+    readings: Mapping[int, Digest]
+
+
+def digest(reading: Reading) -> Digest:
+    """Pool the channels of a reading."""
+    layers = [
+        LayerNoise(
+            layer.name,
+            layer.row(),
+            {component: getattr(layer.noise["gni"], component).pooled() for component in COMPONENTS},
+        )
+        for layer in reading.layers
+    ]
+    return Digest(reading.layers[0].ghost_size, tuple(layers))
+
+
+# Files
 
 
 def recorded(folder: Path, warn: Callable[[str], object]) -> dict[int, Reading]:
-    """The readings that a run has left in its folder, by epoch; damaged ones are said and left out."""
-    return _each(folder, warn, _load)
+    """Read the readings in a run folder, by epoch; damaged files are reported and ignored."""
+    return _read_each(folder, warn, _load)
 
 
 def digests(folder: Path, warn: Callable[[str], object]) -> dict[int, Digest]:
-    """The same without channels, which is all that a report needs; read once for each state of a file."""
-    return _each(folder, warn, lambda path: _kept(path, path.stat().st_mtime_ns, path.stat().st_size))
+    """Read the readings in a run folder without their channels; an unchanged file is read only once."""
+    return _read_each(folder, warn, lambda path: _cached(path, path.stat().st_mtime_ns, path.stat().st_size))
 
 
-def spread(readings: Mapping[int, Kept], most: int = COLUMNS) -> dict[int, Kept]:
-    """The first, the last, and some between them, as evenly as they come; `most` at most."""
+def noise_runs(collected: Collected, warn: Callable[[str], object]) -> list[NoiseRun]:
+    """List the runs that have recorded noise, in the experiment's order."""
+    found = [NoiseRun(run, digests(run.found.path, warn)) for run in collected.runs if run.found]
+    return [each for each in found if each.readings]
+
+
+def first_of_each_method(runs: Iterable[NoiseRun]) -> list[NoiseRun]:
+    """Select one run of each method, which the page shows."""
+    first: dict[str, NoiseRun] = {}
+    for each in runs:
+        first.setdefault(each.run.point.cell.method, each)
+    return list(first.values())
+
+
+def spread(readings: Mapping[int, Value], most: int = FIGURE_COLUMNS) -> dict[int, Value]:
+    """Select at most `most` epochs: the first, the last, and others as evenly spaced as possible."""
     epochs = sorted(readings)
     last = len(epochs) - 1
     places = {round(last * k / (most - 1)) for k in range(most)} if last >= most else set(range(last + 1))
     return {epochs[place]: readings[epochs[place]] for place in sorted(places)}
 
 
-def draw(readings: Mapping[str, Reading], law_size: int | None, stem: Path) -> list[Path]:
-    """Write the figure of readings, a column for each with its key as title, to `stem`.png and .pdf.
-
-    The analytical curves are those of fully connected layers with ghost batches of `law_size`; if None, of what was
-    measured in a fully connected network, and in others of about the strength of the noise.
-    """
-    shown = {title: digest(reading) for title, reading in readings.items()}
-    made = []
-    for kind in ("png", "pdf"):
-        path = Path(f"{stem}.{kind}")
-        try:
-            path.parent.mkdir(parents=True, exist_ok=True)
-            path.write_bytes(rendered(shown, law_size, kind))
-        except OSError as error:
-            raise UserError(f"cannot write {path}: {error.strerror or error}; give another folder") from None
-        made.append(path)
-    return made
-
-
-def rendered(shown: Mapping[str, Digest], size: int | None, kind: str) -> bytes:
-    """The figure as a "png" or "pdf"."""
-    if not shown:
-        raise UserError("no noise to draw: there is no reading; measure some first")
-    file = io.BytesIO()
-    # Without the date: the same readings give the same bytes.
-    dates: dict[str, Any] = {"metadata": {"CreationDate": None}} if kind == "pdf" else {}
-    figure(shown, law_size(shown.values(), size)).savefig(file, format=kind, dpi=160, **dates)
-    return file.getvalue()
-
-
-def _each(folder: Path, warn: Callable[[str], object], read: Callable[[Path], Kept]) -> dict[int, Kept]:
-    found: dict[int, Kept] = {}
+def _read_each(folder: Path, warn: Callable[[str], object], read: Callable[[Path], Value]) -> dict[int, Value]:
+    found: dict[int, Value] = {}
     for path in sorted((folder / FOLDER).glob("epoch-*.npz")):
         if not (named := re.fullmatch(r"epoch-(\d+)\.npz", path.name)):
             continue
         try:
             found[int(named[1])] = read(path)
-        except Exception as error:  # a file can be damaged in any way
+        except Exception as error:  # a damaged file can raise anything
             reason = str(error) or type(error).__name__
-            warn(f"{path} is damaged ({reason}); the reading is left out, and the file as it is")
+            warn(f"{path} is damaged ({reason}); the reading is ignored and the file is left unchanged")
     return dict(sorted(found.items()))
 
 
 def _load(path: Path) -> Reading:
-    with path.open("rb") as file:  # numpy leaves a damaged file open
+    with path.open("rb") as file:  # numpy does not close a damaged file
         return Reading.load(file)
 
 
 @lru_cache(maxsize=512)
-def _kept(path: Path, _time: int, _size: int) -> Digest:
+def _cached(path: Path, _time: int, _size: int) -> Digest:
     return digest(_load(path))
 
 
-def figure(shown: Mapping[str, Digest], size: int) -> "Figure":
-    """Two rows of panels, shift and scale, a column for each reading; laws are those of ghost batches of `size`."""
-    from matplotlib.figure import Figure
-    from matplotlib.ticker import MaxNLocator
-
-    names = list(dict.fromkeys(layer.name for each in shown.values() for layer in each.layers))
-    colors = _rainbow(len(names))
-    made = Figure(figsize=(1.9 + 3.1 * len(shown), 5.4), layout="constrained")
-    grid = made.subplots(len(PARTS), len(shown), sharex="row", sharey="row", squeeze=False)
-    for row, part in zip(grid, PARTS, strict=True):
-        within = extent(shown.values(), part, size)
-        for axes, each in zip(row, shown.values(), strict=True):
-            for layer in each.layers:
-                if line := layer_line(layer, part, within, POINTS):
-                    axes.plot(*line, color=colors[names.index(layer.name)], linewidth=1.2)
-            _laws(axes, each, part, within, size)
-            axes.set_xlabel(WORDS[part])
-            axes.spines[["top", "right"]].set_visible(False)
-        row[0].set(xlim=within, ylabel="density")
-        row[0].set_ylim(bottom=0)
-        row[0].xaxis.set_major_locator(MaxNLocator(5, prune="both"))
-    for axes, title in zip(grid[0], shown, strict=True):
-        axes.set_title(shortened(title, 2 * WIDTH), fontsize=11, parse_math=False)
-    _name_laws(made, grid)
-    _name_layers(made, grid, names, colors)
-    return made
+# Curves
 
 
-def _laws(axes: "Axes", shown: Digest, part: Part, within: tuple[float, float], size: int) -> None:
-    for line, style in zip(law_lines(shown, part, size), STYLES, strict=False):
-        axes.plot(*law_line(line, part, within, POINTS), **style, linewidth=1.6, label=line.label)
+@dataclass(frozen=True)
+class LawLine:
+    """A law of ghost batches of `size` samples, and its label."""
+
+    law: str
+    size: int
+    label: str
 
 
-def _name_laws(figure: "Figure", grid: Any) -> None:
-    """Below the panels, where no line is."""
-    lines = {line.get_label(): line for axes in grid.flat for line in axes.get_legend_handles_labels()[0]}
-    figure.legend(list(lines.values()), list(lines), loc="outside lower center", frameon=False, fontsize=9,
-                  ncols=3 if grid.shape[1] > 1 else 1)  # fmt: skip
+def law_lines(shown: Digest, component: Component, size: int) -> list[LawLine]:
+    """List the laws to draw beside a reading: those of fully connected layers with ghost batches of `size`.
+
+    If the network is fully connected, the law of the scale is drawn twice: as in the paper, and exactly.
+    """
+    if component == "shift":
+        return [LawLine("fc", size, f"shift: N(0, 1/{size})" if shown.connected else f"fully connected, N = {size}")]
+    if not shown.connected:
+        return [LawLine("fc", size, f"fully connected, N = {size}")]
+    lines = [LawLine("fc", size, f"scale: χ²({size})/{size}, the paper’s")]
+    return lines + ([LawLine("fc-exact", size, f"scale: χ²({size - 1})/{size}, exact")] if size > 1 else [])
 
 
-def _name_layers(figure: "Figure", grid: Any, names: Sequence[str], colors: Sequence[Any]) -> None:
-    """A legend where there is room for one, and otherwise a bar with the first and the last layer."""
-    from matplotlib.lines import Line2D
+def law_size(shown: Iterable[Digest], given: int | None) -> int:
+    """Choose the ghost size of the laws: `given`, or that of a fully connected network, or an effective size.
 
-    if len(names) <= NAMED:
-        handles = [Line2D([], [], color=color, linewidth=2) for color in colors]
-        legend = figure.legend(
-            handles, ["layer"] * len(names), loc="outside right center", title="layer", frameon=False, fontsize=9
-        )
-        for text, name in zip(legend.get_texts(), names, strict=True):
-            text.set_parse_math(False)  # names are not formulas, and a legend would leave out one such as "_norm"
-            text.set_text(shortened(name, WIDTH))
-        return
-    from matplotlib.cm import ScalarMappable
-    from matplotlib.colors import ListedColormap
-
-    bar = figure.colorbar(ScalarMappable(cmap=ListedColormap(colors)), ax=grid, aspect=40, fraction=0.03, pad=0.02)
-    bar.outline.set_visible(False)
-    half = 0.5 / len(names)
-    bar.set_ticks([half, 1 - half], labels=[shortened(name, WIDTH) for name in (names[0], names[-1])])
-    for text in bar.ax.get_yticklabels():
-        text.set_parse_math(False)
-    bar.ax.tick_params(length=0, labelsize=9)
-    bar.ax.invert_yaxis()
-    bar.set_label(f"{len(names)} layers, in their order")
+    The effective size is the power of two nearest to the median over layers, so that the law is about as strong as
+    the noise.
+    """
+    digests = list(shown)
+    if given is not None:
+        return given
+    if all(each.connected for each in digests):
+        return digests[0].ghost_size
+    sizes = [
+        layer.row[f"effective_size_{component}"]
+        for each in digests
+        for layer in each.layers
+        for component in COMPONENTS
+    ]
+    known = [size for size in sizes if math.isfinite(size)]
+    return 2 ** round(math.log2(max(float(np.median(known)), 1))) if known else digests[0].ghost_size
 
 
-def _rainbow(count: int) -> list[Any]:
-    """From violet to red, as in the paper."""
-    from matplotlib import colormaps
+def extent(shown: Iterable[Digest], component: Component, size: int) -> tuple[float, float]:
+    """Return the range of a figure, which contains nearly all noise of every layer and of the law.
 
-    return [colormaps["rainbow"](k / max(count - 1, 1)) for k in range(count)]
+    The range of the shift is symmetric around 0; that of the scale does not extend below 0.
+    """
+    ends = [
+        quantiles(each) for digest in shown for layer in digest.layers if (each := layer.components[component]).n[0]
+    ]
+    wide = 2.8 * (1 if component == "shift" else math.sqrt(2)) / math.sqrt(size)  # standard deviations of the law
+    center = 0 if component == "shift" else 1
+    low, high = min([center - wide, *(each[0] for each in ends)]), max([center + wide, *(each[1] for each in ends)])
+    if component == "shift":
+        return -max(-low, high), max(-low, high)
+    return max(low, 0.0), high
+
+
+def quantiles(found: Distribution, beyond: float = OUTSIDE) -> tuple[float, float]:
+    """Return the `beyond` and 1 - `beyond` quantiles of a pooled distribution."""
+    low, high = _quantiles(found, np.array([beyond, 1 - beyond]))
+    return float(low), float(high)
+
+
+def layer_line(
+    layer: LayerNoise, component: Component, within: tuple[float, float], points: int
+) -> tuple[Array, Array] | None:
+    """Return the kernel density (Silverman's bandwidth) of a layer's noise and where it is evaluated.
+
+    Half of the points are evenly spaced and half lie at quantiles, because the noise of one layer may be much narrower
+    than that of another. None if nothing in the layer varied.
+    """
+    found = layer.components[component]
+    if not found.n[0]:
+        return None
+    low, high = quantiles(found, OUTSIDE / 50)
+    margin = 0.05 * (high - low)
+    dense = _quantiles(found, (np.arange(points // 2) + 0.5) / (points // 2))
+    even = np.linspace(low - margin, high + margin, points - points // 2)
+    x = np.unique(np.clip(np.concatenate([dense, even]), *within))
+    return x, _smoothed(found, x)
+
+
+def law_line(line: LawLine, component: Component, within: tuple[float, float], points: int) -> tuple[Array, Array]:
+    """Return evenly spaced points and the law's density there."""
+    edges = np.linspace(*within, points + 1)
+    below = law_cdf(line.law, component, edges, line.size)[0]
+    return (edges[1:] + edges[:-1]) / 2, np.diff(below) / np.diff(edges)
+
+
+def shortened(name: str, width: int) -> str:
+    """Keep the end of a long name, which distinguishes layers."""
+    return name if len(name) <= width else "…" + name[1 - width :]
+
+
+def _quantiles(found: Distribution, shares: Array) -> Array:
+    cdf = found.cdf()[0]
+    rising = np.append(np.diff(cdf) > 0, False)  # empty bins would make the inverse ambiguous
+    rising[cdf.argmax()] = True
+    values: Array = np.interp(shares, cdf[rising], found.edges[rising])
+    return values
+
+
+def _smoothed(found: Distribution, x: Array) -> Array:
+    from scipy.interpolate import PchipInterpolator
+
+    low, high = quantiles(found, OUTSIDE / 500)
+    cells = np.linspace(low, high, FINE_CELLS + 1)
+    mass = np.diff(PchipInterpolator(found.edges, found.cdf()[0])(cells))  # smooths the steps of wide bins
+    centers = (cells[1:] + cells[:-1]) / 2
+    width = max(_bandwidth(found), (high - low) / FINE_CELLS)
+    density = _kernels(x, centers, width) @ mass
+    if found.center:  # variances are not negative: reflect what the kernels put below 0
+        density += _kernels(x, -centers, width) @ mass
+    smooth: Array = density
+    return smooth
+
+
+def _bandwidth(found: Distribution) -> float:
+    lower, upper = quantiles(found, 0.25)
+    spread = min(float(found.std[0]), (upper - lower) / 1.34)
+    return float(max(0.9 * found.n[0] ** -0.2, LEAST_SMOOTHING) * spread)
+
+
+def _kernels(x: Array, centers: Array, width: float) -> Array:
+    kernels: Array = np.exp(-0.5 * ((x[:, None] - centers) / width) ** 2) / (width * math.sqrt(2 * math.pi))
+    return kernels

@@ -1,8 +1,8 @@
-"""The report as one HTML file that loads nothing from anywhere."""
+"""The report as one HTML file that loads nothing over the network."""
 
 import base64
 import hashlib
-from collections.abc import Mapping
+from collections.abc import Sequence
 from dataclasses import dataclass
 from datetime import datetime
 from functools import cache
@@ -11,73 +11,95 @@ from string import Template
 from typing import Any
 
 import ghostnoise
+from ghostnoise.lab.config.overrides import flat
 from ghostnoise.lab.errors import UserError
-from ghostnoise.lab.report import noise_page, sections
-from ghostnoise.lab.report.aggregate import Findings
-from ghostnoise.lab.report.claims import Judged
-from ghostnoise.lab.report.curves import MEASURES, Picture, history, picture
-from ghostnoise.lab.report.markup import json_in_html, section, text
+from ghostnoise.lab.report import figures, noise_figures, noise_tables
+from ghostnoise.lab.report.collect import Run, Status, number
+from ghostnoise.lab.report.markup import TableCell, items, json_in_html, label, section, table, text
+from ghostnoise.lab.report.noise import NoiseRun
+from ghostnoise.lab.report.notes import claim_reason, notes
+from ghostnoise.lab.report.statistics import Claim, Findings, ResultRow, Score, Verdict
+from ghostnoise.lab.report.tables import (
+    NOTHING,
+    axes_of,
+    counted,
+    difference_text,
+    duration_text,
+    holm_text,
+    note_text,
+    numerics_notice,
+    score_text,
+    short,
+    split,
+    value_text,
+)
 
 ASSETS = resources.files("ghostnoise.lab.report") / "assets"
+VERDICT_CLASSES: dict[Verdict, str] = {
+    "supported": "good", "not significant": "fair", "not supported": "bad", "inconclusive": "open",
+}  # fmt: skip
+STATUS_CLASSES: dict[Status, str] = {
+    "finished": "good", "diverged": "bad", "failed": "bad", "unfinished": "fair", "missing": "open",
+}  # fmt: skip
+ENVIRONMENT = (
+    "ghostnoise", "commit", "numerics", "python", "torch", "numpy", "system", "machine", "device", "device_name",
+    "threads", "processes", "backend", "malloc",
+)  # fmt: skip
 
 
 @dataclass(frozen=True)
-class Made:
-    """How a report came to be."""
+class Provenance:
+    """The command that made a report, and when it was made."""
 
     command: str
     when: datetime
 
 
-def page(findings: Findings, judged: list[Judged], made: Made, *, tag: str = "") -> str:
-    """The whole file; one with the `tag` of a state asks where it comes from for a newer one."""
+def page(findings: Findings, noise: Sequence[NoiseRun], provenance: Provenance, *, tag: str = "") -> str:
+    """Return the whole file; a page with a `tag`, which names a state of the runs, asks its server for newer ones."""
     script, plotly = asset("noise.js") + asset("page.js"), plotly_script()
-    name = findings.gathered.experiment.recipe.name
+    name = findings.collected.experiment.recipe.name
     return Template(asset("page.html")).substitute(
         policy=text(policy(script, plotly, live=bool(tag))),
         title=text(f"{name}: report"),
         style=asset("style.css"),
         heading=text(name),
         tag=text(tag),
-        main=main(findings, judged, made),
-        data=json_in_html(plots(findings)),
+        main=main(findings, noise, provenance),
+        data=json_in_html(plots(findings, noise)),
         plotly=plotly,
         script=script,
     )
 
 
-def main(findings: Findings, judged: list[Judged], made: Made) -> str:
-    """What changes when runs go on."""
-    noise = noise_page.content(findings.noise)
-    first = findings.gathered.experiment.report.form == "noise"
+def main(findings: Findings, noise: Sequence[NoiseRun], provenance: Provenance) -> str:
+    """Return the part of the page that changes while runs continue."""
+    noise_section = noise_tables.section(noise)
+    noise_first = findings.collected.experiment.report.form == "noise"
     return "".join(
         [
-            sections.summary(findings, judged),
-            noise if first else "",
-            _figure(picture(findings)),
-            sections.results(findings),
+            _summary(findings, noise),
+            noise_section if noise_first else "",
+            _figure(figures.plot(findings)),
+            _results(findings),
             _training(),
-            "" if first else noise,
-            sections.problems(findings),
-            sections.runs(findings),
-            sections.environment(findings),
-            _origin(made),
+            "" if noise_first else noise_section,
+            _problems(findings),
+            _runs(findings),
+            _environment(findings),
+            _origin(provenance),
         ]
     )
 
 
-def plots(findings: Findings) -> dict[str, Any]:
-    """What the interactive figures show."""
-    return {
-        "main": _picture(picture(findings)),
-        "training": _histories(findings),
-        "measures": _measures(findings),
-        "noise": noise_page.plots(findings.noise, findings.gathered.experiment.report.law_size),
-    }
+def plots(findings: Findings, noise: Sequence[NoiseRun]) -> dict[str, Any]:
+    """Return the data of the interactive figures."""
+    size = findings.collected.experiment.report.law_size
+    return figures.page_plots(findings) | {"noise": noise_figures.page_plots(noise, size)}
 
 
 def policy(*scripts: str, live: bool) -> str:
-    """A policy that lets these scripts run, and nothing be loaded but, for a live page, news from its own server."""
+    """Return a content security policy that runs only these scripts; a live page may also ask its own server."""
     hashes = " ".join(f"'sha256-{base64.b64encode(hashlib.sha256(s.encode()).digest()).decode()}'" for s in scripts)
     own = "connect-src 'self'; img-src 'self' data: blob:" if live else "img-src data: blob:"
     return (
@@ -88,7 +110,7 @@ def policy(*scripts: str, live: bool) -> str:
 
 @cache
 def plotly_script() -> str:
-    """Plotly's own script, out of the installed package."""
+    """Return Plotly's script from the installed package."""
     try:
         from plotly.offline import get_plotlyjs
     except ImportError:
@@ -99,65 +121,111 @@ def plotly_script() -> str:
 
 @cache
 def asset(name: str) -> str:
-    """A file of the page."""
+    """Read a file of the folder `assets`."""
     return (ASSETS / name).read_text(encoding="utf-8")
 
 
-def _picture(shown: Picture) -> dict[str, Any]:
-    curves = [
-        {
-            "label": curve.label,
-            "method": curve.spots[0].score.cell.method,
-            "flat": curve.flat,
-            "spots": [
-                {
-                    "x": spot.x,
-                    "mean": spot.score.mean,
-                    "std": spot.score.std,
-                    "n": spot.score.n,
-                    "seeds": list(spot.score.values.values()),
-                    "paper": spot.paper,
-                }
-                for spot in curve.spots
-            ],
-        }
-        for curve in shown.curves
-    ]
-    return {"form": shown.form, "x": shown.x, "y": shown.y, "log": shown.log, "curves": curves}
+# Sections, in their order
 
 
-def _histories(findings: Findings) -> list[dict[str, Any]]:
-    """A group for each cell; those that lead their method are shown first."""
-    leading = {id(findings.best(row.method)) for row in findings.rows}
-    scores = [*(row.score for row in findings.rows if row.score), *findings.tuning]
-    groups: list[Mapping[str, Any]] = []
-    for score in scores:
-        pasts = [{"seed": run.point.seed, "status": run.status, **history(run)} for run in score.runs]
-        pasts = [past for past in pasts if past["epoch"]]
-        tuning = " (tuning)" if score.stage == "tune" else ""
-        if pasts:
-            shown = len(scores) <= 6 or id(score) in leading or score.chosen
-            groups.append(
-                {"label": score.cell.name + tuning, "method": score.cell.method, "shown": shown, "runs": pasts}
-            )
-    if groups and not any(group["shown"] for group in groups):
-        groups = [{**group, "shown": at < 6} for at, group in enumerate(groups)]
-    return [dict(group) for group in groups]
+def _summary(findings: Findings, noise: Sequence[NoiseRun]) -> str:
+    """Return the claims, their verdicts, and what is known about the runs."""
+    claim = findings.collected.experiment.recipe.claim
+    notice = numerics_notice(findings)
+    cards = "".join(_card(findings, each) for each in findings.claims)
+    none = "<p>The recipe names no comparison, so there is no verdict; see the table for the results.</p>"
+    return section(
+        "summary", "Summary",
+        f'<p class="lead">The recipe’s claim: {text(claim or "none given")}</p>',
+        f'<p class="warning">{text(notice)}</p>' if notice else "",
+        f'<ul class="cards">{cards}</ul>' if cards else none,
+        items(note for note in notes(findings, noise) if note != notice),
+    )  # fmt: skip
 
 
-def _measures(findings: Findings) -> dict[str, str]:
-    splits = {run.point.settings.data.evaluate for run in findings.gathered.runs}
-    split = " or ".join(sorted(splits)) or "test"
-    return {name: shown.format(split=split) for name, shown in MEASURES.items()}
+def _card(findings: Findings, claim: Claim) -> str:
+    reason = claim_reason(findings, claim)
+    return (
+        f'<li class="card"><p class="claim">{text(claim.text)} '
+        f"{label(claim.verdict.capitalize(), VERDICT_CLASSES[claim.verdict])}</p>"
+        f"<p>{text(reason[:1].upper() + reason[1:])}</p></li>"
+    )
 
 
-def _figure(shown: Picture) -> str:
-    words = "Lines are means, bands ± the standard deviation; dotted are methods without this axis."
+def _figure(shown: figures.Plot) -> str:
+    words = "Lines are means, bands ± the standard deviation; dotted lines are methods without this axis."
     if shown.form == "bars":
-        words = "A dot is a seed; below, their mean ± standard deviation; ◇ is the paper’s number."
+        words = "Each dot is a seed; below the dots, their mean ± standard deviation; ◇ is the paper’s number."
     return section(
         "figure", shown.y.capitalize(), '<div class="plot" id="plot-main"></div>', f'<p class="files">{words}</p>'
     )
+
+
+def _results(findings: Findings) -> str:
+    """Return the table of results and the table of the tuning."""
+    axes = axes_of(findings.rows)
+    headings = [
+        "method", *map(short, axes), f"{split(findings)}, % (n)", "runs", "paper", f"difference to {findings.baseline}",
+        "p (Holm)", "best, %", "time", "images/s",
+    ]  # fmt: skip
+    caption = (
+        f"Mean ± standard deviation over seeds, and the paired difference to {findings.baseline} with its 95 % "
+        "interval; “best” is the highest accuracy after any epoch"
+    )
+    return section(
+        "results", "Results",
+        table("main", caption, headings, [_result(findings, row, axes) for row in findings.rows]),
+        "<p class=\"files\">The same as <a href=\"table.md\">Markdown</a>, <a href=\"table.csv\">CSV</a> and "
+        "<a href=\"table.tex\">LaTeX</a>; the figure as <a href=\"figure.png\">PNG</a> and "
+        "<a href=\"figure.pdf\">PDF</a>.</p>",
+        _tuning(findings) if findings.tuning else "",
+    )  # fmt: skip
+
+
+def _result(findings: Findings, row: ResultRow, axes: Sequence[str]) -> list[TableCell | str]:
+    score, difference = row.score, row.difference
+    found = difference.paired if difference else None
+    corrected = difference.corrected if difference else None
+    note = note_text(findings, row)
+    state = TableCell(note, label="bad" if "diverged" in note or "failed" in note else "open")
+    return [
+        row.method, *(_place(row.at, key) for key in axes),
+        TableCell(score_text(score), score.mean if score else None), state if note else "all", row.paper or NOTHING,
+        TableCell(difference_text(difference), found.mean if found else None),
+        TableCell(holm_text(difference), corrected.p if corrected else None), *_effort(score),
+    ]  # fmt: skip
+
+
+def _tuning(findings: Findings) -> str:
+    axes = axes_of(findings.tuning)
+    select = findings.collected.experiment.select
+    metric = select.metric.replace("_", " ") if select else ""
+    headings = ["method", *map(short, axes), "validation accuracy, % (n)", "best, %", "time", "images/s", "chosen"]
+    rows: list[list[TableCell | str]] = [
+        [
+            score.cell.method, *(_place(score.cell.at, key) for key in axes), TableCell(score_text(score), score.mean),
+            *_effort(score), TableCell("chosen", label="good") if score.chosen else score.lacking,
+        ]
+        for score in findings.tuning
+    ]  # fmt: skip
+    caption = f"Tuning on validation images; each method’s best cell by {metric} is tested"
+    return f"<h3>Tuning</h3>{table('tuning', caption, headings, rows)}"
+
+
+def _effort(score: Score | None) -> list[TableCell | str]:
+    if score is None:
+        return [NOTHING] * 3
+    speed = NOTHING if score.speed is None else f"{score.speed:,.0f}"
+    seconds = TableCell(duration_text(score.seconds), score.seconds)
+    return [_percent(score.best), seconds, TableCell(speed, score.speed)]
+
+
+def _percent(value: float | None) -> TableCell:
+    return TableCell(NOTHING if value is None else f"{value:.2f}", value)
+
+
+def _place(at: Sequence[tuple[str, Any]], key: str) -> TableCell:
+    return TableCell(value_text(at, key), number(dict(at).get(key)))
 
 
 def _training() -> str:
@@ -166,19 +234,92 @@ def _training() -> str:
         "Training curves",
         '<div class="controls"><label for="measure">Show</label> <select id="measure"></select> '
         '<button type="button" id="all">All</button> <button type="button" id="none">None</button></div>'
-        '<fieldset class="series"><legend>Lines, one for each seed</legend>'
+        '<fieldset class="series"><legend>Lines, one per seed</legend>'
         '<div class="lines" id="series"></div></fieldset>'
         '<div class="plot" id="plot-training"></div>',
     )
 
 
-def _origin(made: Made) -> str:
-    when = made.when.strftime("%Y-%m-%d %H:%M %Z").strip()
+def _problems(findings: Findings) -> str:
+    """Return the table of runs that failed, diverged, or have not finished."""
+    rows: list[list[TableCell | str]] = [
+        [run.point.name, _stage(run), _status(run), run.reason or NOTHING]
+        for run in findings.collected.runs
+        if run.status != "finished"
+    ]
+    if not rows:
+        return ""
+    content = table("problems", "Runs without a result", ["run", "stage", "status", "reason"], rows)
+    return section("open", f"Missing and failed ({len(rows)})", content)
+
+
+def _runs(findings: Findings) -> str:
+    """Return the table of all runs, with the settings that differ among them."""
+    flats = [flat(run.point.settings.model_dump(exclude_none=True)) for run in findings.collected.runs]
+    keys = dict.fromkeys(key for each in flats for key in each)
+    differing = [key for key in keys if key != "seed" and len({str(each.get(key)) for each in flats}) > 1]
+    headings = ["method", "seed", "stage", "status", "accuracy, %", "best, %", "time", "numerics", *differing, "folder"]
+    rows: list[list[TableCell | str]] = []
+    for run, own in zip(findings.collected.runs, flats, strict=True):
+        values = [TableCell(str(own.get(key, NOTHING))) for key in differing]
+        rows.append([*_run(run), *values, run.found.identity if run.found else NOTHING])
+    content = table("runs", "All runs, and the settings that differ among them", headings, rows)
+    return section("details", "Runs", f"<p>Folders are in <code>{text(findings.collected.folder)}</code>.</p>", content)
+
+
+def _run(run: Run) -> list[TableCell | str]:
+    seconds = number(run.result.get("seconds"))
+    return [
+        run.point.cell.method, TableCell(str(run.point.seed), run.point.seed), _stage(run), _status(run),
+        _percent(run.accuracy), _percent(number(run.result.get("best_accuracy"))),
+        TableCell(duration_text(seconds), seconds),
+        TableCell(str(run.numerics), run.numerics) if run.found else NOTHING,
+    ]  # fmt: skip
+
+
+def _stage(run: Run) -> str:
+    return "tuning" if run.point.stage == "tune" else "final"
+
+
+def _status(run: Run) -> TableCell:
+    return TableCell(run.status, label=STATUS_CLASSES[run.status])
+
+
+def _environment(findings: Findings) -> str:
+    """Return the environment metadata of the runs, and warn where it differs among them."""
+    known: dict[str, dict[str, int]] = {}
+    for run in findings.collected.runs:
+        own = {**run.environment, "numerics": run.numerics} if run.environment else {}
+        for key in ENVIRONMENT:
+            if key in own:
+                values, value = known.setdefault(key, {}), _shortened(key, str(own[key]))
+                values[value] = values.get(value, 0) + 1
+    differing = [key for key, values in known.items() if len(values) > 1]
+    warning = f"The runs differ in {', '.join(differing)}: compare their numbers with caution." if differing else ""
+    entries = "".join(
+        f"<div{' class=differs' if key in differing else ''}><dt>{text(key.replace('_', ' '))}</dt><dd>"
+        + "<br>".join(
+            text(value if len(values) == 1 else f"{value} ({counted(n, 'run')})") for value, n in values.items()
+        )
+        + "</dd></div>"
+        for key, values in known.items()
+    )
+    content = f"<dl>{entries}</dl>" if entries else "<p>No run has recorded its environment.</p>"
+    return section("environment", "Environment", f'<p class="warning">{text(warning)}</p>' if warning else "", content)
+
+
+def _shortened(key: str, value: str) -> str:
+    """Shorten a commit to its first digits, and keep the "+" of a modified checkout."""
+    return value[:10] + ("+" if value.endswith("+") else "") if key == "commit" and len(value) > 10 else value
+
+
+def _origin(provenance: Provenance) -> str:
+    when = provenance.when.strftime("%Y-%m-%d %H:%M %Z").strip()
     return section(
         "origin",
-        "How this was made",
+        "How this report was made",
         f"<p>On {text(when)} with ghostnoise {text(ghostnoise.__version__)}:</p>"
-        f'<pre tabindex="0"><code>{text(made.command)}</code></pre>'
-        "<p>Differences are paired over common seeds; intervals and p-values are those of a paired t-test, and “Holm” "
-        "corrects them for the number of this report’s comparisons.</p>",
+        f'<pre tabindex="0"><code>{text(provenance.command)}</code></pre>'
+        "<p>Differences are paired over common seeds of runs with equal numerics; intervals and p-values are those of "
+        "a paired t-test, and “Holm” corrects the p-values for the number of comparisons in this report.</p>",
     )

@@ -1,149 +1,230 @@
-"""The table as Markdown, CSV and LaTeX, and for the terminal."""
+"""The results table as Markdown, CSV, LaTeX and for the terminal, and the format of the numbers in a report."""
 
 import csv
 import io
 import re
 import textwrap
-from collections.abc import Callable, Sequence
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 from rich import box
 from rich.markup import escape
 from rich.table import Table
 
-from ghostnoise.lab.report.aggregate import Findings, Row, Score
-from ghostnoise.lab.report.words import NOTHING, difference_text, holm_text, score_text
+from ghostnoise.lab.report.collect import STATUSES
+from ghostnoise.lab.report.statistics import Difference, Findings, ResultRow, Score
 
+NOTHING = "–"
 LATEX = {
     "\\": r"\textbackslash{}", "&": r"\&", "%": r"\%", "$": r"\$", "#": r"\#", "_": r"\_", "{": r"\{", "}": r"\}",
     "~": r"\textasciitilde{}", "^": r"\textasciicircum{}", "<": r"\textless{}", ">": r"\textgreater{}",
     "|": r"\textbar{}", '"': r"\textquotedbl{}", "±": r"$\pm$", "–": "--", "σ": r"$\sigma$", "μ": r"$\mu$",
-    "×": r"$\times$", "−": "$-$", "\n": " ", "\r": " ",
+    "×": r"$\times$", "−": "$-$", "`": r"\textasciigrave{}", "\n": " ", "\r": " ",
 }  # fmt: skip
-FORMULA = ("=", "+", "-", "@", "\t", "\r")  # how a spreadsheet knows a formula
+WORD_WIDTH = 12  # longest word that a column of text does not break in the terminal
+FORMULA = ("=", "+", "-", "@", "\t", "\r")  # first characters that make a spreadsheet read a cell as a formula
 
 
-def axes_of(scores: Sequence[Row | Score]) -> list[str]:
-    """The axes that any of the rows stands on, in their order."""
-    at = (score.cell.at if isinstance(score, Score) else score.at for score in scores)
-    return list(dict.fromkeys(key for place in at for key, _ in place))
+# Numbers
+
+
+def mean_text(score: Score | None) -> str:
+    """Format the mean ± standard deviation."""
+    if score is None or score.mean is None:
+        return NOTHING
+    return f"{score.mean:.2f}" + (f" ± {score.std:.2f}" if score.std is not None else "")
+
+
+def score_text(score: Score | None) -> str:
+    """Format the mean ± standard deviation and the number of runs."""
+    return f"{mean_text(score)} ({score.n})" if score and score.n else NOTHING
+
+
+def interval_text(interval: Sequence[float]) -> str:
+    """Format an interval with the signs of its ends."""
+    return f"[{interval[0]:+.2f}, {interval[1]:+.2f}]"
+
+
+def difference_text(difference: Difference | None) -> str:
+    """Format the mean difference and its 95 % interval."""
+    if difference is None or difference.paired is None:
+        return NOTHING
+    interval = difference.paired.interval()
+    return f"{difference.paired.mean:+.2f}" + (f" {interval_text(interval)}" if interval else "")
+
+
+def p_text(p: float | None) -> str:
+    """Format a p-value with two digits, or as a bound."""
+    if p is None:
+        return NOTHING
+    return f"{p:.2g}" if p >= 0.001 else "< 0.001"
+
+
+def holm_text(difference: Difference | None) -> str:
+    """Format the corrected p-value."""
+    return p_text(difference.corrected.p if difference and difference.corrected else None)
+
+
+def duration_text(seconds: float | None) -> str:
+    """Format a duration in seconds, minutes or hours."""
+    if seconds is None:
+        return NOTHING
+    for size, unit in ((3600, "h"), (60, "min")):
+        if seconds >= size:
+            return f"{seconds / size:.1f} {unit}"
+    return f"{seconds:.1f} s"
+
+
+def counted(count: int, noun: str) -> str:
+    """Format a count with its noun: "1 run", "2 runs"."""
+    return f"{count} {noun}" if count == 1 else f"{count} {noun}s"
+
+
+def numerics_text(counts: Mapping[int, int]) -> str:
+    """Format numerics numbers with the number of runs of each: "1 (5 runs) and 2 (1 run)"."""
+    return " and ".join(f"{number} ({counted(runs, 'run')})" for number, runs in counts.items())
+
+
+# Tables
+
+
+def axes_of(scores: Sequence[ResultRow | Score]) -> list[str]:
+    """List the axes on which any of the rows has a value, in order of appearance."""
+    places = (score.cell.at if isinstance(score, Score) else score.at for score in scores)
+    return list(dict.fromkeys(key for place in places for key, _ in place))
 
 
 def short(key: str) -> str:
-    """An axis's name without its section."""
+    """Return an axis's name without its section."""
     return key.rpartition(".")[2]
 
 
-def value_text(place: Sequence[tuple[str, Any]], key: str) -> str:
-    """Where on an axis a cell stands."""
-    return str(dict(place).get(key, NOTHING))
+def value_text(at: Sequence[tuple[str, Any]], key: str) -> str:
+    """Format a cell's value on an axis."""
+    return str(dict(at).get(key, NOTHING))
 
 
 def split(findings: Findings) -> str:
-    """What accuracy the rows have."""
+    """Name the accuracy that the rows contain, such as "test accuracy"."""
     kinds = {row.score.cell.settings.data.evaluate for row in findings.rows if row.score}
     return f"{' or '.join(sorted(kinds))} accuracy" if kinds else "test accuracy"
 
 
+def note_text(findings: Findings, row: ResultRow) -> str:
+    """Return the row's note, with its numerics numbers if those of the report's runs differ."""
+    numbers = row.score.numerics if row.score and len(findings.collected.numerics) > 1 else {}
+    return "; ".join(filter(None, [row.note, f"numerics {' and '.join(map(str, numbers))}" if numbers else ""]))
+
+
+def numerics_notice(findings: Findings) -> str:
+    """Warn if the runs of the report were computed with more than one numerics number; empty otherwise."""
+    counts = findings.collected.numerics
+    if len(counts) < 2:
+        return ""
+    return (
+        f"Mixed numerics: the runs were computed with numerics {numerics_text(counts)}, whose results may differ by "
+        "more than rounding. Means include all of these runs; differences pair only runs with equal numbers. To "
+        f"correct this, rerun `ghostnoise sweep {findings.collected.experiment.recipe.name}` with the settings of this "
+        "report: it trains again the runs that were computed with another number."
+    )
+
+
 def lines(findings: Findings) -> tuple[list[str], list[list[str]]]:
-    """Headings, and the texts of each row."""
+    """Return the headings, and the text of each cell of each row."""
     axes = axes_of(findings.rows)
     headings = [
         "method", *map(short, axes), f"{split(findings)}, % ± std (n)", "paper",
         f"difference to {findings.baseline} [95 % interval]", "p (Holm)", "note",
     ]  # fmt: skip
-    made = [
+    rows = [
         [
             row.method, *(value_text(row.at, key) for key in axes), score_text(row.score), row.paper or NOTHING,
-            difference_text(row.difference), holm_text(row.difference), row.note,
+            difference_text(row.difference), holm_text(row.difference), note_text(findings, row),
         ]
         for row in findings.rows
     ]  # fmt: skip
-    if not any(row[-1] for row in made):
-        return headings[:-1], [row[:-1] for row in made]
-    return headings, made
+    if not any(row[-1] for row in rows):
+        return headings[:-1], [row[:-1] for row in rows]
+    return headings, rows
 
 
 def markdown(findings: Findings) -> str:
-    """A GitHub-flavoured table."""
+    """Format the table as GitHub-flavoured Markdown."""
     headings, rows = lines(findings)
-    made = [headings, ["---"] * len(headings), *rows]
-    return "".join(f"| {' | '.join(map(_markdown, row))} |\n" for row in made)
+    table = [headings, ["---"] * len(headings), *rows]
+    notice = numerics_notice(findings)
+    below = f"\n{_markdown(notice)}\n" if notice else ""
+    return "".join(f"| {' | '.join(map(_markdown, row))} |\n" for row in table) + below
 
 
 def comma_separated(findings: Findings) -> str:
-    """One number in a column, with all digits; what a spreadsheet would take for a formula has a ' before it."""
+    """Format the table as CSV with one number per column and all digits."""
     axes = axes_of(findings.rows)
-    file = io.StringIO()
-    writer = csv.writer(file, lineterminator="\n")
-    writer.writerow([
+    names = [
         "method", *axes, "n", "mean", "std", "best", "paper", "baseline", "difference", "low", "high", "p", "p_holm",
-        "diverged", "failed", "unfinished", "missing", "seconds", "images_per_second", "note",
-    ])  # fmt: skip
+        "diverged", "failed", "unfinished", "missing", "seconds", "images_per_second", "numerics", "note",
+    ]  # fmt: skip
+    rows = []
     for row in findings.rows:
         place = [dict(row.at).get(key, "") for key in axes]
-        writer.writerow([_plain(each) for each in [row.method, *place, *_numbers(findings, row), row.note]])
-    return file.getvalue()
+        rows.append([row.method, *place, *_numbers(findings, row), note_text(findings, row)])
+    return write_csv(names, rows)
 
 
-def noise(findings: Findings) -> str:
-    """As CSV, a line for each layer of each reading of each run that has recorded its noise."""
-    axes = list(dict.fromkeys(key for each in findings.noise for key, _ in each.run.point.cell.at))
-    lines: list[dict[str, Any]] = []
-    for each in findings.noise:
-        point, found = each.run.point, each.run.found
-        told = {"run": found.identity if found else "", "method": point.cell.method, "seed": point.seed}
-        for epoch, reading in each.readings.items():
-            lines += [told | dict(point.cell.at) | {"epoch": epoch} | dict(layer.row) for layer in reading.layers]
-    names = dict.fromkeys(["run", "method", *axes, "seed", "epoch", *(name for line in lines for name in line)])
+def write_csv(names: Sequence[str], rows: Sequence[Sequence[Any]]) -> str:
+    """Format rows as CSV; a ' is put before text that a spreadsheet would run as a formula."""
     file = io.StringIO()
     writer = csv.writer(file, lineterminator="\n")
     writer.writerow(names)
-    writer.writerows([_plain(line.get(name)) for name in names] for line in lines)
+    writer.writerows([_plain(value) for value in row] for row in rows)
     return file.getvalue()
 
 
 def latex(findings: Findings) -> str:
-    """A table for the booktabs package."""
+    """Format the table for the LaTeX package booktabs."""
     headings, rows = lines(findings)
     columns = "l" + "r" * (len(headings) - 1)
-    body = [_latex_line(headings), "\\midrule\n", *map(_latex_line, rows)]
-    return f"\\begin{{tabular}}{{{columns}}}\n\\toprule\n{''.join(body)}\\bottomrule\n\\end{{tabular}}\n"
+    body = [_latex_line(headings), "\\midrule\n", *map(_latex_line, rows), "\\bottomrule\n"]
+    if notice := numerics_notice(findings):
+        body.append(f"\\multicolumn{{{len(headings)}}}{{p{{\\linewidth}}}}{{{_latex(notice)}}} \\\\\n")
+    return f"\\begin{{tabular}}{{{columns}}}\n\\toprule\n{''.join(body)}\\end{{tabular}}\n"
 
 
 def terminal(findings: Findings) -> Table:
-    """The table for a terminal; headings wrap, numbers do not."""
+    """Format the table for a terminal; headings wrap, numbers do not."""
     headings, rows = lines(findings)
     table = Table(box=box.SIMPLE_HEAD, pad_edge=False, padding=(0, 1, 0, 0))
-    for number, heading in enumerate(headings):
+    for at, heading in enumerate(headings):
         wraps = heading in ("paper", "note")
-        width = max([len(row[number]) for row in rows] + [6])
+        width = max([len(row[at]) for row in rows] + [6])
         shown = textwrap.fill(heading.replace("_", " "), width, break_long_words=False)
+        longest_word = max([len(word) for row in rows for word in row[at].split()] + [0])
         table.add_column(
-            escape(shown), justify="left" if wraps or not number else "right", no_wrap=not wraps, overflow="fold"
-        )
+            escape(shown), justify="left" if wraps or not at else "right", no_wrap=not wraps, overflow="fold",
+            min_width=min(longest_word, WORD_WIDTH) if wraps else None,
+        )  # fmt: skip
     for row in rows:
         table.add_row(*map(escape, row))
     return table
 
 
-def _numbers(findings: Findings, row: Row) -> list[Any]:
+def _numbers(findings: Findings, row: ResultRow) -> list[Any]:
     score, difference = row.score, row.difference
     if score is None:
-        return ["" for _ in range(16)]
+        return ["" for _ in range(17)]
     found = difference.paired if difference else None
     low, high = (found.interval() if found else None) or ("", "")
     return [
         score.n, score.mean, score.std, score.best, row.paper, findings.baseline if found else "",
         found.mean if found else "", low, high, found.p if found else "",
         difference.corrected.p if difference and difference.corrected else "",
-        *(score.counts[status] for status in ("diverged", "failed", "unfinished", "missing")),
-        score.seconds, score.speed,
+        *(score.counts[status] for status in STATUSES[1:]),
+        score.seconds, score.speed, " ".join(map(str, score.numerics)),
     ]  # fmt: skip
 
 
 def _plain(value: Any) -> Any:
-    if value is None or value != value:  # also NaN: nothing is known
+    if value is None or value != value:  # NaN, like None, means that the value is unknown
         return ""
     return f"'{value}" if isinstance(value, str) and value.startswith(FORMULA) else value
 
@@ -153,6 +234,9 @@ def _markdown(text: str) -> str:
     return re.sub(r"([\\`*_\[\]<>|#~])", r"\\\1", flat)
 
 
+def _latex(text: str) -> str:
+    return "".join(LATEX.get(character, character) for character in text)
+
+
 def _latex_line(cells: Sequence[str]) -> str:
-    translate: Callable[[str], str] = lambda cell: "".join(LATEX.get(sign, sign) for sign in cell)  # noqa: E731
-    return " & ".join(map(translate, cells)) + " \\\\\n"
+    return " & ".join(map(_latex, cells)) + " \\\\\n"

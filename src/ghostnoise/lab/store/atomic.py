@@ -1,4 +1,4 @@
-"""Writes that are there wholly or not at all, also when the power fails."""
+"""Atomic writes: after a crash or a power failure, a file has either its old or its new content."""
 
 import errno
 import os
@@ -10,44 +10,45 @@ from ghostnoise.lab.errors import UserError
 
 REMEDIES = {
     errno.ENOSPC: "the disk is full; make room and run the same command again",
-    errno.EDQUOT: "the quota is used up; make room and run the same command again",
-    errno.EFBIG: "the file is larger than is allowed here; raise the limit or choose another folder with --runs",
-    errno.EROFS: "the file system is read-only; choose another folder with --runs",
-    errno.EACCES: "no permission to write there; choose another folder with --runs",
-    errno.EPERM: "no permission to write there; choose another folder with --runs",
-    errno.ENOTDIR: "a part of that path is a file; choose another folder with --runs",
+    errno.EDQUOT: "the disk quota is exceeded; make room and run the same command again",
+    errno.EFBIG: "the file exceeds the file size limit; raise the limit, or choose another folder with {option}",
+    errno.EROFS: "the file system is read-only; choose another folder with {option}",
+    errno.EACCES: "permission denied; choose another folder with {option}",
+    errno.EPERM: "permission denied; choose another folder with {option}",
+    errno.ENOTDIR: "a part of that path is a file; choose another folder with {option}",
+    errno.EEXIST: "that path is a file; choose another folder with {option}",
 }
 
 
 @contextmanager
-def writing(path: Path) -> Iterator[None]:
-    """Turn the operating system's refusals into a line that says what to do; what was there before stays."""
+def writing(path: Path, option: str = "--runs") -> Iterator[None]:
+    """Turn an `OSError` into a `UserError` with a remedy; `option` is the one that sets the folder."""
     try:
         yield
     except OSError as error:
-        remedy = REMEDIES.get(error.errno or 0, f"{error.strerror or error}; choose another folder with --runs")
-        raise UserError(f"cannot write {path}: {remedy}; what was saved before is intact") from error
+        reason = REMEDIES.get(error.errno or 0, f"{error.strerror or error}; choose another folder with {{option}}")
+        raise UserError(f"cannot write {path}: {reason.format(option=option)}; earlier content is unchanged") from error
 
 
-def write(path: Path, content: bytes) -> None:
-    """Replace `path` by `content`, on the disk when this returns."""
-    with writing(path):
-        name = path.with_name(f".{path.name}.{os.getpid()}.part")
+def write(path: Path, content: bytes, option: str = "--runs") -> None:
+    """Replace the content of `path`; it is on the disk when this returns."""
+    with writing(path, option):
+        part = path.with_name(f".{path.name}.{os.getpid()}.part")
         try:
-            with open(name, "wb") as file:
+            with open(part, "wb") as file:
                 file.write(content)
                 file.flush()
                 os.fsync(file.fileno())
-            os.replace(name, path)
+            os.replace(part, path)
         except BaseException:
             with suppress(OSError):
-                name.unlink()
+                part.unlink()
             raise
         sync_folder(path.parent)
 
 
 def append(path: Path, content: bytes) -> None:
-    """Add to the end of `path`, on the disk when this returns; nothing is added if it does not fit."""
+    """Append to `path`; the content is on the disk when this returns. If it does not fit, nothing is appended."""
     with writing(path), open(path, "ab") as file:
         before = file.tell()
         try:
@@ -60,21 +61,21 @@ def append(path: Path, content: bytes) -> None:
             raise
 
 
-def make_folder(path: Path) -> None:
-    """Make `path` and what is above it, if they are not there."""
-    with writing(path):
+def make_folder(path: Path, option: str = "--runs") -> None:
+    """Create `path` and its parents if they do not exist."""
+    with writing(path, option):
         path.mkdir(parents=True, exist_ok=True)
 
 
 def remove_parts(folder: Path) -> None:
-    """Remove what a killed process had begun to write in `folder`; only for who holds the lock."""
+    """Remove files that a killed process left half-written; the caller must hold the lock of `folder`."""
     for part in folder.glob(".*.part"):
         with suppress(OSError):
             part.unlink()
 
 
 def sync_folder(folder: Path) -> None:
-    """Have the names in `folder` on the disk too, where the system has a way to."""
+    """Flush the names in `folder` to the disk, where the system supports it."""
     if os.name != "posix":
         return
     handle = os.open(folder, os.O_RDONLY)

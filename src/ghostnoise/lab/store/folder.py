@@ -1,14 +1,16 @@
 """A run's folder: `runs/<recipe>/<identity>/`.
 
-settings.json       what the run computes, and the recipe's name
-environment.json    what it ran on
-metrics.jsonl       a line for each epoch
-noise/              what the meter read, a file for each epoch that has one
-checkpoints/        the last two states
-result.json         there when the run is over
-failure.json        why a run of a sweep ended before that, until it runs again
+settings.json       all settings of the run, its identity and the recipe's name
+environment.json    the commit, the numerics number, and the machine that it ran on
+metrics.jsonl       one line per epoch
+noise/              measurements of the noise, one file per measured epoch
+checkpoints/        the last two checkpoints
+result.json         the result; present once the run has finished or diverged
+failure.json        why a run of a sweep failed; removed when it runs again
+earlier/            files of the same run made with another numerics number
 """
 
+import itertools
 import json
 import math
 from collections.abc import Callable
@@ -20,50 +22,54 @@ from filelock import FileLock, Timeout
 
 from ghostnoise.lab.errors import UserError
 from ghostnoise.lab.store import atomic, checkpoints
+from ghostnoise.version import NUMERICS
 
 Record = dict[str, Any]
 NOISE = "noise"
+EARLIER = "earlier"
 DIFFERENCES_THAT_MATTER = ("torch", "machine", "device_name", "threads", "backend")
+# In the order in which they are moved: a result without the environment that it was made in would look current.
+MADE_BY_A_RUN = ("result.json", "checkpoints", NOISE, "metrics.jsonl", "failure.json", "environment.json")
 
 
 class Busy(UserError):
-    """Another process has the run."""
+    """Another process holds the lock of the run."""
 
 
 class RunFolder:
-    """The files of one run; `own()` before writing."""
+    """The files of one run. Call `own()` before writing any of them."""
 
     def __init__(self, path: Path, warn: Callable[[str], object]) -> None:
         self.path, self.warn = path, warn
         self._lock: FileLock | None = None
 
     def own(self) -> None:
-        """Make the folder, and lock it until this process ends; a killed one's lock is free."""
+        """Create the folder and lock it until `release()` or the end of this process, even if that is killed."""
         atomic.make_folder(self.path)
         lock = self._free_lock()
         if lock is None:
-            raise Busy(f"{self.path}: another process trains this run; wait for it, or stop it")
+            raise Busy(f"{self.path}: another process is training this run; wait for it, or stop it")
         self._lock = lock
         atomic.remove_parts(self.path)
         atomic.remove_parts(self.path / "checkpoints")
         atomic.remove_parts(self.path / NOISE)
 
     def own_and_read(self) -> bytes | None:
-        """Own it, unless its run has just ended; the last good checkpoint."""
+        """Own the folder and return its last good checkpoint; raise `Busy` if the run has ended in the meantime."""
         self.own()
         if self.result() is not None:
             self.release()
-            raise Busy(f"{self.path}: another process has just ended this run; the same command shows how")
+            raise Busy(f"{self.path}: another process has just finished this run; repeat the command to see its result")
         return self.latest()
 
     def release(self) -> None:
-        """Let others have it."""
+        """Release the lock."""
         if self._lock is not None:
             self._lock.release()
             self._lock = None
 
     def owned(self) -> bool:
-        """Whether any process has it now, this one included; changes nothing."""
+        """Whether any process, this one included, holds the lock; changes nothing."""
         if not (self.path / ".lock").exists():
             return False
         lock = self._free_lock()
@@ -72,7 +78,7 @@ class RunFolder:
         return lock is None
 
     def _free_lock(self) -> FileLock | None:
-        """The lock, taken; None if it is not free."""
+        """Acquire the lock; None if another process holds it."""
         with atomic.writing(self.path):
             lock = FileLock(self.path / ".lock")
             try:
@@ -82,7 +88,7 @@ class RunFolder:
         return lock
 
     def begin(self, settings: Record, environment: Record) -> None:
-        """Write what the run is and where it runs; say where that differs from the last time."""
+        """Write settings and environment; warn if a resumed run now has another environment."""
         self._write("settings.json", settings)
         before = self._read("environment.json")
         differing = [
@@ -91,21 +97,23 @@ class RunFolder:
             if before and name in before and before[name] != environment.get(name)
         ]
         if differing and checkpoints.saved(self.path / "checkpoints"):
-            self.warn(f"resumed on something else ({', '.join(differing)}): the result may differ in its last digits")
+            self.warn(
+                f"resumed in another environment ({', '.join(differing)}): the result may differ in its last digits"
+            )
         self._write("environment.json", environment)
         self._forget_failure()
 
     def result(self) -> Record | None:
-        """How the run ended, or None."""
-        return self._read("result.json")
+        """The result, or None if there is none with this version's numerics number."""
+        return None if outdated(self.path) else self._read("result.json")
 
     def finish(self, result: Record) -> None:
-        """Write how the run ended."""
+        """Write the result."""
         self._write("result.json", result)
         self._forget_failure()
 
     def fail(self, settings: Record, message: str, trace: str = "") -> None:
-        """Write why the run came to no end; `settings` too, if it had not come that far."""
+        """Write why the run failed, and `settings` if they were not written yet."""
         atomic.make_folder(self.path)
         if not (self.path / "settings.json").exists():
             self._write("settings.json", settings)
@@ -117,21 +125,42 @@ class RunFolder:
         checkpoints.save(self.path / "checkpoints", step, state)
 
     def latest(self) -> bytes | None:
-        """The last good checkpoint."""
+        """Return the content of the last good checkpoint, or None if the run starts from the beginning.
+
+        Files that were made with another numerics number are moved to `earlier/` first, with a warning.
+        """
+        self._move_outdated()
         return checkpoints.latest(self.path / "checkpoints", self.warn)
 
     def record(self, metrics: Record) -> None:
-        """Add a line to the metrics."""
+        """Append a line to the metrics."""
         atomic.append(self.path / "metrics.jsonl", _line(metrics))
 
     def cut_back(self, history: list[Record]) -> None:
-        """Have exactly these lines in the metrics."""
+        """Replace the metrics by these lines, those of the checkpoint that the run resumes from."""
         atomic.write(self.path / "metrics.jsonl", b"".join(map(_line, history)))
 
     def record_noise(self, epoch: int, content: bytes) -> None:
-        """Write what the meter read after an epoch."""
+        """Write the noise that was measured after an epoch."""
         atomic.make_folder(self.path / NOISE)
         atomic.write(self.path / NOISE / f"epoch-{epoch:04d}.npz", content)
+
+    def _move_outdated(self) -> None:
+        number = outdated(self.path)
+        made = [name for name in MADE_BY_A_RUN if (self.path / name).exists()]
+        if number is None or not made:
+            return
+        names = (f"numerics-{number}" + (f"-{again}" if again > 1 else "") for again in itertools.count(1))
+        folders = (self.path / EARLIER / name for name in names)
+        folder = next(folder for folder in folders if not any((folder / name).exists() for name in made))
+        atomic.make_folder(folder)
+        with atomic.writing(folder):
+            for name in made:
+                (self.path / name).rename(folder / name)
+        self.warn(
+            f"{self.path} was trained with numerics {number}, and this version has numerics {NUMERICS}: the run starts "
+            f"again, and its earlier files are in {folder}"
+        )
 
     def _forget_failure(self) -> None:
         with atomic.writing(self.path / "failure.json"):
@@ -146,13 +175,31 @@ class RunFolder:
         except FileNotFoundError:
             return None
         except (OSError, ValueError) as error:
-            self.warn(f"{self.path / name} cannot be read ({error}) and is made again")
+            self.warn(f"{self.path / name} cannot be read ({error}) and will be written again")
             return None
         return record if isinstance(record, dict) else None
 
 
+def outdated(path: Path) -> int | None:
+    """The numerics number of the files in a run folder, if it is not this version's; None if it is.
+
+    A folder with neither an environment nor a result is current.
+    """
+    try:
+        number = numerics(json.loads((path / "environment.json").read_bytes()))
+    except (OSError, ValueError):
+        number = 1 if (path / "result.json").exists() else NUMERICS
+    return None if number == NUMERICS else number
+
+
+def numerics(environment: object) -> int:
+    """The numerics number in environment metadata; 1 for runs that recorded none."""
+    number = environment.get("numerics", 1) if isinstance(environment, dict) else 1
+    return number if isinstance(number, int) else 1
+
+
 def finite(value: Any) -> Any:
-    """`value` with None for what JSON has no number for."""
+    """Replace infinities and NaN, which JSON cannot represent, by None."""
     if isinstance(value, dict):
         return {name: finite(each) for name, each in value.items()}
     if isinstance(value, float) and not math.isfinite(value):

@@ -1,5 +1,5 @@
-"""Many runs at once: expand a grid, skip what is done, and have an engine run the rest."""
+"""Sweeps: expand the grid of an experiment, skip runs that have ended, and have a runner run the others."""
 
-from ghostnoise.lab.sweep.run import Options, Outcome, sweep
+from ghostnoise.lab.sweep.run import Options, Outcome, list_runs, sweep
 
-__all__ = ["Options", "Outcome", "sweep"]
+__all__ = ["Options", "Outcome", "list_runs", "sweep"]

@@ -1,4 +1,4 @@
-"""What a sweep needs to know of the machine: the device and data of its runs, and the engine for them."""
+"""What a sweep needs to know about the machine: the device and data of its runs, and the runner for them."""
 
 from collections.abc import Iterable, Mapping
 from functools import cache
@@ -6,30 +6,34 @@ from pathlib import Path
 from types import MappingProxyType
 from typing import Any
 
-from ghostnoise.lab import data, recipe
-from ghostnoise.lab.engines import Engine, Place, local, ray
+from ghostnoise.lab import data
+from ghostnoise.lab.config import recipe
+from ghostnoise.lab.config.plan import Point, Resolve
+from ghostnoise.lab.config.schema import Settings
 from ghostnoise.lab.errors import UserError
-from ghostnoise.lab.plan import Point, Resolve
-from ghostnoise.lab.settings import Settings
+from ghostnoise.lab.runners import Place, Runner, local, ray
 from ghostnoise.lab.train import machine
 
-ENGINES = ("local", "ray")
+RUNNERS = ("local", "ray")
 
 
-def resolver(folder: Path | None, engine: str = "local") -> Resolve:
-    """Fills in what only the machine knows, as `train` does; a cluster has devices that this machine may not have."""
+def resolver(folder: Path | None, runner: str = "local") -> Resolve:
+    """Return a function that resolves settings for this machine, as `train` does.
+
+    A device of a cluster is not checked here: this machine may not have it.
+    """
     place = data.data_folder(folder)
 
     @cache
     def device(name: str) -> str:
-        return name if engine != "local" and name != "auto" else machine.choose(name).type
+        return name if runner != "local" and name != "auto" else machine.choose(name).type
 
     def resolve(settings: Settings) -> Settings:
         kind = device(settings.train.device)
         if settings.train.smoke:
             missing = not data.present(settings.data, place)
             resolved = recipe.resolve(settings, device=kind, processes=1, stand_in=missing)
-        else:  # the same, without validating all of a grid once more
+        else:  # the same, without validating every cell of a grid again
             resolved = settings.model_copy(update={"train": settings.train.model_copy(update={"device": kind})})
         recipe.check(resolved)
         return resolved
@@ -38,7 +42,7 @@ def resolver(folder: Path | None, engine: str = "local") -> Resolve:
 
 
 def need_data(points: Iterable[Point], folder: Path | None) -> None:
-    """Refuse a sweep of which no run has its images; where some have, the others fail one by one."""
+    """Raise if the data of no run are found; if some are found, the other runs fail one by one."""
     place, missing = data.data_folder(folder), None
     seen = {point.settings.data.model_dump_json(): point.settings.data for point in points}
     for each in seen.values():
@@ -46,21 +50,22 @@ def need_data(points: Iterable[Point], folder: Path | None) -> None:
             return
         missing = missing or each
     if missing is not None:
-        remedy = f"`ghostnoise data get {missing.name}` fetches them" if missing.folder is None else "put them there"
+        remedy = f"run `ghostnoise data get {missing.name}`" if missing.folder is None else "copy them to that folder"
         raise UserError(
-            f"{missing.folder or missing.name}: its images are not in {place}; {remedy}, --smoke needs none"
+            f"{missing.folder or missing.name}: its images were not found in {place}; {remedy}, or use --smoke, which "
+            "does not need them"
         )
 
 
-def engine(
+def make_runner(
     name: str, place: Place, points: Iterable[Point], workers: int | None, threads: int | None,
     cluster: Mapping[str, Any] = MappingProxyType({}),
-) -> Engine:  # fmt: skip
-    """The engine called `name`; `cluster` are options of the Ray engine: address, cpus, gpus, storage."""
+) -> Runner:  # fmt: skip
+    """Create a runner; `cluster` has the options of the Ray runner: address, cpus, gpus, storage."""
     devices = {point.settings.train.device for point in points}
     if name == "local":
         if "mps" in devices:
             workers = workers or 1
-        return local.LocalEngine(place, workers, threads, local.gpus() if "cuda" in devices else ())
+        return local.LocalRunner(place, workers, threads, local.gpus() if "cuda" in devices else ())
     own = {"cpus": threads or 1, "gpus": int("cuda" in devices)} | dict(cluster)
-    return ray.RayEngine(place, threads=threads, **own)
+    return ray.RayRunner(place, threads=threads, **own)

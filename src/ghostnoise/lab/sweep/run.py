@@ -1,42 +1,46 @@
-"""A sweep, from an experiment to run folders; the same call again does what is missing."""
+"""Run the missing runs of an experiment, or list them."""
 
 from collections import Counter
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from contextlib import ExitStack
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
+from rich import box
 from rich.console import Console
+from rich.table import Table
 
-from ghostnoise.lab import plan
-from ghostnoise.lab.engines import Ended, Engine, Event, Job, Place, aside
-from ghostnoise.lab.grid import Experiment
-from ghostnoise.lab.plan import Point
+from ghostnoise.lab.config import plan
+from ghostnoise.lab.config.grid import Experiment
+from ghostnoise.lab.config.plan import Point
+from ghostnoise.lab.runners import Ended, Event, Job, Place, Runner, execution
 from ghostnoise.lab.store import scan
 from ghostnoise.lab.store.scan import Found
 from ghostnoise.lab.sweep import machine
-from ghostnoise.lab.sweep.board import Board
-from ghostnoise.lab.sweep.tally import Failure, Tally
+from ghostnoise.lab.sweep.progress import Board, Failure, Tally
 from ghostnoise.lab.train.stop import Stop, listening
+from ghostnoise.text import counted
+from ghostnoise.version import NUMERICS
 
 OVER = ("finished", "diverged")
 
 
 @dataclass(frozen=True)
 class Options:
-    """What does not change what runs compute."""
+    """Options that do not change the results of runs.
+
+    `cluster` has the options of the Ray runner: address, cpus, gpus, storage. `quiet` prints only the last line.
+    """
 
     runs: Path = Path("runs")
     data: Path | None = None
-    engine: str = "local"
+    runner: str = "local"
     workers: int | None = None
     threads: int | None = None
     cluster: Mapping[str, Any] = field(default_factory=dict)
-    """Options of the Ray engine: address, cpus, gpus, storage."""
     checkpoint_seconds: float = 60.0
     quiet: bool = False
-    """Print the last line only."""
     console: Console = field(default_factory=Console)
     errors: Console = field(default_factory=lambda: Console(stderr=True))
 
@@ -54,36 +58,36 @@ class Outcome:
 
     @property
     def code(self) -> int:
-        """The exit code: 0 if every run is finished or diverged, 1 if one failed, 128 + signal if one stopped it."""
+        """Return the exit code: 0 if all runs finished or diverged, 1 if one failed, or 128 + the signal."""
         return 128 + self.signal if self.signal else int(bool(self.tally.failures))
 
 
 def sweep(experiment: Experiment, options: Options) -> Outcome:
-    """Run what is missing of an experiment: what is tuned first, then the tests of what won."""
+    """Run the missing runs of an experiment: first the tuning, then the tests of the best cells."""
     return Sweep(experiment, options).run()
 
 
 class Sweep:
-    """A sweep at work."""
+    """A sweep in progress."""
 
     def __init__(self, experiment: Experiment, options: Options) -> None:
         self.experiment, self.options = experiment, options
         self.name = experiment.recipe.name
         self.place = Place(options.runs, options.data, options.checkpoint_seconds)
-        self.resolve = machine.resolver(options.data, options.engine)
+        self.resolve = machine.resolver(options.data, options.runner)
         self.tally = Tally()
         self.board = Board(self.tally, options.console, options.quiet)
         self.found: dict[str, Found] = {}
         self.elsewhere: list[Job] = []
         self.stop = Stop()
-        self.engine: Engine | None = None
+        self.runner: Runner | None = None
 
     def run(self) -> Outcome:
-        """Both stages, and the last lines."""
+        """Run both stages, and print the last lines."""
         points = plan.first_points(self.experiment, self.resolve)
-        self.found = scan.scan(self.options.runs / self.name, self.options.warn)
+        self.found = scan.scan(self.options.runs / self.name, self.options.warn, NUMERICS)
         waiting = self._waiting(points)
-        if waiting and self.options.engine == "local":
+        if waiting and self.options.runner == "local":
             machine.need_data(waiting, self.options.data)
         with ExitStack() as stack:
             self.stop = stack.enter_context(listening())
@@ -96,7 +100,7 @@ class Sweep:
         return Outcome(self.tally, self.stop.signal)
 
     def _waiting(self, points: Sequence[Point]) -> list[Point]:
-        """Those that are not over, and whose folders are not damaged."""
+        """Return the points whose runs have not ended, and whose folders are not damaged."""
         return [point for point in points if self._status(point) not in (*OVER, "damaged")]
 
     def _status(self, point: Point) -> str:
@@ -104,7 +108,7 @@ class Sweep:
         return "missing" if found is None else found.status
 
     def _stage(self, points: Sequence[Point]) -> None:
-        """Count what is over, and run the rest."""
+        """Count the runs that have ended, and run the others."""
         for point in points:
             status = self._status(point)
             if status in OVER:
@@ -115,33 +119,33 @@ class Sweep:
         waiting = self._waiting(points)
         self.tally.waiting += len(waiting)
         jobs = [Job(self.name, point.identity, point.name, point.settings) for point in waiting]
-        if jobs and self.engine is None:
+        if jobs and self.runner is None:
             options = self.options
-            self.engine = machine.engine(
-                options.engine, self.place, waiting, options.workers, options.threads, options.cluster
+            self.runner = machine.make_runner(
+                options.runner, self.place, waiting, options.workers, options.threads, options.cluster
             )
-        while jobs and self.engine is not None:
+        while jobs and self.runner is not None:
             self.elsewhere = []
-            self.engine.run(jobs, self._tell, lambda: bool(self.stop.signal))
+            self.runner.run(jobs, self._take, lambda: bool(self.stop.signal))
             jobs = self._wait_for_others()
 
     def _wait_for_others(self) -> list[Job]:
-        """Wait until runs that an engine left to another sweep are over, or free: those to run here."""
-        others = aside.Aside(self.place)
+        """Wait for runs that another process owns; return those that it left, to run them here."""
+        others = execution.Deferred(self.place)
         for job in self.elsewhere:
-            others.put(job)
+            others.add(job)
         while others.jobs and not self.stop.signal:
-            ended, free = others.look()
+            ended, free = others.check()
             for event in ended:
-                self._tell(event)
+                self._take(event)
             if free:
                 self.elsewhere = []
                 return [*free, *others.clear()]
-            aside.pause()
+            execution.pause()
         return []
 
-    def _tell(self, event: Event) -> None:
-        """Take an event of the engine."""
+    def _take(self, event: Event) -> None:
+        """Handle an event of the runner."""
         if isinstance(event, Ended) and event.status == "elsewhere":
             self.elsewhere.append(event.job)
             self.tally.put_back(event.job)
@@ -166,7 +170,7 @@ class Sweep:
         self.tally.failures.append(Failure(name, first, self.options.runs / self.name / identity))
 
     def _tests(self, points: Sequence[Point]) -> list[Point]:
-        """The tests of the cells that won; says which methods have none, and why."""
+        """Return the tests of the best cells; print which methods are not tested, and why."""
         results: dict[str, dict[str, Any]] = {}
         missing: Counter[str] = Counter()
         tuned = [point for point in points if point.stage == "tune"]
@@ -179,22 +183,64 @@ class Sweep:
         winners = plan.winners(self.experiment, tuned, results)
         for group in dict.fromkeys(self.experiment.group(point.cell) for point in tuned):
             if group in winners:
-                self.board.say(f"{group}: {winners[group].name} is best, and is tested")
+                self.board.print(f"{group}: {winners[group].name} is the best cell and is tested now")
             elif missing[group]:
-                self.board.say(f"{group}: not tested, as {missing[group]} of its tuning runs failed")
+                self.board.print(f"{group}: not tested, because {counted(missing[group], 'tuning run')} failed")
             else:
-                self.board.say(f"{group}: not tested, as all of its tuning diverged")
+                self.board.print(f"{group}: not tested, because all of its tuning runs diverged")
         return plan.test_points(self.experiment, winners, self.resolve)
 
     def _close(self) -> None:
-        if self.engine is not None:
-            self.engine.close()
+        if self.runner is not None:
+            self.runner.close()
 
     def _last_lines(self) -> None:
         for failure in self.tally.failures:
-            self.board.say(f"failed {failure.name}: {failure.reason} ({failure.folder})")
+            self.board.print(f"failed {failure.name}: {failure.reason} ({failure.folder})")
         text = self.tally.line(stopped=bool(self.stop.signal))
         if self.stop.signal:
-            text = f"stopped; the same command goes on from here: {text}"
+            text = f"stopped; run the same command to resume: {text}"
         text += f"; {self.options.runs / self.name}"
         self.options.console.print(text, highlight=False, soft_wrap=True, markup=False)
+
+
+def list_runs(experiment: Experiment, options: Options) -> None:
+    """Print a table of cells with their finished and missing seeds, and the counts; run nothing."""
+    resolve = machine.resolver(options.data, options.runner)
+    folder = options.runs / experiment.recipe.name
+    found = scan.scan(folder, options.warn, NUMERICS)
+    points = plan.first_points(experiment, resolve)
+    results = {
+        point.key: result
+        for point in points
+        if point.identity in found and (result := found[point.identity].result) is not None
+    }
+    winners = plan.winners(experiment, points, results)
+    tests = plan.test_points(experiment, winners, resolve)
+    if not options.quiet:
+        options.console.print(_table([*points, *tests], found))
+    done = sum(_over(point, found) for point in (*points, *tests))
+    text = f"{len(points) + len(tests) - done} to run, {done} finished; {folder}"
+    tuned = {experiment.group(point.cell) for point in points if point.stage == "tune"}
+    if later := len(tuned - set(winners)) * len(experiment.seeds):
+        text += f"; then up to {later} tests of the best tuned cells"
+    options.console.print(text, highlight=False, soft_wrap=True, markup=False)
+
+
+def _over(point: Point, found: dict[str, Found]) -> bool:
+    return point.identity in found and found[point.identity].status in OVER
+
+
+def _table(points: Iterable[Point], found: dict[str, Found]) -> Table:
+    rows: dict[tuple[str, str], tuple[list[str], list[str]]] = {}
+    for point in points:
+        done, missing = rows.setdefault((point.stage, point.cell.name), ([], []))
+        status = found[point.identity].status if point.identity in found else "missing"
+        note = f" ({status})" if status not in ("finished", "missing") else ""
+        (done if status in OVER else missing).append(f"{point.seed}{note}")
+    table = Table(box=box.SIMPLE_HEAD, pad_edge=False)
+    for name in ("stage", "cell", "seeds finished", "seeds missing"):
+        table.add_column(name)
+    for (stage, cell), (done, missing) in rows.items():
+        table.add_row(stage, cell, " ".join(done), " ".join(missing))
+    return table

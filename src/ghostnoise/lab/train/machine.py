@@ -22,6 +22,7 @@ from torch.distributed.rendezvous import rendezvous
 import ghostnoise
 from ghostnoise import doctor
 from ghostnoise.lab.errors import UserError
+from ghostnoise.version import NUMERICS
 
 # Of glibc's malloc.h. The values are an int's: at most 2 GiB.
 M_TRIM_THRESHOLD, M_MMAP_THRESHOLD = -1, -3
@@ -148,9 +149,10 @@ def be_deterministic(wanted: bool) -> None:
 
 
 def environment(here: Machine, thresholds: bool) -> dict[str, Any]:
-    """What a number is worth nothing without."""
+    """Environment metadata recorded with every result."""
     return {
         "ghostnoise": ghostnoise.__version__,
+        "numerics": NUMERICS,
         "commit": commit(),
         "python": platform.python_version(),
         "torch": str(torch.__version__),
@@ -162,25 +164,26 @@ def environment(here: Machine, thresholds: bool) -> dict[str, Any]:
         "threads": torch.get_num_threads(),
         "processes": here.world,
         "backend": doctor.automatic() if here.device.type == "cpu" else here.device.type,
-        "malloc": "raised" if thresholds else "as it was",
+        "malloc": "raised" if thresholds else "default",
         "started": datetime.now(UTC).isoformat(timespec="seconds"),
     }
 
 
 @cache
-def commit() -> str | None:
-    """The commit of the source that runs, with "+" if it was changed since; None outside of a checkout.
+def commit() -> str:
+    """The commit of the source tree, with "+" if its files have uncommitted changes; outside a checkout, the version.
 
-    As it was when this process first asked: it goes on with what it has imported.
+    Cached: later changes of the tree do not affect what this process has imported.
     """
+    installed = f"v{ghostnoise.__version__}"
     here = Path(ghostnoise.__file__).parent
     command = ["git", "-C", str(here)]
     try:
         tracked = subprocess.run([*command, "ls-files", "--error-unmatch", "__init__.py"], capture_output=True)
         if tracked.returncode:
-            return None
+            return installed
         found = subprocess.run([*command, "rev-parse", "HEAD"], capture_output=True, text=True, check=True)
         changed = subprocess.run([*command, "status", "--porcelain", "-uno", "."], capture_output=True, text=True)
     except (OSError, subprocess.CalledProcessError):
-        return None
+        return installed
     return found.stdout.strip() + ("+" if changed.stdout.strip() else "")

@@ -6,9 +6,9 @@ from itertools import islice
 
 import torch
 
+from ghostnoise.lab.config.schema import MeterSettings, Settings
 from ghostnoise.lab.data import Source
 from ghostnoise.lab.errors import UserError
-from ghostnoise.lab.settings import MeterSettings, Settings
 from ghostnoise.lab.train import generators
 from ghostnoise.lab.train.session import Session
 from ghostnoise.meter import Meter

@@ -5,7 +5,7 @@ import math
 from torch import nn
 from torch.optim import SGD, AdamW, Optimizer
 
-from ghostnoise.lab.settings import OptimSettings
+from ghostnoise.lab.config.schema import OptimSettings
 
 
 def build(model: nn.Module, settings: OptimSettings) -> Optimizer:

@@ -10,10 +10,11 @@ from typing import Any
 import torch
 from rich.console import Console
 
-from ghostnoise.lab import data, models, recipe
+from ghostnoise.lab import data, models
+from ghostnoise.lab.config import recipe
+from ghostnoise.lab.config.recipe import Recipe
+from ghostnoise.lab.config.schema import Settings
 from ghostnoise.lab.errors import UserError
-from ghostnoise.lab.recipe import Recipe
-from ghostnoise.lab.settings import Settings
 from ghostnoise.lab.store import RunFolder, checkpoints
 from ghostnoise.lab.train import generators, machine, metering
 from ghostnoise.lab.train.clock import Clock

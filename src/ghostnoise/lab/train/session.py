@@ -12,7 +12,7 @@ from torch import Tensor, nn
 from torch.nn.parallel import DistributedDataParallel
 from torch.optim.swa_utils import AveragedModel, get_ema_multi_avg_fn
 
-from ghostnoise.lab.settings import Settings
+from ghostnoise.lab.config.schema import Settings
 from ghostnoise.lab.train import generators, optimizer
 from ghostnoise.lab.train.machine import Machine
 

@@ -1,10 +1,10 @@
 "use strict";
-// The section of measured noise. `kit` is what the other figures of the page use too.
+// The section of measured noise. `kit` contains the functions and state shared with the other figures.
 const noiseSection = (kit) => {
   const { byId, color, html, layout, root, show, state } = kit;
   const PARTS = ["shift", "scale"];
   const DASHES = ["dot", "dashdot"];
-  // What the reader chose; it outlives a refresh of the content.
+  // The choices of the reader, which are kept when the content is renewed.
   const chosen = { run: null, epoch: null, hidden: new Set() };
 
   const there = () => byId("noise-run") !== null;

@@ -5,7 +5,7 @@
   const LIVE_MS = 3000;
   const DASHES = ["solid", "dash", "dot", "dashdot", "longdash", "longdashdot"];
   const SYMBOLS = ["circle", "square", "triangle-up", "diamond", "triangle-down", "cross", "x"];
-  // What the reader chose; it outlives a refresh of the content.
+  // The choices of the reader, which are kept when the content is renewed.
   const state = { sort: {}, shown: {}, measure: "accuracy", data: JSON.parse(byId("data").textContent) };
 
   // ---- light and dark
@@ -42,7 +42,7 @@
     const sign = direction === "ascending" ? 1 : -1;
     rows.sort((left, right) => {
       const [a, b] = [value(left, column), value(right, column)];
-      if (a === null || b === null) return (a === null) - (b === null); // what is missing comes last either way
+      if (a === null || b === null) return (a === null) - (b === null); // missing values come last in both directions
       return sign * compare(a, b);
     });
     table.tBodies[0].append(...rows);
@@ -96,27 +96,27 @@
     place.setAttribute("aria-label", `${made.yaxis.title.text || made.xaxis.title.text}; the table has the numbers`);
     Plotly.react(place, traces, made, config);
   }
-  const hover = (curve, spot) => `${html(curve.label)}<br>${spot.mean.toFixed(2)}`
-    + (spot.std === null ? "" : ` ± ${spot.std.toFixed(2)}`) + ` (n = ${spot.n})`;
+  const hover = (curve, point) => `${html(curve.label)}<br>${point.mean.toFixed(2)}`
+    + (point.std === null ? "" : ` ± ${point.std.toFixed(2)}`) + ` (n = ${point.n})`;
 
   function drawCurves(main) {
     const traces = [];
-    const all = [...new Set(main.curves.filter((c) => !c.flat).flatMap((c) => c.spots.map((s) => s.x)))];
+    const all = [...new Set(main.curves.filter((c) => !c.flat).flatMap((c) => c.points.map((s) => s.x)))];
     const numeric = all.every((x) => typeof x === "number");
     if (numeric) all.sort((a, b) => a - b);
     main.curves.forEach((curve, index) => {
       const own = seriesColor(index);
-      let spots = curve.spots.filter((spot) => spot.mean !== null);
-      if (!spots.length || !all.length) return;
-      if (curve.flat) spots = (all.length > 1 ? [all[0], all[all.length - 1]] : [all[0]]).map((x) => ({ ...spots[0], x }));
-      const xs = spots.map((spot) => numeric ? spot.x : String(spot.x));
+      let points = curve.points.filter((point) => point.mean !== null);
+      if (!points.length || !all.length) return;
+      if (curve.flat) points = (all.length > 1 ? [all[0], all[all.length - 1]] : [all[0]]).map((x) => ({ ...points[0], x }));
+      const xs = points.map((point) => numeric ? point.x : String(point.x));
       const group = { legendgroup: curve.label, x: xs };
-      const band = (sign) => spots.map((spot) => spot.mean + sign * (spot.std || 0));
+      const band = (sign) => points.map((point) => point.mean + sign * (point.std || 0));
       traces.push({ ...group, y: band(-1), mode: "lines", line: { width: 0 }, showlegend: false, hoverinfo: "skip" });
       traces.push({ ...group, y: band(1), mode: "lines", line: { width: 0 }, showlegend: false, hoverinfo: "skip",
         fill: "tonexty", fillcolor: clear(own, curve.flat ? 0.07 : 0.16) });
-      traces.push({ ...group, y: spots.map((spot) => spot.mean), name: html(curve.label),
-        mode: curve.flat ? "lines" : "lines+markers", text: spots.map((spot) => hover(curve, spot)), hoverinfo: "text",
+      traces.push({ ...group, y: points.map((point) => point.mean), name: html(curve.label),
+        mode: curve.flat ? "lines" : "lines+markers", text: points.map((point) => hover(curve, point)), hoverinfo: "text",
         line: { color: own, width: 2, dash: curve.flat ? "dot" : "solid" },
         marker: { size: 8, symbol: SYMBOLS[index % SYMBOLS.length] } });
     });
@@ -129,17 +129,17 @@
     const known = methods();
     const traces = [];
     main.curves.forEach((curve, at) => {
-      const spot = curve.spots[0];
+      const point = curve.points[0];
       const own = seriesColor(known.indexOf(curve.method));
-      if (spot.mean !== null) {
-        traces.push({ x: spot.seeds, y: spot.seeds.map(() => at - 0.15), mode: "markers", hoverinfo: "x",
+      if (point.mean !== null) {
+        traces.push({ x: point.seeds, y: point.seeds.map(() => at - 0.15), mode: "markers", hoverinfo: "x",
           marker: { color: clear(own, 0.6), size: 8 } });
-        traces.push({ x: [spot.mean], y: [at + 0.15], mode: "markers", text: [hover(curve, spot)], hoverinfo: "text",
+        traces.push({ x: [point.mean], y: [at + 0.15], mode: "markers", text: [hover(curve, point)], hoverinfo: "text",
           marker: { color: own, size: 13, symbol: "line-ns-open", line: { width: 3, color: own } },
-          error_x: { type: "data", array: [spot.std || 0], color: own, thickness: 2, width: 4 } });
+          error_x: { type: "data", array: [point.std || 0], color: own, thickness: 2, width: 4 } });
       }
-      if (spot.paper !== null) {
-        traces.push({ x: [spot.paper], y: [at], mode: "markers", text: [`paper: ${spot.paper}`], hoverinfo: "text",
+      if (point.paper !== null) {
+        traces.push({ x: [point.paper], y: [at], mode: "markers", text: [`paper: ${point.paper}`], hoverinfo: "text",
           marker: { size: 9, symbol: "diamond-open", color: color("--ink") } });
       }
     });
@@ -168,7 +168,7 @@
           hovertemplate: `%{y:.4g} after epoch %{x}<br>${html(group.label)} seed ${run.seed}, ${html(run.status)}<extra></extra>` });
       }
     });
-    const words = state.data.training.length ? "No line is chosen." : "No run has finished an epoch yet.";
+    const words = state.data.training.length ? "No line is selected." : "No run has finished an epoch yet.";
     show("plot-training", traces, layout("epoch", html(state.data.measures[state.measure])), words);
   }
   function drawMain() {
@@ -210,13 +210,13 @@
     }));
   }
 
-  // ---- news, if this page is served
+  // ---- updates, if this page is served
   let tag = root.dataset.tag;
   function renew(news) {
     const focused = document.activeElement && document.activeElement.id;
     const scrolled = [...document.querySelectorAll(".scroll")].map((each) => [each.scrollLeft, each.scrollTop]);
     for (const id of ["plot-main", "plot-training", ...noise.plots]) if (byId(id)) Plotly.purge(byId(id));
-    byId("content").innerHTML = news.main; // escaped by the server; the policy runs no script of it
+    byId("content").innerHTML = news.main; // escaped by the server; the content security policy runs no script in it
     state.data = news.plots;
     prepareAll();
     document.querySelectorAll(".scroll").forEach((each, at) => {
@@ -232,9 +232,9 @@
         tag = answer.headers.get("ETag");
         renew(news);
       }
-      byId("live").textContent = answer.ok || answer.status === 304 ? "Live: follows the runs." : "The server has trouble.";
+      byId("live").textContent = answer.ok || answer.status === 304 ? "Live: updated while runs continue." : "The server reports an error.";
     } catch {
-      byId("live").textContent = "The server is gone; this is the last state.";
+      byId("live").textContent = "The server does not answer; this is the last state that it sent.";
     }
     setTimeout(ask, LIVE_MS);
   }

@@ -1,0 +1,108 @@
+"""Measure the rows of a bench one after another, print tables, and write the records as JSON, CSV and a figure."""
+
+import csv
+import importlib
+import io
+import json
+import subprocess
+import sys
+import tempfile
+from dataclasses import replace
+from pathlib import Path
+from types import ModuleType
+from typing import Any
+
+from ghostnoise.bench import allocator
+from ghostnoise.bench.settings import Record, Settings, conditions
+from ghostnoise.lab.errors import UserError
+from ghostnoise.lab.store import atomic
+
+
+def measure(settings: Settings, modes: list[str], arguments: list[str]) -> tuple[list[Record], list[str]]:
+    """Measure in each allocator mode; return the records, and a line for everything that is left out.
+
+    `arguments` are those of the command line, for the processes that other allocator modes need.
+    """
+    bench = importlib.import_module(f"ghostnoise.bench.{settings.bench}")
+    rows, left_out = bench.plan(settings)
+    if not rows:
+        names = ", ".join(row.name for row in bench.plan(replace(settings, only=()))[0])
+        raise UserError(f"--only {' '.join(settings.only)}: matches no row; the rows are {names}")
+    records: list[Record] = []
+    for mode in modes:
+        if mode == allocator.active():
+            records += _measure_here(bench, rows, settings, left_out)
+        else:
+            records += _measure_in_new_process(mode, arguments)
+    return records, left_out
+
+
+def save(folder: Path, bench: str, records: list[Record], left_out: list[str]) -> list[Path]:
+    """Write the records and their figure; return the paths."""
+    from ghostnoise.bench import figures
+
+    return [*write(folder, bench, records, left_out), figures.draw(records, folder / f"{bench}.png")]
+
+
+def write(folder: Path, bench: str, records: list[Record], left_out: list[str]) -> list[Path]:
+    """Write `<bench>.json`, which also lists what was left out, and `<bench>.csv`; return the paths."""
+    atomic.make_folder(folder, "--out")
+    as_json, as_csv = folder / f"{bench}.json", folder / f"{bench}.csv"
+    text = json.dumps({"bench": bench, "left_out": left_out, "records": records}, indent=1) + "\n"
+    atomic.write(as_json, text.encode(), "--out")
+    file = io.StringIO(newline="")
+    writer = csv.DictWriter(file, list(dict.fromkeys(key for record in records for key in record)))
+    writer.writeheader()
+    writer.writerows(records)
+    atomic.write(as_csv, file.getvalue().encode(), "--out")
+    return [as_json, as_csv]
+
+
+def read(path: Path) -> list[Record]:
+    """Read the records of a JSON file."""
+    records: list[Record] = json.loads(path.read_text())["records"]
+    return records
+
+
+def _measure_here(bench: ModuleType, rows: list[Any], settings: Settings, left_out: list[str]) -> list[Record]:
+    """Measure in this process, and print a table after each row."""
+    from rich.console import Console
+    from rich.progress import BarColumn, Progress, TextColumn, TimeElapsedColumn
+
+    from ghostnoise.bench import tables
+
+    console = Console(highlight=False)
+    for line in (_heading(settings), *left_out):
+        console.print(line, markup=False, soft_wrap=True)
+    records: list[Record] = []
+    columns = (TextColumn("{task.description}"), BarColumn(), TextColumn("row {task.fields[row]}"), TimeElapsedColumn())
+    with Progress(*columns, console=console, transient=True) as progress:
+        task = progress.add_task("", total=len(rows), row="")
+        for done, row in enumerate(rows):
+            progress.update(task, description=row.name, row=f"{done + 1}/{len(rows)}")
+            found = bench.measure(row, settings, lambda share, done=done: progress.update(task, completed=done + share))
+            records += found
+            console.print(tables.row_table(found))
+    if summary := tables.summary_table(records):
+        console.print(summary)
+    return records
+
+
+def _measure_in_new_process(mode: str, arguments: list[str]) -> list[Record]:
+    """Measure in a new process: malloc reads its thresholds when a process starts."""
+    with tempfile.TemporaryDirectory() as folder:
+        path = Path(folder, "records.json")
+        command = [sys.executable, "-m", "ghostnoise", *arguments, "--allocator", mode, "--records", str(path)]
+        code = subprocess.run(command, env=allocator.environment(mode), check=False).returncode
+        if code != 0:
+            raise UserError(f"the process for --allocator {mode} ended with exit code {code}; see its message above")
+        return read(path)
+
+
+def _heading(settings: Settings) -> str:
+    facts = conditions(settings)
+    return (
+        f"bench {settings.bench}: {facts['device_name']}, {facts['threads']} threads, {facts['dtype']}, "
+        f"torch {facts['torch']}, ghostnoise {facts['ghostnoise']}, {facts['date']}, "
+        f"{allocator.WORDS[facts['allocator']]}"
+    )

@@ -1,0 +1,82 @@
+"""The `ghostnoise` command. Each command is a module of this package with `add_arguments` and `run`.
+
+Only the module of the command that is used is imported, and it imports torch and the packages of the `[lab]` extra
+when it runs: `--help` needs neither, and `doctor` works on a base install.
+"""
+
+import argparse
+import importlib
+import sys
+from typing import NoReturn
+
+from ghostnoise.cli.console import require
+from ghostnoise.lab.errors import UserError
+from ghostnoise.text import did_you_mean
+
+COMMANDS = {
+    "train": "train a recipe, or resume its training",
+    "sweep": "run all missing runs of a recipe's grid",
+    "runs": "list, show or remove run folders",
+    "report": "write tables, figures and an HTML page about the runs of an experiment",
+    "watch": "serve the HTML page of an experiment on this machine while it runs",
+    "recipes": "list the recipes, or print one",
+    "data": "list, download or verify data sets",
+    "meter": "measure the noise in each layer of a network",
+    "advise": "report how strong the noise in a network is, and suggest a ghost size",
+    "bench": "measure time and memory against nn.BatchNorm and other libraries",
+    "doctor": "print versions, the CPU, and the backends that can be used",
+}
+
+
+class Parser(argparse.ArgumentParser):
+    """An argument parser whose errors are one line."""
+
+    def error(self, message: str) -> NoReturn:
+        """Print the error and exit with code 2."""
+        self.exit(2, f"{self.prog}: {message}; see {self.prog} --help\n")
+
+
+def main(arguments: list[str] | None = None) -> int:
+    """Run a command and return its exit code."""
+    arguments = sys.argv[1:] if arguments is None else arguments
+    options = _parse(arguments)
+    options.arguments = arguments
+    command = importlib.import_module(f"ghostnoise.cli.{options.command}")
+    try:
+        require(getattr(command, "PACKAGES", ()))
+        code: int = command.run(options)
+        return code
+    except UserError as error:
+        if options.debug:
+            raise
+        print(f"ghostnoise {options.command}: {error}", file=sys.stderr)
+        return 2
+    except KeyboardInterrupt:
+        print("ghostnoise: interrupted", file=sys.stderr)
+        return 130
+
+
+def _parse(arguments: list[str]) -> argparse.Namespace:
+    parser = Parser(prog="ghostnoise", description="Ghost noise for PyTorch: experiments, measurements, set-up.")
+    commands = parser.add_subparsers(dest="command", required=True, metavar="command")
+    used = next((word for word in arguments if not word.startswith("-")), None)
+    if used is not None and used not in COMMANDS:
+        suggestion = did_you_mean(used, COMMANDS, cutoff=0.6) or f"the commands are {', '.join(COMMANDS)}"
+        parser.error(f"unknown command {used!r}: {suggestion}")
+    for name, description in COMMANDS.items():
+        command = commands.add_parser(name, help=description, description=f"{description[0].upper()}{description[1:]}.")
+        if name == used:  # the others only appear in the list of commands
+            importlib.import_module(f"ghostnoise.cli.{name}").add_arguments(command)
+            command.add_argument("--debug", action="store_true", help="show the traceback of an error")
+    options, rest = parser.parse_known_args(arguments)
+    if rest:
+        _take_overrides(parser, options, rest)
+    return options
+
+
+def _take_overrides(parser: Parser, options: argparse.Namespace, rest: list[str]) -> None:
+    """Add words that follow an option to the overrides: argparse itself takes only those before it."""
+    any_word = getattr(options, "any_word", False)
+    if not hasattr(options, "overrides") or any(word.startswith("-") or not (any_word or "=" in word) for word in rest):
+        parser.error(f"unrecognized arguments: {' '.join(rest)}")
+    options.overrides += rest

@@ -1,0 +1,27 @@
+"""`ghostnoise advise`: report how strong the noise in a network is, and suggest a ghost size."""
+
+import argparse
+
+from ghostnoise.cli import console, meter
+from ghostnoise.lab.errors import UserError
+
+PACKAGES = meter.PACKAGES
+
+
+def add_arguments(parser: argparse.ArgumentParser) -> None:
+    """Add the arguments of the command."""
+    meter.add_target(parser)
+
+
+def run(options: argparse.Namespace) -> int:
+    """Measure the noise, print the advice and return the exit code."""
+    from ghostnoise.lab import measure
+    from ghostnoise.meter import advise
+
+    terminal = console.output()
+    reading = meter.measured(measure.find(meter.request(options)), options, terminal)
+    try:
+        console.print_line(terminal, str(advise(reading)))
+    except ValueError as error:
+        raise UserError(str(error)) from None
+    return 0

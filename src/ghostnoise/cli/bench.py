@@ -1,0 +1,135 @@
+"""`ghostnoise bench`: measure time and memory against nn.BatchNorm and other libraries."""
+
+import argparse
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from ghostnoise.cli.console import require
+from ghostnoise.cli.options import positive, seconds
+from ghostnoise.lab.errors import UserError
+
+if TYPE_CHECKING:
+    from ghostnoise.bench.settings import Settings
+
+PACKAGES = ("rich", "matplotlib", "filelock")
+KINDS = {
+    "layers": "time forward + backward of single layers, and the bandwidth limit",
+    "net": "time training steps of ResNet-20 and ResNet-18 on CIFAR-sized images",
+    "memory": "count the bytes saved for the backward, and the peak",
+    "lab": "time the trainer, the bare training step and a plain DataLoader loop",
+}
+QUICK_ROUNDS = 2
+
+
+def add_arguments(parser: argparse.ArgumentParser) -> None:
+    """Add a parser for each kind of measurement."""
+    kinds: Any = parser.add_subparsers(dest="bench", required=True, metavar="|".join(KINDS))
+    added = {name: kinds.add_parser(name, help=text) for name, text in KINDS.items()}
+    for name, formats in (("layers", "both"), ("net", "contiguous"), ("memory", "both"), ("lab", "contiguous")):
+        _add_shared(added[name], formats)
+    for name, length in (("layers", 15), ("net", 60), ("lab", 60)):
+        _add_timing(added[name], length)
+    added["layers"].add_argument(
+        "--compile", action="store_true", help="also time layers through torch.compile, which takes minutes"
+    )
+    for name, default in (
+        ("lab", "256 for ResNet-20, 1024 for the MLP"),
+        ("net", "128 for ResNet-20, 32 for ResNet-18"),
+    ):
+        added[name].add_argument("--batch", type=positive, help=f"samples per batch (default: {default})")
+
+
+def _add_shared(parser: argparse.ArgumentParser, formats: str) -> None:
+    option = parser.add_argument
+    option("--out", type=Path, default=Path("out"), help="folder of the JSON, CSV and PNG files (default: out/)")
+    option("--threads", type=positive, help="CPU threads (default: torch's)")
+    option("--device", default="cpu", help="cpu (the default), cuda, ...")
+    option("--only", action="append", default=[], metavar="TEXT",
+           help="measure only rows whose name contains TEXT; may be repeated")  # fmt: skip
+    option("--memory-format", choices=("contiguous", "channels_last", "both"), default=formats, dest="formats",
+           help=f"memory format of images (default: {formats})")  # fmt: skip
+    option("--quick", action="store_true", help="use tiny shapes, to check that it works; the numbers are meaningless")
+
+
+def _add_timing(parser: argparse.ArgumentParser, length: float) -> None:
+    group = parser.add_mutually_exclusive_group()
+    group.add_argument("--seconds", type=seconds, default=length, help=f"time to measure a row (default: {length})")
+    group.add_argument("--rounds", type=positive, help="measure a row this many times instead")
+    parser.add_argument(
+        "--allocator", choices=("default", "raised", "both"), default="default",
+        help="glibc's malloc with its default or with raised mmap and trim thresholds (default: default)",
+    )  # fmt: skip
+    # The file into which a process that was started for one allocator mode writes its records.
+    parser.add_argument("--records", type=Path, help=argparse.SUPPRESS)
+
+
+def run(options: argparse.Namespace) -> int:
+    """Measure in one or both allocator modes and return the exit code."""
+    if options.bench in ("net", "lab"):
+        require(("pydantic",))
+    from ghostnoise.bench import run as bench
+
+    modes = _modes(options)
+    try:
+        options.out.mkdir(parents=True, exist_ok=True)
+    except OSError as error:
+        raise UserError(f"--out {options.out}: cannot be created ({error.strerror}); give another folder") from None
+    settings = _settings(options)
+    with _threads(options.threads):
+        records, left_out = bench.measure(settings, modes, options.arguments)
+        if path := getattr(options, "records", None):
+            bench.write(path.parent, path.stem, records, left_out)
+        else:
+            print("saved:", " ".join(map(str, bench.save(options.out, options.bench, records, left_out))))
+    return 0
+
+
+def _modes(options: argparse.Namespace) -> list[str]:
+    """Return the allocator modes to measure in; raise if this system does not have one of them."""
+    from ghostnoise.bench import allocator
+
+    wanted = getattr(options, "allocator", allocator.active())  # byte counts do not depend on it
+    modes = ["default", "raised"] if wanted == "both" else [wanted]
+    for mode in modes:
+        if mode != allocator.active() and (why := allocator.missing(mode)):
+            raise UserError(why)
+    return modes
+
+
+def _settings(options: argparse.Namespace) -> "Settings":
+    import torch
+
+    from ghostnoise.bench.settings import Settings
+
+    try:
+        device = torch.device(options.device)
+        torch.empty(1, device=device)
+    except (RuntimeError, AssertionError, NotImplementedError):
+        raise UserError(f"--device {options.device}: torch cannot use it on this machine; try cpu") from None
+    rounds = getattr(options, "rounds", None)
+    return Settings(
+        bench=options.bench,
+        device=device,
+        formats=("contiguous", "channels_last") if options.formats == "both" else (options.formats,),
+        only=tuple(options.only),
+        quick=options.quick,
+        seconds=getattr(options, "seconds", 0.0),
+        rounds=QUICK_ROUNDS if options.quick and rounds is None else rounds,
+        batch=getattr(options, "batch", None),
+        compiled=getattr(options, "compile", False),
+    )
+
+
+@contextmanager
+def _threads(count: int | None) -> Iterator[None]:
+    """Set the number of CPU threads, and restore it afterwards."""
+    import torch
+
+    before = torch.get_num_threads()
+    torch.set_num_threads(count or before)
+    try:
+        yield
+    finally:
+        torch.set_num_threads(before)

@@ -1,0 +1,39 @@
+"""Console settings that the commands share: plain lines, warnings on stderr, and a check of installed packages."""
+
+import importlib.util
+from collections.abc import Iterable
+from typing import TYPE_CHECKING
+
+from ghostnoise.lab.errors import UserError
+
+if TYPE_CHECKING:
+    from rich.console import Console
+
+LAB = ("pydantic", "rich", "filelock", "sklearn")
+"""Packages that every command of the lab imports."""
+
+
+def require(packages: Iterable[str]) -> None:
+    """Raise a `UserError` that names the missing packages, if any, and how to install them."""
+    missing = [name for name in packages if importlib.util.find_spec(name) is None]
+    if missing:
+        raise UserError(f"{' and '.join(missing)} not installed; run pip install 'ghostnoise[lab]'")
+
+
+def output() -> "Console":
+    """Return the console of standard output."""
+    from rich.console import Console
+
+    return Console()
+
+
+def print_line(console: "Console", text: str) -> None:
+    """Print text as it is: no markup, no highlighting, no line breaks of its own."""
+    console.print(text, markup=False, highlight=False, soft_wrap=True)
+
+
+def warn(text: str) -> None:
+    """Print a warning to standard error."""
+    from rich.console import Console
+
+    print_line(Console(stderr=True), f"warning: {text}")

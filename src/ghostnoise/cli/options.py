@@ -1,0 +1,106 @@
+"""Argument types, and options that several commands have."""
+
+import argparse
+import math
+import os
+import re
+from pathlib import Path
+
+MOST_SEEDS = 100_000
+SEEDS = re.compile(r"(\d{1,18})(?:(?:\.\.|-)(\d{1,18}))?")
+
+
+def positive(text: str) -> int:
+    """Parse an integer of 1 or more."""
+    try:
+        number = int(text)
+    except ValueError:
+        number = 0
+    if number < 1:
+        raise argparse.ArgumentTypeError(f"{text}: must be an integer of 1 or more")
+    return number
+
+
+def seconds(text: str) -> float:
+    """Parse a finite number above 0."""
+    try:
+        number = float(text)
+    except ValueError:
+        number = 0.0
+    if not 0 < number < math.inf:
+        raise argparse.ArgumentTypeError(f"{text}: must be a number above 0")
+    return number
+
+
+def port(text: str) -> int:
+    """Parse the number of a TCP port; 0 lets the system choose a free one."""
+    if not text.isascii() or not text.isdigit() or int(text) > 65535:
+        raise argparse.ArgumentTypeError(f"{text}: must be an integer from 0 to 65535")
+    return int(text)
+
+
+def seeds(text: str) -> list[int]:
+    """Parse seeds and inclusive ranges of seeds, separated by commas; each seed is returned once, in the given order.
+
+    >>> seeds("0..4"), seeds("0-4"), seeds("7,0..2")
+    ([0, 1, 2, 3, 4], [0, 1, 2, 3, 4], [7, 0, 1, 2])
+    """
+    found: dict[int, None] = {}
+    for part in text.split(","):
+        match = SEEDS.fullmatch(part.strip())
+        if match is None or not part.isascii():
+            raise argparse.ArgumentTypeError(
+                f"{text!r}: must be integers of 0 or more and ranges, separated by commas; "
+                "give for example 0..4, 0-4 or 0,3,7"
+            )
+        first, last = int(match[1]), int(match[2] or match[1])
+        if last < first:
+            raise argparse.ArgumentTypeError(
+                f"{text!r}: the range {part.strip()} must not end before it begins; give {last}..{first}"
+            )
+        if last - first >= MOST_SEEDS:
+            raise argparse.ArgumentTypeError(
+                f"{text!r}: the range {part.strip()} must have at most {MOST_SEEDS:,} seeds; give a shorter one"
+            )
+        found |= dict.fromkeys(range(first, last + 1))
+    return list(found)
+
+
+def add_recipe(parser: argparse.ArgumentParser, note: str = "", overrides: str = "settings to change") -> None:
+    """Add a recipe and its overrides."""
+    parser.add_argument("recipe", help=f"a name that `ghostnoise recipes` lists, or a TOML file{note}")
+    parser.add_argument("overrides", nargs="*", metavar="key=value", help=overrides)
+
+
+def add_selection(parser: argparse.ArgumentParser) -> None:
+    """Add the options that select runs of an experiment."""
+    parser.add_argument(
+        "--seeds", type=seeds, metavar="SEEDS", help="use these seeds instead of the recipe's: 0..4, 0-4 or 0,3,7"
+    )
+    parser.add_argument(
+        "--only", action="append", default=[], metavar="LABEL", help="use only this method; may be repeated"
+    )
+
+
+def add_runs_folder(parser: argparse.ArgumentParser) -> None:
+    """Add `--runs`."""
+    parser.add_argument(
+        "--runs", type=Path, default=Path(os.environ.get("GHOSTNOISE_RUNS", "runs")), metavar="DIR",
+        help="folder that contains the run folders (default: GHOSTNOISE_RUNS, or runs/)",
+    )  # fmt: skip
+
+
+def add_data_folder(parser: argparse.ArgumentParser) -> None:
+    """Add `--data-dir`."""
+    parser.add_argument(
+        "--data-dir", type=Path, metavar="DIR",
+        help="folder that contains the data sets (default: GHOSTNOISE_DATA, or ~/.cache/ghostnoise-data)",
+    )  # fmt: skip
+
+
+def add_checkpoint_seconds(parser: argparse.ArgumentParser) -> None:
+    """Add `--checkpoint-seconds`."""
+    parser.add_argument(
+        "--checkpoint-seconds", type=seconds, default=60.0, metavar="S",
+        help="save a checkpoint at least this often (default: 60)",
+    )  # fmt: skip

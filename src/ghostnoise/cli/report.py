@@ -1,0 +1,74 @@
+"""`ghostnoise report`: write tables, figures and an HTML page about the runs of an experiment."""
+
+import argparse
+import shlex
+from datetime import datetime
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from ghostnoise.cli import console
+from ghostnoise.cli.options import add_recipe, add_runs_folder, add_selection
+from ghostnoise.lab.errors import UserError
+
+if TYPE_CHECKING:
+    from ghostnoise.lab.config.grid import Experiment
+
+PACKAGES = (*console.LAB, "plotly", "matplotlib", "scipy")
+
+
+def add_arguments(parser: argparse.ArgumentParser) -> None:
+    """Add the arguments of the command."""
+    add_experiment(parser)
+    parser.add_argument("--out", type=Path, metavar="DIR", help="folder of the report (default: out/RECIPE/)")
+    parser.add_argument("--open", action="store_true", help="open the page in a browser")
+
+
+def add_experiment(parser: argparse.ArgumentParser) -> None:
+    """Add the arguments that select the runs of an experiment."""
+    add_recipe(parser, " with a [grid]", "the settings that the runs were given")
+    add_runs_folder(parser)
+    add_selection(parser)
+    parser.add_argument("--smoke", action="store_true", help="report the runs of a sweep with --smoke")
+
+
+def run(options: argparse.Namespace) -> int:
+    """Write the report, print its table and return the exit code."""
+    experiment = load(options)
+    from ghostnoise.lab.report.files import ExperimentReport
+    from ghostnoise.lab.report.page import Provenance
+
+    folder = options.runs / experiment.recipe.name
+    out = options.out or Path("out") / experiment.recipe.name
+    if out.resolve().is_relative_to(options.runs.resolve()):
+        raise UserError(f"--out {out}: must not be inside {options.runs}, which reports only read; give another folder")
+    terminal = console.output()
+    provenance = Provenance(command_line(options), datetime.now().astimezone())
+    made = ExperimentReport(experiment, folder, provenance, console.warn)
+    path = made.write(out)
+    terminal.print(made.table())
+    for line in [*made.lines(), str(path)]:
+        console.print_line(terminal, line)
+    if options.open:
+        import webbrowser
+
+        webbrowser.open(path.resolve().as_uri())
+    return 0
+
+
+def load(options: argparse.Namespace) -> "Experiment":
+    """Load the experiment that the options select."""
+    from ghostnoise.lab.config import grid
+
+    return grid.load(
+        options.recipe, options.overrides, smoke=options.smoke, seeds=options.seeds, only=tuple(options.only)
+    )
+
+
+def command_line(options: argparse.Namespace) -> str:
+    """Return the command that makes the same report again."""
+    words = ["ghostnoise", options.command, options.recipe, *options.overrides, "--runs", str(options.runs)]
+    words += ["--seeds", ",".join(map(str, options.seeds))] if options.seeds else []
+    words += [word for label in options.only for word in ("--only", label)]
+    words += ["--smoke"] if options.smoke else []
+    words += ["--out", str(options.out)] if getattr(options, "out", None) else []
+    return shlex.join(words)

@@ -1,0 +1,207 @@
+"""`ghostnoise runs`: list, show or remove run folders."""
+
+import argparse
+import shutil
+from collections.abc import Callable, Iterable
+from contextlib import suppress
+from datetime import UTC, datetime
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from ghostnoise.cli import console
+from ghostnoise.cli.options import add_runs_folder
+from ghostnoise.lab.errors import UserError
+from ghostnoise.text import counted, did_you_mean, duration
+
+if TYPE_CHECKING:
+    from rich.console import Console
+
+    from ghostnoise.lab.store.scan import Found
+
+PACKAGES = console.LAB
+STATUSES = ("finished", "diverged", "failed", "unfinished", "damaged")
+
+
+def add_arguments(parser: argparse.ArgumentParser) -> None:
+    """Add the arguments of the command."""
+    parser.set_defaults(any_word=True)
+    option = parser.add_argument
+    option("overrides", nargs="*", metavar="WORD",
+           help="[RECIPE] [key=value ...] lists runs; show RUN; remove RUN ..., or remove [RECIPE] with key=value or "
+           "--status")  # fmt: skip
+    option("--status", choices=STATUSES, help="select only runs with this status")
+    option("--yes", action="store_true", help="remove without asking")
+    add_runs_folder(parser)
+
+
+def run(options: argparse.Namespace) -> int:
+    """List, show or remove runs, and return the exit code."""
+    terminal, words = console.output(), list(options.overrides)
+    action = words.pop(0) if words and words[0] in ("show", "remove") else "list"
+    filters = [word for word in words if "=" in word]
+    names = [word for word in words if "=" not in word]
+    chosen = _chosen(options.runs, filters, options.status)
+    if action == "show":
+        if len(names) != 1 or filters:
+            raise UserError(f"show {' '.join(words)}: needs exactly one run; give its folder or identity")
+        _show(_named(options.runs, names[0]), terminal)
+        return 0
+    if action == "remove":
+        return _remove(_to_remove(options, names, filters, chosen), options.yes, terminal)
+    if len(names) > 1:
+        raise UserError(f"{' '.join(names)}: must be one recipe at most; `ghostnoise runs show RUN` shows a run")
+    _list(chosen(names[0] if names else None), terminal)
+    return 0
+
+
+def _all(runs: Path, recipe: str | None) -> list["Found"]:
+    from ghostnoise.lab.store import scan
+
+    present = sorted(path.name for path in runs.iterdir() if path.is_dir()) if runs.is_dir() else []
+    if recipe is not None and recipe not in present:
+        remedy = did_you_mean(recipe, present) or f"give one of {', '.join(present)}" if present else "run it first"
+        raise UserError(f"{recipe}: {runs} has no runs of this recipe; {remedy}")
+    folders = present if recipe is None else [recipe]
+    return [found for name in folders for found in scan.scan(runs / name, lambda text: None).values()]
+
+
+def _chosen(runs: Path, filters: list[str], status: str | None) -> Callable[[str | None], list["Found"]]:
+    """Return a function that finds the runs of a recipe, or of all recipes, with this status and these settings."""
+    from ghostnoise.lab.config.overrides import flat, overridden, values_of
+
+    _, mistakes = overridden({}, filters)
+    if mistakes:
+        raise UserError("\n".join(mistakes))
+    wanted = values_of(filters)
+
+    def fits(found: "Found") -> bool:
+        settings = flat(found.settings)
+        return status in (None, found.status) and all(_same(settings.get(key), wanted[key]) for key in wanted)
+
+    return lambda recipe: [found for found in _all(runs, recipe) if fits(found)]
+
+
+def _same(found: object, wanted: object) -> bool:
+    from ghostnoise.lab.config.overrides import Unset
+
+    return found is None if wanted is Unset.UNSET else found == wanted
+
+
+def _named(runs: Path, name: str) -> "Found":
+    """Return the run with this folder, identity or start of an identity."""
+    from ghostnoise.lab.store import scan
+
+    folder = Path(name)
+    if folder.is_dir() and folder.resolve().parent.parent == runs.resolve():
+        return scan.look(folder, lambda text: None)
+    fitting = [found for found in _all(runs, None) if name and found.identity.startswith(name)]
+    if len(fitting) == 1:
+        return fitting[0]
+    if not fitting:
+        raise UserError(f"{name}: not found in {runs}; `ghostnoise runs` lists all runs")
+    raise UserError(f"{name}: matches {len(fitting)} runs; give more of the identity, or the folder")
+
+
+def _list(founds: list["Found"], terminal: "Console") -> None:
+    from rich import box
+    from rich.table import Table
+
+    table = Table(box=box.SIMPLE_HEAD, pad_edge=False)
+    for name in ("recipe", "identity", "status"):
+        table.add_column(name, no_wrap=True)
+    for name in ("accuracy", "epochs", "seconds", "age"):
+        table.add_column(name, justify="right")
+    for found in founds:
+        result = found.result or {}
+        accuracy = result.get("accuracy")
+        table.add_row(
+            found.path.parent.name, found.identity, found.status, "" if accuracy is None else f"{accuracy:.2f}",
+            str(result.get("epochs", "")), f"{result['seconds']:.1f}" if "seconds" in result else "", _age(found),
+        )  # fmt: skip
+    if founds:
+        terminal.print(table)
+    console.print_line(terminal, counted(len(founds), "run"))
+
+
+def _age(found: "Found") -> str:
+    """Return how long ago anything was last written into the folder."""
+    times = [datetime.fromtimestamp(found.path.stat().st_mtime, UTC)]
+    for name in ("metrics.jsonl", "result.json", "failure.json"):
+        with suppress(OSError):
+            times.append(datetime.fromtimestamp((found.path / name).stat().st_mtime, UTC))
+    return duration((datetime.now(UTC) - max(times)).total_seconds())
+
+
+def _show(found: "Found", terminal: "Console") -> None:
+    """Print the settings that differ from the defaults, the result or failure, and the last line of the metrics."""
+    from ghostnoise.lab.config.overrides import flat
+
+    lines = [f"{found.path}: {found.status}"]
+    if found.reason:
+        lines.append(found.reason)
+    lines += [f"  {key} = {value}" for key, value in _not_default(flat(found.settings)).items()]
+    for title, record in (("result", found.result), ("failure", found.failure)):
+        if record:
+            lines += [title, *(f"  {key} = {value}" for key, value in record.items() if key != "traceback")]
+            lines += [f"  {line}" for line in str(record.get("traceback", "")).splitlines()]
+    metrics = found.metrics()
+    if metrics:
+        lines += ["last epoch", *(f"  {key} = {value}" for key, value in metrics[-1].items())]
+    console.print_line(terminal, "\n".join(lines))
+
+
+def _not_default(settings: dict[str, Any]) -> dict[str, Any]:
+    from ghostnoise.lab.config.overrides import SECTIONS
+
+    def default(key: str) -> Any:
+        section, _, name = key.rpartition(".")
+        fields = SECTIONS[section].model_fields if section in SECTIONS else {}
+        return fields[name].default if name in fields else None
+
+    return {key: value for key, value in settings.items() if value != default(key) and key not in ("identity",)}
+
+
+def _to_remove(
+    options: argparse.Namespace, names: list[str], filters: list[str],
+    chosen: Callable[[str | None], list["Found"]],
+) -> list["Found"]:  # fmt: skip
+    """Return the named runs, or those that match; a damaged run must be named by its full identity."""
+    if not filters and options.status is None:
+        if not names:
+            raise UserError("remove: needs runs; give folders or identities, or select runs with key=value or --status")
+        named = {name: _named(options.runs, name) for name in names}
+        for name, found in named.items():
+            if found.status == "damaged" and Path(name).name != found.identity:
+                raise UserError(f"{name}: the run is damaged; give its full identity, {found.identity}, to remove it")
+        return list(named.values())
+    if len(names) > 1:
+        raise UserError(f"{' '.join(names)}: must be one recipe at most with key=value or --status; give one or none")
+    return [found for found in chosen(names[0] if names else None) if found.status != "damaged"]
+
+
+def _remove(founds: Iterable["Found"], sure: bool, terminal: "Console") -> int:
+    from ghostnoise.lab.store import RunFolder
+
+    founds = {found.path: found for found in founds}.values()
+    if not founds:
+        console.print_line(terminal, "no runs to remove")
+        return 0
+    if not sure:
+        _list(list(founds), terminal)
+        if not _agreed(terminal):
+            console.print_line(terminal, "no runs were removed")
+            return 0
+    for found in founds:
+        folder = RunFolder(found.path, lambda text: None)
+        folder.own()  # raises if another process owns it
+        shutil.rmtree(found.path)
+        folder.release()
+        console.print_line(terminal, f"removed {found.path}")
+    return 0
+
+
+def _agreed(terminal: "Console") -> bool:
+    try:
+        return terminal.input("remove these runs permanently? [y/N] ", markup=False).strip().lower() in ("y", "yes")
+    except EOFError:  # standard input is not interactive
+        return False

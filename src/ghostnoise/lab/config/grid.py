@@ -1,0 +1,343 @@
+"""Experiments: recipes with the sections `[grid]`, `[select]` and `[report]`.
+
+`[grid]` has the `seeds`, the `axes` that are crossed, `zip` for axes that change together, and `methods`: a label, the
+settings of the method, and its differences: other `axes`, and those that it goes `without`. `[select]` names the axes
+that are tuned on the validation images. `paper` holds the paper's results.
+"""
+
+import itertools
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, replace
+from functools import cached_property
+from typing import Annotated, Any, Literal, TypeVar
+
+from pydantic import BaseModel, BeforeValidator, ConfigDict, Field, ValidationError
+from pydantic_core import ErrorDetails
+
+from ghostnoise.lab.config import recipe
+from ghostnoise.lab.config.overrides import (
+    RESERVED,
+    RULES,
+    Tree,
+    Unset,
+    applied,
+    flat,
+    keys,
+    spelled,
+    unknown,
+    validated,
+    values_of,
+)
+from ghostnoise.lab.config.schema import Settings
+from ghostnoise.lab.errors import UserError
+
+Pairs = tuple[tuple[str, Any], ...]
+SMOKE_SEEDS = 2
+
+
+def _flat(given: object) -> object:
+    """Flatten the nested tables that TOML makes of `norm.method = ...`."""
+    return flat(given) if isinstance(given, Mapping) else given
+
+
+class Part(BaseModel):
+    """A table of an experiment's sections."""
+
+    model_config = ConfigDict(extra="forbid", frozen=True)
+
+
+Axes = dict[str, Annotated[list[Any], Field(min_length=1)]]
+Table = Annotated[Axes, BeforeValidator(_flat)]
+
+
+class Method(Part):
+    """A row of a table, or a curve of a figure."""
+
+    label: Annotated[str, Field(min_length=1)]
+    set: Annotated[dict[str, Any], BeforeValidator(_flat)] = {}
+    axes: Table = {}
+    without: list[str] = []
+    paper: str | dict[str, str] | None = None
+    """The paper's result, or one for each value of the first axis."""
+
+
+class GridSettings(Part):
+    """`[grid]`."""
+
+    seeds: Annotated[list[Annotated[int, Field(ge=0, strict=True)]], Field(min_length=1)] = [0]
+    axes: Table = {}
+    zip: list[Table] = []
+    methods: Annotated[list[Method], Field(min_length=1)]
+
+    def tables(self) -> list[Axes]:
+        """All tables of axes."""
+        return [self.axes, *self.zip, *(method.axes for method in self.methods)]
+
+    def names(self) -> list[str]:
+        """The settings that are axes."""
+        return list(dict.fromkeys(key for table in self.tables() for key in table))
+
+    def labels(self) -> list[str]:
+        """The labels of the methods."""
+        return [method.label for method in self.methods]
+
+
+class Select(Part):
+    """`[select]`."""
+
+    axes: Annotated[list[str], Field(min_length=1)]
+    metric: Literal["accuracy", "best_accuracy", "loss"] = "accuracy"
+
+
+class ReportSettings(Part):
+    """`[report]`: the form of the figure, and the claims to test."""
+
+    form: Literal["curves", "bars", "noise"] = "bars"
+    x: str | None = None
+    """The axis of a figure with curves."""
+    baseline: str | None = None
+    """The method that the others are compared with; the first if unset."""
+    claims: list[str] = []
+    """Comparisons such as "GNI > GBN", between the best cells of two methods."""
+    law_size: Annotated[int, Field(ge=1, strict=True)] | None = None
+    """The ghost size of the theoretical distribution that is drawn beside measured noise."""
+
+
+@dataclass(frozen=True)
+class Cell:
+    """A method with one value on each of its axes: the runs that differ only in their seed."""
+
+    method: str
+    at: Pairs
+    settings: Settings
+    paper: str | None = None
+
+    @property
+    def name(self) -> str:
+        """The label of the method, and its values on the axes."""
+        return _named(self.method, self.at)
+
+    def run(self, seed: int) -> Settings:
+        """Return the settings of the run with this seed."""
+        return self.settings.model_copy(update={"seed": seed})
+
+
+@dataclass(frozen=True)
+class Experiment:
+    """A recipe with its grid."""
+
+    recipe: recipe.Recipe
+    grid: GridSettings
+    select: Select | None
+    report: ReportSettings
+    tree: Tree
+    smoke: bool = False
+
+    @property
+    def seeds(self) -> list[int]:
+        """The seeds of every cell."""
+        return self.grid.seeds
+
+    def cells(self) -> list[Cell]:
+        """Return all cells; with `[select]`, as they are tuned: evaluated on the validation images."""
+        return list(self._made)
+
+    def group(self, cell: Cell) -> str:
+        """Return the method and its values on the axes that are not tuned; one cell of each group is tested."""
+        tuned = self.select.axes if self.select else []
+        return _named(cell.method, tuple(pair for pair in cell.at if pair[0] not in tuned))
+
+    def tested(self, cell: Cell) -> Cell:
+        """Return a tuned cell as it is tested: trained on all training images."""
+        settings = cell.settings
+        data = settings.data.model_copy(update={"evaluate": "test"})
+        return replace(cell, settings=settings.model_copy(update={"data": data}))
+
+    @cached_property
+    def _made(self) -> list[Cell]:
+        split = {"data.evaluate": "validation"} if self.select else {}
+        made = [cell for method in self.grid.methods for cell in self._cells(method, split)]
+        return _distinct(made, self.smoke)
+
+    def _cells(self, method: Method, more: Mapping[str, Any]) -> Iterator[Cell]:
+        base = {**method.set, **more}
+        for groups in itertools.product(*_places(self.grid, method)):
+            at = tuple(itertools.chain.from_iterable(groups))
+            tree = applied(self.tree, base | dict(at))
+            settings = recipe.complete(validated(tree, place=f"{_named(method.label, at)}: "), self.smoke)
+            yield Cell(method.label, at, settings, _paper(method, at))
+
+
+def load(
+    name_or_path: str, overrides: Sequence[str] = (), *, smoke: bool = False, seeds: Sequence[int] | None = None,
+    only: Sequence[str] = (),
+) -> Experiment:  # fmt: skip
+    """Load a recipe's experiment; overriding an axis keeps only that value. `only` selects methods by label."""
+    chosen = recipe.load(name_or_path, overrides, smoke=smoke)
+    if "grid" not in chosen.plan:
+        raise UserError(f"recipe {name_or_path}: has no [grid]; `ghostnoise train {name_or_path}` runs it once")
+    grid = _read(GridSettings, chosen.plan["grid"], "grid")
+    select = _read(Select, chosen.plan["select"], "select") if "select" in chosen.plan else None
+    report = _read(ReportSettings, chosen.plan.get("report", {}), "report")
+    _check(grid, select, report)
+    if only:
+        grid = _only(grid, only)
+    grid = _fixed(grid, values_of(overrides), select)
+    if seeds is not None:
+        if not seeds:
+            raise UserError("--seeds: none given; give some, such as 0..4")
+        grid = grid.model_copy(update={"seeds": list(dict.fromkeys(seeds))})
+    if smoke:
+        grid = _smaller(grid)
+    return Experiment(chosen, grid, select, report, chosen.tree, smoke)
+
+
+def _places(grid: GridSettings, method: Method) -> list[list[Pairs]]:
+    """Return the axes of a method, each as a list of values; axes that are zipped are one."""
+    crossed = {key: values for key, values in {**grid.axes, **method.axes}.items() if key not in method.without}
+    places: list[list[Pairs]] = [[((key, value),) for value in values] for key, values in crossed.items()]
+    for table in grid.zip:
+        kept = {key: values for key, values in table.items() if key not in method.without and key not in method.axes}
+        if kept:
+            places.append([tuple(zip(kept, values, strict=True)) for values in zip(*kept.values(), strict=True)])
+    return places
+
+
+def _fixed(grid: GridSettings, given: Mapping[str, Any], select: Select | None) -> GridSettings:
+    """Keep one value on the axes that are overridden; settings that distinguish methods cannot be overridden.
+
+    A method that goes without an axis and sets that key itself keeps its own value.
+    """
+    if "seed" in given:
+        raise UserError("seed: an experiment has several seeds; give --seeds")
+    if select and "data.evaluate" in given:
+        raise UserError(
+            "data.evaluate: [select] tunes on the validation images and tests on the test images; leave it out"
+        )
+    set_by_methods = (key for method in grid.methods for key in method.set if key not in method.without)
+    for key in (key for key in set_by_methods if key in given):
+        raise UserError(f"{key}: distinguishes the methods of this experiment; choose one with --only LABEL")
+
+    def narrowed(table: Axes) -> Axes:
+        values = {key: [given[key]] if key in given else values for key, values in table.items()}
+        return {key: each for key, each in values.items() if each != [Unset.UNSET]}
+
+    freed = narrowed({key: values for table in grid.zip for key, values in table.items() if key in given})
+    zipped = [{key: values for key, values in table.items() if key not in given} for table in grid.zip]
+    return _with_tables(grid, narrowed).model_copy(update={"axes": narrowed(grid.axes) | freed, "zip": zipped})
+
+
+def _with_tables(grid: GridSettings, change: Callable[[Axes], Axes]) -> GridSettings:
+    methods = [method.model_copy(update={"axes": change(method.axes)}) for method in grid.methods]
+    zipped = [change(table) for table in grid.zip]
+    return grid.model_copy(update={"axes": change(grid.axes), "zip": zipped, "methods": methods})
+
+
+def _only(grid: GridSettings, labels: Sequence[str]) -> GridSettings:
+    for label in labels:
+        if label not in grid.labels():
+            raise UserError(f"--only {label}: no such method; there are {', '.join(grid.labels())}")
+    return grid.model_copy(update={"methods": [method for method in grid.methods if method.label in labels]})
+
+
+def _smaller(grid: GridSettings) -> GridSettings:
+    """Keep the first two seeds, and the first and last value of every axis."""
+
+    def ends(table: Axes) -> Axes:
+        return {key: values[:1] + values[1:][-1:] for key, values in table.items()}
+
+    return _with_tables(grid, ends).model_copy(update={"seeds": grid.seeds[:SMOKE_SEEDS]})
+
+
+def _distinct(cells: list[Cell], forgiving: bool) -> list[Cell]:
+    """Refuse two cells that are the same run, unless `forgiving`: shrunk cells may be equal."""
+    found: dict[str, Cell] = {}
+    for cell in cells:
+        first = found.setdefault(cell.settings.model_dump_json(), cell)
+        if first is not cell and not forgiving:
+            raise UserError(f"grid: {first.name} and {cell.name} are the same run; remove one of them")
+    return list(found.values())
+
+
+def _named(method: str, at: Pairs) -> str:
+    return " ".join([method, *(f"{key.rpartition('.')[2]}={value}" for key, value in at)])
+
+
+def _paper(method: Method, at: Pairs) -> str | None:
+    if isinstance(method.paper, dict):
+        return method.paper.get(str(at[0][1])) if at else None
+    return method.paper
+
+
+Kind = TypeVar("Kind", bound=Part)
+
+
+def _read(kind: type[Kind], given: object, name: str) -> Kind:
+    """Validate a section; each mistake is a line of the error."""
+    try:
+        return kind.model_validate(given)
+    except ValidationError as error:
+        raise UserError("\n".join(_line(each, name) for each in error.errors(include_url=False))) from None
+
+
+def _check(grid: GridSettings, select: Select | None, report: ReportSettings) -> None:
+    """Raise a UserError with a line for each name that does not exist, or exists twice."""
+    lines = [*_of_grid(grid), *_of_select(grid, select), *_of_report(grid, report)]
+    if lines:
+        raise UserError("\n".join(lines))
+
+
+def _line(mistake: ErrorDetails, name: str) -> str:
+    where = name + "".join(f"[{part}]" if isinstance(part, int) else f".{part}" for part in mistake["loc"])
+    match mistake["type"]:
+        case "extra_forbidden":
+            return f"{where}: unknown; leave it out"
+        case "missing":
+            return f"{where}: missing; it has no default, give one"
+        case kind:
+            rule = RULES[kind].format(**mistake.get("ctx", {})) if kind in RULES else mistake["msg"]
+            return f"{where}={spelled(mistake['input'])}: {rule}"
+
+
+def _of_grid(grid: GridSettings) -> Iterator[str]:
+    for key in dict.fromkeys([*grid.names(), *(key for method in grid.methods for key in method.set)]):
+        if key == "seed":
+            yield "grid: seed cannot be an axis; give grid.seeds"
+        elif key in RESERVED:
+            yield f"grid: {key}: set by {RESERVED[key]}, and cannot be an axis; leave it out"
+        elif key not in keys():
+            yield f"grid: {unknown(key)}"
+    axes, labels = grid.names(), grid.labels()
+    for method in grid.methods:
+        yield from (
+            f"grid: {method.label} without {key}: the grid has no such axis"
+            for key in method.without
+            if key not in axes
+        )
+        shared = [*grid.axes, *(key for table in grid.zip for key in table)]
+        for key in method.set:
+            if key in method.axes or (key in shared and key not in method.without):
+                yield f"grid: {method.label} sets {key}, which is an axis; add it to the method's `without`"
+    for table in grid.zip:
+        if len({len(values) for values in table.values()}) > 1:
+            counts = " and ".join(f"{key} has {len(values)} values" for key, values in table.items())
+            yield f"grid.zip: {counts}; give each as many"
+        yield from (f"grid.zip: {key} is also in grid.axes; remove one" for key in table if key in grid.axes)
+    for label in dict.fromkeys(label for label in labels if labels.count(label) > 1):
+        yield f"grid: two methods are called {label}; rename one"
+
+
+def _of_select(grid: GridSettings, select: Select | None) -> Iterator[str]:
+    for key in select.axes if select else ():
+        if key not in grid.names():
+            yield f"select.axes: {key} is not an axis of the grid; it has {', '.join(grid.names()) or 'none'}"
+
+
+def _of_report(grid: GridSettings, report: ReportSettings) -> Iterator[str]:
+    named = [report.baseline, *(word.strip() for claim in report.claims for word in claim.split(">"))]
+    for label in dict.fromkeys(named):
+        if label is not None and label not in grid.labels():
+            yield f"report: no method is called {label!r}; there are {', '.join(grid.labels())}"
+    if report.form == "curves" and report.x not in grid.names():
+        there = ", ".join(grid.names()) or "it has none"
+        yield f"report.x={report.x!r}: curves need an axis of the grid: {there}"

@@ -1,0 +1,260 @@
+"""Recipes: TOML files of settings, found by name or path, changed by overrides, identified by what they compute.
+
+A recipe starts with four comment lines, `# Claim:`, `# Command:`, `# Time:` and `# Score:`, followed by an optional
+`seed` and the sections of `schema.Settings`.
+"""
+
+import hashlib
+import json
+import os
+import re
+import tomllib
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field, replace
+from importlib import resources
+from pathlib import Path
+from typing import Any
+
+from ghostnoise.lab.config.methods import methods
+from ghostnoise.lab.config.overrides import Tree, changed, check, overridden, validated
+from ghostnoise.lab.config.schema import Settings
+from ghostnoise.lab.errors import UserError
+from ghostnoise.text import nearest
+
+__all__ = [
+    "Recipe",
+    "canonical",
+    "check",
+    "complete",
+    "header",
+    "identity",
+    "load",
+    "names",
+    "read",
+    "resolve",
+    "shrink",
+]
+
+FOLDER = resources.files("ghostnoise.lab") / "recipes"
+SUFFIX = ".toml"
+PLAN = ("grid", "select", "report")  # sections that `grid.load` reads
+HEADER = ("claim", "command", "time", "score")
+
+# Sizes of smoke runs.
+EPOCHS = 2
+BATCH, LEAST = 32, 4  # of all processes together, and of each
+TIMM_BATCH = 8  # networks of timm keep their size
+BATCHES, TEST_BATCHES = 5, 2
+WIDTH, MLP_WIDTH = 16, 64  # 16 channels divide into heads and into quarters for bottlenecks
+IMAGE_SIZE, RESIZE = 64, 72
+METERED, DRAWS = 2, 32  # batches to measure, and ghost batches to draw from each
+
+
+@dataclass(frozen=True)
+class Recipe:
+    """An experiment: its claim, command, duration, score and settings."""
+
+    name: str
+    claim: str
+    command: str
+    time: str
+    score: str
+    settings: Settings
+    text: str
+    """The file, without overrides."""
+    tree: Tree = field(default_factory=dict)
+    """The sections of settings as written, with overrides."""
+    plan: Tree = field(default_factory=dict)
+    """The sections of an experiment with several runs, as written."""
+
+    @property
+    def identity(self) -> str:
+        """12 hexadecimal digits that are equal for equal settings."""
+        return identity(self.settings)
+
+    def canonical(self) -> str:
+        """The settings that identify the run, as JSON; see `canonical`."""
+        return canonical(self.settings)
+
+    def with_settings(self, settings: Settings) -> "Recipe":
+        """Return the same recipe with other settings, such as those from `resolve`."""
+        return replace(self, settings=settings)
+
+
+def names() -> list[str]:
+    """Return the names of the recipes of the package, in alphabetical order."""
+    return sorted(file.name.removesuffix(SUFFIX) for file in FOLDER.iterdir() if file.name.endswith(SUFFIX))
+
+
+def load(name_or_path: str, overrides: Sequence[str] = (), *, smoke: bool = False) -> Recipe:
+    """Read a recipe by its name or from a .toml file, apply overrides such as `norm.ghost_size=16`, and check it.
+
+    `smoke` shrinks the run to seconds. Noise without a placement gets the network's default. Raises a UserError with a
+    line for each mistake.
+    """
+    text = read(name_or_path)
+    parsed = _parsed(text, name_or_path)
+    plan = {name: parsed.pop(name) for name in PLAN if name in parsed}
+    tree, mistakes = overridden(parsed, overrides)
+    settings = complete(validated(tree, mistakes), smoke)
+    name = Path(name_or_path).name.removesuffix(SUFFIX)
+    return Recipe(name=name, settings=settings, text=text, tree=tree, plan=plan, **header(text))
+
+
+def complete(settings: Settings, smoke: bool = False) -> Settings:
+    """Set the network's default placement, check the settings, and shrink them if `smoke`."""
+    settings = _placed(settings)
+    check(
+        changed(settings, train={"device": "auto"}) if smoke else settings
+    )  # a smoke run of what needs a GPU may run on a CPU
+    if smoke:
+        settings = shrink(settings)
+        check(settings)
+    return settings
+
+
+def resolve(settings: Settings, *, device: str, processes: int, stand_in: bool = False) -> Settings:
+    """Fill in what depends on the machine; it changes the results, and therefore the identity.
+
+    A smoke run is adapted to it: a batch for each process, and bf16 instead of fp16 on a CPU. Call `check` afterwards.
+    """
+    settings = changed(settings, train={"device": device, "processes": processes}, data={"stand_in": stand_in})
+    settings = _placed(settings)
+    return shrink(settings) if settings.train.smoke else settings
+
+
+def shrink(settings: Settings) -> Settings:
+    """Make a run small enough for seconds on two CPU cores; its results are meaningless.
+
+    Two epochs of five batches of 32; ghost batches no larger than the batch of a process; networks of 16 channels;
+    images of 64 pixels from folders; warm-up in proportion; no compilation; on a CPU, bf16 instead of fp16. Networks of
+    timm keep their width and image size, and get batches of 8. Smaller values are kept, so that shrinking a second time
+    changes nothing.
+    """
+    tree = settings.model_dump(exclude_none=True)
+    model, norm, data, optim, train = (tree[name] for name in ("model", "norm", "data", "optim", "train"))
+    timm = model["name"].startswith("timm:")
+    epochs = min(train["epochs"], EPOCHS)
+    size, processes = train["batch_size"], train["processes"]
+    share = max(min(LEAST, -(-size // processes)), min(size, TIMM_BATCH if timm else BATCH) // processes)
+    batch = share * processes
+    if methods()[norm["method"]].partitions and "ghost_size" in norm:
+        norm["ghost_size"] = min(norm["ghost_size"], share)
+    optim["warmup_epochs"] *= epochs / train["epochs"]
+    data["limit"] = _least(data, "limit", BATCHES * batch)
+    data["test_limit"] = _least(data, "test_limit", TEST_BATCHES * batch)
+    if data["name"] == "imagefolder" and not timm:
+        data["image_size"] = _least(data, "image_size", IMAGE_SIZE)
+        data["resize"] = _least(data, "resize", RESIZE)
+    if "widths" in model:
+        model["widths"] = [min(width, MLP_WIDTH) for width in model["widths"]]
+    elif not timm:
+        model["width"] = _least(model, "width", MLP_WIDTH if model["name"] == "mlp" else WIDTH)
+    if "meter" in tree:
+        tree["meter"] |= {"every": 1, "batches": min(tree["meter"]["batches"], METERED), "draws": DRAWS}
+    train |= {"epochs": epochs, "batch_size": batch, "compile": False, "smoke": True}
+    if train["device"] == "cpu" and train["amp"] == "fp16":
+        train["amp"] = "bf16"
+    return validated(tree)
+
+
+def identity(settings: Settings) -> str:
+    """Return 12 hexadecimal digits that are equal for equal settings: the digest of `canonical`."""
+    return digest(canonical_tree(settings))
+
+
+def digest(tree: Tree) -> str:
+    """Return the first 12 hexadecimal digits of the SHA-256 of a tree of settings as JSON."""
+    return hashlib.sha256(json_text(tree).encode()).hexdigest()[:12]
+
+
+def canonical(settings: Settings) -> str:
+    """Return the settings that identify a run, as JSON with sorted keys and without spaces."""
+    return json_text(canonical_tree(settings))
+
+
+def canonical_tree(settings: Settings) -> Tree:
+    """Return the settings that identify a run.
+
+    Settings that are unset, and options of the method that have their default, are left out. So identities do not
+    change when a setting is added that is unset by default, or an option is added to a method.
+    """
+    tree = settings.model_dump(exclude_none=True)
+    defaults = settings.norm.defaults()["method"].get(settings.norm.method, {})
+    tree["norm"] = {name: value for name, value in tree["norm"].items() if defaults.get(name) != value}
+    return tree
+
+
+def stored(record: Mapping[str, Any]) -> Settings:
+    """Return the settings in the settings.json of a run folder; raises a ValueError if they are invalid."""
+    own = {name: value for name, value in record.items() if name not in ("recipe", "identity")}
+    return Settings.model_validate_json(json_text(own))
+
+
+def json_text(tree: Tree) -> str:
+    """Return a tree of settings as JSON with sorted keys and without spaces."""
+    return json.dumps(_plain(tree), sort_keys=True, separators=(",", ":"))
+
+
+def read(name_or_path: str) -> str:
+    """Return the text of a recipe: one of the package, or a path, which has a separator or ends with .toml."""
+    separators = [separator for separator in (os.sep, os.altsep, "/") if separator]
+    if name_or_path.endswith(SUFFIX) or any(separator in name_or_path for separator in separators):
+        try:
+            return Path(name_or_path).read_text(encoding="utf-8")
+        except OSError as error:
+            raise UserError(
+                f"recipe {name_or_path}: cannot be read ({error.strerror}); give the path of a .toml file, or a name "
+                "that `ghostnoise recipes` lists"
+            ) from None
+        except UnicodeDecodeError:
+            raise UserError(f"recipe {name_or_path}: is not UTF-8 text; save it as UTF-8") from None
+    if name_or_path in names():
+        return (FOLDER / f"{name_or_path}{SUFFIX}").read_text(encoding="utf-8")
+    near = nearest(name_or_path, names(), count=3, cutoff=0.5)
+    meant = f" did you mean {' or '.join(near)}?" if near else ""
+    raise UserError(f"recipe {name_or_path!r}: not found;{meant} `ghostnoise recipes` lists all")
+
+
+def header(text: str) -> dict[str, str]:
+    """Return claim, command, time and score from a recipe's first comment lines; empty where missing."""
+    found = dict.fromkeys(HEADER, "")
+    for line in text.splitlines():
+        if not line.startswith("#"):
+            break
+        key, _, value = line.removeprefix("#").partition(":")
+        if key.strip().lower() in HEADER:
+            found[key.strip().lower()] = value.strip()
+    return found
+
+
+def _parsed(text: str, source: str) -> dict[str, Any]:
+    try:
+        return tomllib.loads(text)
+    except tomllib.TOMLDecodeError as error:
+        found = re.fullmatch(r"(.*) \(at (.*)\)", str(error))
+        what, where = found.groups() if found else (str(error), "some line")
+        raise UserError(f"recipe {source}, {where}: {what}; fix the TOML there") from None
+
+
+def _placed(settings: Settings) -> Settings:
+    """Set the network's default placement for noise that has none; raises a UserError for unknown networks."""
+    from ghostnoise.lab import models
+
+    where = models.placement(settings.model.name, settings.norm.method)
+    if settings.norm.placement is not None or not methods()[settings.norm.method].placements or where is None:
+        return settings
+    return changed(settings, norm={"placement": where})
+
+
+def _plain(value: Any) -> Any:
+    """Replace -0.0 by 0.0, which is the same setting."""
+    if isinstance(value, dict):
+        return {name: _plain(each) for name, each in value.items()}
+    if isinstance(value, list | tuple):
+        return [_plain(each) for each in value]
+    return value + 0.0 if isinstance(value, float) else value
+
+
+def _least(section: dict[str, Any], name: str, bound: int) -> int:
+    return min(int(section.get(name, bound)), bound)

@@ -1,0 +1,243 @@
+"""What `ghostnoise meter` and `ghostnoise advise` measure: a network, and batches for it.
+
+They come from a run folder, from a recipe, or from functions of the user that are named as `module:function`.
+"""
+
+import importlib
+import os
+import sys
+from collections.abc import Iterable, Iterator
+from dataclasses import dataclass, replace
+from itertools import islice
+from pathlib import Path
+from typing import Any, get_args
+
+import torch
+from torch import nn
+
+from ghostnoise.lab import data, models
+from ghostnoise.lab.config import recipe
+from ghostnoise.lab.config.schema import DataSettings, Settings
+from ghostnoise.lab.errors import UserError
+from ghostnoise.lab.store import checkpoints, scan
+from ghostnoise.lab.train import generators, machine, metering
+
+NAMES = [name for name in get_args(DataSettings.model_fields["name"].annotation) if name != "imagefolder"]
+BATCH_SIZE, BATCHES = 256, 8
+
+
+@dataclass(frozen=True)
+class Request:
+    """What the command line asks for; None leaves the choice to the target."""
+
+    target: str
+    overrides: tuple[str, ...] = ()
+    data: str | None = None
+    runs: Path = Path("runs")
+    data_folder: Path | None = None
+    device: str = "auto"
+    ghost_size: int | None = None
+    batches: int | None = None
+    batch_size: int | None = None
+    smoke: bool = False
+
+
+@dataclass(frozen=True)
+class Target:
+    """A network, batches for it, and a description; `folder` is that of the run, if it is a run."""
+
+    name: str
+    about: str
+    model: nn.Module
+    batches: Iterable[Any]
+    ghost_size: int
+    folder: Path | None = None
+
+    def feed(self) -> Iterator[None]:
+        """Run the network on each batch: a tensor, the first element of a sequence, or keyword arguments."""
+        device = next((each.device for each in (*self.model.parameters(), *self.model.buffers())), None)
+        for batch in self.batches:
+            given = batch[0] if isinstance(batch, (tuple, list)) and batch else batch
+            try:
+                if isinstance(given, dict):
+                    self.model(**{key: _moved(value, device) for key, value in given.items()})
+                else:
+                    self.model(_moved(given, device))
+            except (RuntimeError, TypeError) as error:
+                shape = tuple(given.shape) if isinstance(given, torch.Tensor) else type(given).__name__
+                raise UserError(
+                    f"{self.name} cannot process a batch ({shape}): {_first_line(error)}; give data that fit the "
+                    "network"
+                ) from error
+            yield
+
+
+def find(request: Request) -> Target:
+    """Return the target that a name refers to: a run folder, `module:function`, or a recipe."""
+    if _is_folder(request.target):
+        return from_folder(Path(request.target), request)
+    if _is_function(request.target):
+        return from_function(request)
+    name, resolved, folder = _from_recipe(request)
+    if checkpoints.saved(folder / "checkpoints"):
+        return from_folder(folder, replace(request, overrides=()))
+    about = f"{name}, not trained ({folder} has no checkpoint): the network at initialization"
+    return _built(name, about, resolved, request, None)
+
+
+def run_folder(request: Request) -> Path | None:
+    """Return the folder of the run that a name refers to, or None if it is not a run, or has not started."""
+    if _is_folder(request.target):
+        return Path(request.target)
+    folder = None if _is_function(request.target) else _from_recipe(request)[2]
+    return folder if folder is not None and folder.is_dir() else None
+
+
+def from_folder(folder: Path, request: Request, epoch: int | None = None) -> Target:
+    """Return a run at its last checkpoint, or at the checkpoint after `epoch` epochs."""
+    if request.overrides:
+        raise UserError(
+            f"{' '.join(request.overrides)} for the run folder {folder}: its settings cannot change; leave it out"
+        )
+    settings = settings_of(folder)
+    state, path = _checkpoint(folder, epoch)
+    where = f"epoch {state['epoch']}" + (f", step {state['step']}" if state["step"] else "")
+    return _built(folder.parent.name, f"{folder}, {where} ({path.name})", settings, request, state, folder)
+
+
+def from_function(request: Request) -> Target:
+    """Return the network that a function of the user makes, with a data set by name or from another function."""
+    if request.overrides:
+        raise UserError(
+            f"{' '.join(request.overrides)} for {request.target}: only recipes have settings; leave them out"
+        )
+    if request.data is None:
+        raise UserError(
+            f"{request.target} without --data: give a name that `ghostnoise data list` shows, or module:function"
+        )
+    model = call(request.target)
+    if not isinstance(model, nn.Module):
+        raise UserError(
+            f"{request.target} returned a {type(model).__name__}: must be a torch.nn.Module; return the network"
+        )
+    device = machine.choose(request.device)
+    count = request.batches or BATCHES
+    if ":" in request.data:
+        made = call(request.data)
+        if not isinstance(made, Iterable):
+            raise UserError(
+                f"{request.data} returned a {type(made).__name__}: must be an iterable of batches; return for "
+                "example a DataLoader"
+            )
+        batches: Iterable[Any] = islice(made, count)
+    else:
+        if request.data not in NAMES:
+            raise UserError(f"--data {request.data}: must be one of {', '.join(NAMES)}, or module:function")
+        settings = DataSettings.model_validate({"name": request.data})
+        batches = islice(_source(settings, request, request.batch_size or BATCH_SIZE, 0, device).batches(0), count)
+    about = f"{request.target} on {request.data}"
+    return Target(request.target, about, model.to(device), batches, request.ghost_size or metering.GHOST_SIZE)
+
+
+def settings_of(folder: Path) -> Settings:
+    """Read the settings of a run folder."""
+    try:
+        return recipe.stored(scan.look(folder, lambda line: None).settings)
+    except ValueError:
+        raise UserError(
+            f"{folder} is not a run folder: its settings.json is missing or invalid; give one that `ghostnoise runs` "
+            "lists"
+        ) from None
+
+
+def call(name: str) -> Any:
+    """Import `module:function`, also from the current folder, and call the function without arguments."""
+    module, _, function = name.partition(":")
+    if os.getcwd() not in sys.path:
+        sys.path.insert(0, os.getcwd())
+    try:
+        made: Any = importlib.import_module(module)
+    except Exception as error:  # importing runs code of the user, which can raise anything
+        raise UserError(
+            f"{name}: {module!r} cannot be imported ({type(error).__name__}: {_first_line(error)}); run this from the "
+            "folder that contains it, or set PYTHONPATH"
+        ) from error
+    for part in function.split("."):
+        if not hasattr(made, part):
+            raise UserError(f"{name}: {module!r} has no {function!r}; give the name of a function in it")
+        made = getattr(made, part)
+    if not callable(made):
+        raise UserError(f"{name} has type {type(made).__name__}: must be a function; give one that returns it")
+    try:
+        return made()
+    except Exception as error:
+        raise UserError(
+            f"{name}() raised {type(error).__name__}: {_first_line(error)}; it must run without arguments"
+        ) from error
+
+
+def _is_folder(target: str) -> bool:
+    """Return whether `target` is a run folder, or a folder that does not have the name of a recipe."""
+    path = Path(target)
+    return path.is_dir() and ((path / "settings.json").exists() or target not in recipe.names())
+
+
+def _is_function(target: str) -> bool:
+    module, colon, _ = target.partition(":")
+    return bool(colon) and not module.endswith(recipe.SUFFIX) and "/" not in module
+
+
+def _from_recipe(request: Request) -> tuple[str, Settings, Path]:
+    """Return the name of a recipe, its settings on this machine, and the folder of its run."""
+    chosen = recipe.load(request.target, request.overrides, smoke=request.smoke)
+    device = machine.choose(request.device if request.device != "auto" else chosen.settings.train.device)
+    resolved = recipe.resolve(chosen.settings, device=device.type, processes=1)
+    return chosen.name, resolved, request.runs / chosen.name / recipe.identity(resolved)
+
+
+def _built(
+    name: str, about: str, settings: Settings, request: Request, state: dict[str, Any] | None,
+    folder: Path | None = None,
+) -> Target:  # fmt: skip
+    device = machine.choose(request.device if request.device != "auto" else settings.train.device)
+    size = request.batch_size or settings.train.batch_size
+    source = _source(settings.data, request, size, settings.seed, device)
+    generators.seed(settings.seed)
+    model = models.build(settings.model, settings.norm, source.facts.shape, source.facts.classes).to(device)
+    if state is not None:
+        model.load_state_dict(state["model"])
+    epoch = 0 if state is None else max(state["epoch"] - (not state["step"]), 0)
+    count = request.batches or (settings.meter.batches if settings.meter else BATCHES)
+    ghost_size = request.ghost_size or metering.ghost_size(settings)
+    return Target(name, about, model, islice(source.batches(epoch), count), ghost_size, folder)
+
+
+def _source(settings: DataSettings, request: Request, batch_size: int, seed: int, device: torch.device) -> data.Source:
+    return data.open_source(
+        settings, data.data_folder(request.data_folder), batch_size=batch_size, seed=seed, device=device
+    )
+
+
+def _checkpoint(folder: Path, epoch: int | None) -> tuple[dict[str, Any], Path]:
+    """Return the last checkpoint, or the one at the end of an epoch."""
+    paths = checkpoints.saved(folder / "checkpoints")
+    if not paths:
+        raise UserError(f"{folder} has no checkpoint; run `ghostnoise train` first, or give another folder")
+    known = []
+    for path in paths:
+        state = checkpoints.read(path.read_bytes())
+        if epoch is None or (state["epoch"], state["step"]) == (epoch, 0):
+            return state, path
+        known.append(f"{state['epoch']}" + (f" and {state['step']} steps" if state["step"] else ""))
+    raise UserError(
+        f"epoch {epoch} of {folder}: has neither a checkpoint nor recorded noise; checkpoints exist for epochs "
+        f"{' and '.join(known)}; train with meter.every to record the noise during training"
+    )
+
+
+def _moved(value: Any, device: torch.device | None) -> Any:
+    return value.to(device) if isinstance(value, torch.Tensor) and device is not None else value
+
+
+def _first_line(error: Exception) -> str:
+    return (str(error).splitlines() or [""])[0]

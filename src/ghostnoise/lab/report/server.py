@@ -1,0 +1,166 @@
+"""A read-only HTTP server of the report of an experiment that is still running, for this machine only."""
+
+import errno
+import hashlib
+import os
+import socketserver
+import threading
+from collections.abc import Callable
+from dataclasses import dataclass, field
+from http import HTTPStatus
+from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
+from pathlib import Path
+
+from ghostnoise.lab.errors import UserError
+from ghostnoise.lab.report.noise import FOLDER
+
+ADDRESS = "127.0.0.1"
+NAMES = (ADDRESS, "localhost")
+READ = ("settings.json", "result.json", "failure.json", "metrics.jsonl", "environment.json")
+TYPES = {
+    "html": "text/html; charset=utf-8", "json": "application/json", "md": "text/markdown; charset=utf-8",
+    "csv": "text/csv; charset=utf-8", "tex": "text/plain; charset=utf-8", "png": "image/png", "pdf": "application/pdf",
+}  # fmt: skip
+
+MakeFile = Callable[[str, str], bytes]
+"""Makes a file of the report from its name and the tag of the runs' state."""
+
+
+@dataclass
+class CachedFiles:
+    """The files of the report, made on request, and made again after the runs have changed."""
+
+    folder: Path
+    names: frozenset[str]
+    read: Callable[[], MakeFile]
+    """Reads the run folders and returns a function that makes the files."""
+    _lock: threading.RLock = field(default_factory=threading.RLock)
+    _tag: str = ""
+    _make: MakeFile | None = None
+    _contents: dict[str, bytes] = field(default_factory=dict)
+
+    def get(self, name: str) -> tuple[str, bytes]:
+        """Return the tag of the runs' state, and the contents of a file."""
+        with self._lock:
+            tag = state(self.folder)
+            if self._make is None or tag != self._tag:
+                self._make, self._tag, self._contents = self.read(), tag, {}
+            if name not in self._contents:
+                self._contents[name] = self._make(name, tag)
+            return tag, self._contents[name]
+
+
+def state(folder: Path) -> str:
+    """Return a tag that changes when any file that the report reads changes."""
+    seen = hashlib.sha256()
+    try:
+        runs = sorted(entry.path for entry in os.scandir(folder) if entry.is_dir() and not entry.name.startswith("."))
+    except OSError:
+        runs = []
+    for run in runs:
+        for name in (*READ, *_noise_files(run)):
+            try:
+                found = os.stat(os.path.join(run, name))
+                seen.update(f"{run}/{name} {found.st_mtime_ns} {found.st_size}\n".encode(errors="surrogateescape"))
+            except OSError:
+                continue
+    return f'"{seen.hexdigest()[:16]}"'
+
+
+def _noise_files(run: str) -> list[str]:
+    try:
+        return [os.path.join(FOLDER, name) for name in sorted(os.listdir(os.path.join(run, FOLDER)))]
+    except OSError:
+        return []
+
+
+class Server(ThreadingHTTPServer):
+    """An HTTP server that listens on the loopback address only."""
+
+    allow_reuse_address = os.name == "posix"  # elsewhere it would let two servers share a port
+    allow_reuse_port = False
+    daemon_threads = True
+
+    def __init__(self, port: int, files: CachedFiles) -> None:
+        self.files = files
+        try:
+            super().__init__((ADDRESS, port), Handler)
+        except OSError as error:
+            if error.errno == errno.EADDRINUSE:
+                raise UserError(f"--port {port}: is in use; give another port, or 0 for any free port") from None
+            raise UserError(f"--port {port}: {error.strerror}; give another port, or 0 for any free port") from None
+
+    def server_bind(self) -> None:
+        """Bind without looking up the name of this machine, which may wait for the network."""
+        socketserver.TCPServer.server_bind(self)
+        self.server_name, self.server_port = ADDRESS, self.server_address[1]
+
+    @property
+    def url(self) -> str:
+        """Address of the page."""
+        return f"http://{ADDRESS}:{self.server_port}/"
+
+
+class Handler(BaseHTTPRequestHandler):
+    """Answers GET and HEAD requests for the exact names of the report's files, and refuses everything else."""
+
+    server: Server
+    server_version, sys_version = "ghostnoise", ""
+    timeout = 30
+
+    def do_GET(self) -> None:
+        """Send a file."""
+        self._answer(body=True)
+
+    def do_HEAD(self) -> None:
+        """Send the headers of a file."""
+        self._answer(body=False)
+
+    def refuse(self) -> None:
+        """Answer any other method with the methods that are allowed."""
+        self._send(HTTPStatus.METHOD_NOT_ALLOWED, b"GET and HEAD only\n", {"Allow": "GET, HEAD"})
+
+    do_POST = do_PUT = do_PATCH = do_DELETE = do_OPTIONS = do_TRACE = do_CONNECT = refuse
+
+    def log_message(self, format: str, *args: object) -> None:
+        """Log nothing: the page asks every few seconds."""
+
+    def _answer(self, body: bool) -> None:
+        if not self._local():
+            self._send(HTTPStatus.FORBIDDEN, b"only for 127.0.0.1 and localhost\n", body=body)
+            return
+        path = self.path.partition("?")[0]
+        name = "index.html" if path == "/" else path.removeprefix("/")
+        if not path.startswith("/") or name not in self.server.files.names:
+            self._send(HTTPStatus.NOT_FOUND, b"not found\n", body=body)
+            return
+        try:
+            tag, content = self.server.files.get(name)
+        except (UserError, OSError, ValueError) as error:
+            self._send(HTTPStatus.INTERNAL_SERVER_ERROR, f"{error}\n".encode(), body=body)
+            return
+        if self.headers.get("If-None-Match") == tag:
+            self._send(HTTPStatus.NOT_MODIFIED, b"", {"ETag": tag})
+            return
+        kind = TYPES[name.rpartition(".")[2]]
+        self._send(HTTPStatus.OK, content, {"Content-Type": kind, "ETag": tag}, body=body)
+
+    def _local(self) -> bool:
+        """Return whether the request names this machine; any other name may be a DNS rebinding attack."""
+        hosts = self.headers.get_all("Host") or []
+        return len(hosts) == 1 and hosts[0].partition(":")[0].lower() in NAMES
+
+    def _send(self, status: HTTPStatus, content: bytes, more: dict[str, str] | None = None, body: bool = True) -> None:
+        headers = {
+            "Content-Type": "text/plain; charset=utf-8", "Content-Length": str(len(content)),
+            "Cache-Control": "no-cache", "X-Content-Type-Options": "nosniff", "Referrer-Policy": "no-referrer",
+            "X-Frame-Options": "DENY", "Cross-Origin-Resource-Policy": "same-origin",
+        } | (more or {})  # fmt: skip
+        if status == HTTPStatus.NOT_MODIFIED:
+            headers = {name: value for name, value in headers.items() if not name.startswith("Content-")}
+        self.send_response(status)
+        for name, value in headers.items():
+            self.send_header(name, value)
+        self.end_headers()
+        if body and content:
+            self.wfile.write(content)

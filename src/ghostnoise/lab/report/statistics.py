@@ -1,0 +1,329 @@
+"""Means over seeds, paired differences with their intervals, tests and Holm correction, and verdicts on claims."""
+
+import itertools
+import math
+import statistics
+from collections import Counter
+from collections.abc import Hashable, Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Any, Literal
+
+from ghostnoise.lab.config import plan
+from ghostnoise.lab.config.grid import Cell
+from ghostnoise.lab.config.plan import Stage
+from ghostnoise.lab.errors import UserError
+from ghostnoise.lab.report.collect import STATUSES, Collected, Run, number, numerics_of
+
+ALPHA = 0.05
+FEW_SEEDS = 5  # with fewer, intervals are wide and normality cannot be checked
+
+Verdict = Literal["supported", "not significant", "not supported", "inconclusive"]
+
+
+@dataclass(frozen=True)
+class Paired:
+    """Mean of the paired differences of two methods, and the paired t-test of it."""
+
+    n: int
+    mean: float
+    std: float | None = None
+    """Standard deviation of the differences (n - 1 in the denominator); None for a single difference."""
+    p: float | None = None
+    """p-value of the two-sided paired t-test; None if the differences have no spread."""
+
+    def interval(self, alpha: float = ALPHA) -> tuple[float, float] | None:
+        """Return the 1 - alpha confidence interval of the mean, assuming normal differences; None without a test."""
+        if self.std is None or self.p is None:
+            return None
+        from scipy.special import stdtrit
+
+        half = float(stdtrit(self.n - 1, 1 - alpha / 2)) * self.std / math.sqrt(self.n)
+        return self.mean - half, self.mean + half
+
+
+@dataclass(frozen=True)
+class Corrected:
+    """A p-value after Holm correction, and the factor of the correction."""
+
+    p: float
+    factor: float
+
+    @property
+    def alpha(self) -> float:
+        """Level of the interval that excludes 0 exactly if the corrected p-value is below ALPHA."""
+        return ALPHA / self.factor
+
+
+def paired(ours: Mapping[Hashable, float], theirs: Mapping[Hashable, float]) -> Paired | None:
+    """Compare two methods over the keys (seeds) that both have; None if they have none in common."""
+    differences = [ours[key] - theirs[key] for key in ours if key in theirs]
+    if not differences:
+        return None
+    n, mean = len(differences), statistics.fmean(differences)
+    if n == 1:
+        return Paired(n, mean)
+    std = statistics.stdev(differences)
+    if std <= 1e-12 * max(1.0, abs(mean)):  # only rounding differs: a t-test would report near-certainty
+        return Paired(n, mean, 0.0)
+    from scipy.special import stdtr
+
+    return Paired(n, mean, std, 2 * float(stdtr(n - 1, -abs(mean) / (std / math.sqrt(n)))))
+
+
+def holm(values: Sequence[float | None]) -> list[Corrected | None]:
+    """Apply the Holm correction to p-values; a None stays None and is not counted as a comparison."""
+    order = sorted((p, at) for at, p in enumerate(values) if p is not None)
+    corrected: list[Corrected | None] = [None] * len(values)
+    largest = 0.0
+    for rank, (p, at) in enumerate(order):
+        largest = max(largest, (len(order) - rank) * p)
+        corrected[at] = Corrected(min(1.0, largest), largest / p if p else float(len(order) - rank))
+    return corrected
+
+
+@dataclass(frozen=True)
+class Score:
+    """The runs of a cell, one per seed, and statistics of those that finished."""
+
+    cell: Cell
+    stage: Stage
+    runs: tuple[Run, ...]
+    chosen: bool = False
+    """Whether the tuning selected this cell."""
+
+    @property
+    def values(self) -> dict[int, float]:
+        """Accuracy of each seed that finished."""
+        return {run.point.seed: run.accuracy for run in self.runs if run.accuracy is not None}
+
+    @property
+    def comparable(self) -> dict[Hashable, float]:
+        """Accuracy by seed and numerics number: only runs that agree in both are paired."""
+        return {(run.point.seed, run.numerics): run.accuracy for run in self.runs if run.accuracy is not None}
+
+    @property
+    def numerics(self) -> dict[int, int]:
+        """Numerics numbers of the runs that have a result, and how many runs have each."""
+        return numerics_of(self.runs)
+
+    @property
+    def n(self) -> int:
+        """Number of finished runs."""
+        return len(self.values)
+
+    @property
+    def mean(self) -> float | None:
+        """Mean accuracy of the finished runs."""
+        return _mean(list(self.values.values()))
+
+    @property
+    def std(self) -> float | None:
+        """Standard deviation of the accuracy (n - 1 in the denominator)."""
+        return statistics.stdev(self.values.values()) if self.n > 1 else None
+
+    @property
+    def best(self) -> float | None:
+        """Highest accuracy after any epoch of any finished run."""
+        return max(self._numbers("best_accuracy"), default=None)
+
+    @property
+    def seconds(self) -> float | None:
+        """Mean duration of a finished run."""
+        return _mean(self._numbers("seconds"))
+
+    @property
+    def speed(self) -> float | None:
+        """Mean number of images per second."""
+        return _mean(self._numbers("images_per_second"))
+
+    @property
+    def counts(self) -> Counter[str]:
+        """Number of runs of each status."""
+        return Counter(run.status for run in self.runs)
+
+    @property
+    def lacking(self) -> str:
+        """Text with the number of runs that have no accuracy, by status."""
+        return ", ".join(f"{self.counts[word]} {word}" for word in STATUSES[1:] if self.counts[word])
+
+    def _numbers(self, name: str) -> list[float]:
+        found = [number(run.result.get(name)) for run in self.runs if run.status == "finished"]
+        return [each for each in found if each is not None]
+
+
+@dataclass
+class Difference:
+    """The paired difference between two cells."""
+
+    ours: Score
+    theirs: Score
+    paired: Paired | None
+    corrected: Corrected | None = None
+
+    @property
+    def corrected_interval(self) -> tuple[float, float] | None:
+        """Confidence interval at the level of the Holm correction."""
+        return self.paired.interval(self.corrected.alpha) if self.paired and self.corrected else None
+
+    @property
+    def verdict(self) -> Verdict:
+        """Whether the runs support that `ours` is better than `theirs`."""
+        if self.paired is None:
+            return "inconclusive"
+        if self.paired.mean <= 0:
+            return "not supported"
+        return "supported" if self.corrected and self.corrected.p < ALPHA else "not significant"
+
+
+@dataclass
+class ResultRow:
+    """A row of the results table."""
+
+    method: str
+    at: tuple[tuple[str, Any], ...]
+    score: Score | None
+    paper: str | None = None
+    difference: Difference | None = None
+    note: str = ""
+
+    @property
+    def name(self) -> str:
+        """The method and its values on the axes."""
+        return self.score.cell.name if self.score else self.method
+
+
+@dataclass(frozen=True)
+class Claim:
+    """A claim that `ours` is better than `theirs`, and the comparison of their best cells."""
+
+    ours: str
+    theirs: str
+    difference: Difference | None
+    """None if a method has no finished run, or is not part of this report."""
+
+    @property
+    def text(self) -> str:
+        """The claim as the recipe writes it."""
+        return f"{self.ours} > {self.theirs}"
+
+    @property
+    def verdict(self) -> Verdict:
+        """Whether the runs support the claim."""
+        return self.difference.verdict if self.difference else "inconclusive"
+
+
+@dataclass
+class Findings:
+    """The statistics of a report."""
+
+    collected: Collected
+    rows: list[ResultRow]
+    tuning: list[Score]
+    baseline: str
+    differences: list[Difference] = field(default_factory=list)
+    """All comparisons of the report; the Holm correction counts each once."""
+    claims: list[Claim] = field(default_factory=list)
+
+    def best(self, method: str) -> Score | None:
+        """Return the method's best cell: no diverged runs first, then most finished runs, then highest mean."""
+        scores = [row.score for row in self.rows if row.method == method and row.score and row.score.n]
+        return max(scores, key=lambda score: (not score.counts["diverged"], score.n, score.mean), default=None)
+
+    def compare(self, ours: Score, theirs: Score) -> Difference:
+        """Compare two cells; the same two cells give the same object."""
+        for known in self.differences:
+            if known.ours is ours and known.theirs is theirs:
+                return known
+        difference = Difference(ours, theirs, paired(ours.comparable, theirs.comparable))
+        self.differences.append(difference)
+        return difference
+
+
+def aggregate(collected: Collected) -> Findings:
+    """Compute the rows, their differences to the baseline and the claims, all with one Holm correction."""
+    experiment = collected.experiment
+    won = {plan.key(experiment.tested(cell).settings) for cell in collected.winners.values()}
+    scores = _scores(collected, won)
+    tuning = [score for score in scores if score.stage == "tune"]
+    rows = [
+        ResultRow(score.cell.method, score.cell.at, score, score.cell.paper, note=score.lacking)
+        for score in scores
+        if score.stage == "test"
+    ]
+    rows += _undecided(collected, tuning)
+    labels = [method.label for method in experiment.grid.methods]
+    rows.sort(key=lambda row: labels.index(row.method))
+    findings = Findings(collected, rows, tuning, experiment.report.baseline or labels[0])
+    for row in rows:
+        _compare_with_baseline(findings, row)
+    findings.claims = [_claim(findings, *pair) for claim in experiment.report.claims for pair in _pairs(claim)]
+    p_values = [each.paired.p if each.paired else None for each in findings.differences]
+    for difference, corrected in zip(findings.differences, holm(p_values), strict=True):
+        difference.corrected = corrected
+    return findings
+
+
+def _scores(collected: Collected, won: set[str]) -> list[Score]:
+    cells: dict[tuple[Stage, str], list[Run]] = {}
+    for run in collected.runs:
+        cells.setdefault((run.point.stage, plan.key(run.point.cell.settings)), []).append(run)
+    scores = []
+    for (stage, _), runs in cells.items():
+        cell = runs[0].point.cell
+        chosen = stage == "tune" and plan.key(collected.experiment.tested(cell).settings) in won
+        scores.append(Score(cell, stage, tuple(runs), chosen))
+    return scores
+
+
+def _undecided(collected: Collected, tuning: Sequence[Score]) -> list[ResultRow]:
+    """Make a row for each group of tuned cells from which none has been selected yet."""
+    experiment = collected.experiment
+    tuned = experiment.select.axes if experiment.select else []
+    groups: dict[str, list[Score]] = {}
+    for score in tuning:
+        groups.setdefault(experiment.group(score.cell), []).append(score)
+    rows = []
+    for name, scores in groups.items():
+        if name not in collected.winners:
+            left = sum(run.status not in ("finished", "diverged") for score in scores for run in score.runs)
+            note = "not tested: every tuned cell has a run that diverged"
+            if left:
+                note = f"not tested yet: {left} tuning {'run' if left == 1 else 'runs'} not finished"
+            cell = scores[0].cell
+            at = tuple(pair for pair in cell.at if pair[0] not in tuned)
+            rows.append(ResultRow(cell.method, at, None, note=note))
+    return rows
+
+
+def _compare_with_baseline(findings: Findings, row: ResultRow) -> None:
+    """Compare a row with the baseline's row at the same values of the axes that both have, if there is exactly one."""
+    if row.method == findings.baseline or row.score is None:
+        return
+    here, select = dict(row.at), findings.collected.experiment.select
+    tuned = select.axes if select else []  # selected cells are compared whatever value was selected for them
+    theirs = [
+        other.score
+        for other in findings.rows
+        if other.method == findings.baseline
+        and other.score
+        and all(here.get(key, value) == value for key, value in other.at if key not in tuned)
+    ]
+    if len(theirs) == 1:
+        row.difference = findings.compare(row.score, theirs[0])
+
+
+def _pairs(claim: str) -> list[tuple[str, str]]:
+    """Split a claim into pairs of methods; "A > B > C" is two claims."""
+    labels = [label.strip() for label in claim.split(">")]
+    if len(labels) < 2 or not all(labels):
+        raise UserError(f'report.claims: {claim!r} compares nothing; write it as "A > B", with labels of methods')
+    return list(itertools.pairwise(labels))
+
+
+def _claim(findings: Findings, ours: str, theirs: str) -> Claim:
+    best = findings.best(ours), findings.best(theirs)
+    return Claim(ours, theirs, findings.compare(best[0], best[1]) if best[0] and best[1] else None)
+
+
+def _mean(values: Sequence[float]) -> float | None:
+    return statistics.fmean(values) if values else None

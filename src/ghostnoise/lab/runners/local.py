@@ -1,0 +1,205 @@
+"""Run jobs in worker processes on this machine. Workers are reused for many jobs; one that dies is replaced."""
+
+import atexit
+import itertools
+import multiprocessing
+import os
+import signal
+import tempfile
+from collections import Counter, deque
+from collections.abc import Callable, Sequence
+from contextlib import suppress
+from dataclasses import dataclass
+from multiprocessing.connection import Connection, wait
+from multiprocessing.context import SpawnProcess
+from pathlib import Path
+
+from ghostnoise import doctor
+from ghostnoise.lab.runners.execution import Deferred, failed, result
+from ghostnoise.lab.runners.job import Emit, Ended, Job, Place, Progressed, Started
+from ghostnoise.lab.runners.worker import WorkerOptions, main
+
+DEATHS = 3  # a job fails after this many of its workers have died
+POLL_EVERY = 0.1  # seconds between two checks whether to stop
+EXIT_WITHIN = 5.0  # seconds for idle workers to exit
+
+
+def gpus() -> list[str]:
+    """Return the names of the CUDA devices, as in CUDA_VISIBLE_DEVICES."""
+    import torch
+
+    named = [name.strip() for name in os.environ.get("CUDA_VISIBLE_DEVICES", "").split(",") if name.strip()]
+    return named or [str(number) for number in range(torch.cuda.device_count())]
+
+
+@dataclass
+class Slot:
+    """A worker process, if it runs, and its job, if it has one."""
+
+    number: int
+    options: WorkerOptions
+    process: SpawnProcess | None = None
+    connection: Connection | None = None
+    job: Job | None = None
+
+    @property
+    def where(self) -> str:
+        """Return the name of the worker."""
+        return f"worker {self.number}" + (f" on GPU {self.options.gpu}" if self.options.gpu else "")
+
+
+class LocalRunner:
+    """Runs jobs in `workers` processes with `threads` threads each.
+
+    By default there is one worker per GPU in `gpus`, or one per core, and the cores are shared equally; worker k uses
+    GPU k modulo the number of GPUs. A job whose worker dies is resumed by another worker from its last checkpoint; it
+    fails when three workers have died. If another process owns a run, the runner waits for it.
+    """
+
+    def __init__(
+        self, place: Place, workers: int | None = None, threads: int | None = None, gpus: Sequence[str] = ()
+    ) -> None:
+        workers = workers or len(gpus) or doctor.cores()
+        threads = threads or max(1, doctor.cores() // workers)
+        self.place = place
+        self.logs = tempfile.TemporaryDirectory(prefix="ghostnoise-workers-")
+        self.slots = [
+            Slot(number, WorkerOptions(place, Path(self.logs.name, f"{number}.log"), threads, gpu))
+            for number, gpu in zip(range(workers), itertools.cycle(gpus or [None]))  # cycle is infinite
+        ]
+        self.context = multiprocessing.get_context("spawn")
+        self.queue: deque[Job] = deque()
+        self.deferred = Deferred(place)
+        self.deaths: Counter[str] = Counter()
+        atexit.register(self.kill)  # runs before multiprocessing's own handler, which would wait for the workers
+
+    def run(self, jobs: Sequence[Job], emit: Emit, stop: Callable[[], bool]) -> None:
+        """Run all jobs and emit events from the calling thread; once `stop()` is true, save all and return."""
+        self.queue.extend(jobs)
+        stopping = False
+        try:
+            while self.queue or self.deferred.jobs or any(slot.job for slot in self.slots):
+                if not stopping and stop():
+                    stopping = True
+                    self._stop(emit)
+                if not stopping:
+                    self._hand_out(emit)
+                self._listen(emit, stopping)
+        except BaseException:
+            self.kill()
+            raise
+
+    def close(self) -> None:
+        """Let the workers exit."""
+        for slot in self.slots:
+            if slot.connection is not None:
+                slot.connection.close()
+                slot.connection = None
+        for slot in self.slots:
+            if slot.process is not None:
+                slot.process.join(EXIT_WITHIN)
+        self.kill()
+
+    def kill(self) -> None:
+        """Kill the workers."""
+        atexit.unregister(self.kill)
+        for slot in self.slots:
+            if slot.process is not None:
+                slot.process.kill()
+                slot.process.join()
+            self._empty(slot)
+        self.logs.cleanup()
+
+    def _hand_out(self, emit: Emit) -> None:
+        over, free = self.deferred.check()
+        for ended in over:
+            emit(ended)
+        self.queue.extend(free)
+        for slot in self.slots:
+            if slot.job is None and self.queue:
+                self._give(slot, self.queue.popleft())
+
+    def _give(self, slot: Slot, job: Job) -> None:
+        if slot.connection is None:
+            slot.connection, theirs = self.context.Pipe()
+            slot.process = self.context.Process(target=main, args=(theirs, slot.options), name=slot.where)
+            slot.process.start()
+            theirs.close()
+        slot.job = job
+        with suppress(OSError):  # it died while idle; _listen notices
+            slot.connection.send(job)
+
+    def _listen(self, emit: Emit, stopping: bool) -> None:
+        """Wait for messages from workers, for a moment."""
+        open_ = {slot.connection: slot for slot in self.slots if slot.connection is not None}
+        for connection in wait(list(open_), POLL_EVERY):
+            slot = open_[connection]  # type: ignore[index]
+            try:
+                message = slot.connection.recv()  # type: ignore[union-attr]
+            except (EOFError, OSError):
+                self._replace(slot, emit, stopping)
+            else:
+                self._handle(slot, message, emit, stopping)
+
+    def _handle(self, slot: Slot, message: tuple, emit: Emit, stopping: bool) -> None:  # type: ignore[type-arg]
+        job = slot.job
+        if job is None:
+            return
+        match message:
+            case ("started",):
+                emit(Started(job, slot.where))
+            case ("progress", done, total, loss, accuracy):
+                emit(Progressed(job, done, total, loss, accuracy))
+            case ("ended", status, text):
+                slot.job = None
+                if status == "elsewhere" and not stopping:
+                    self.deferred.add(job)
+                elif status == "stopped" and not stopping:
+                    self.queue.append(job)  # the signal did not come from this runner
+                else:
+                    emit(Ended(job, "stopped" if status == "elsewhere" else status, text))
+
+    def _replace(self, slot: Slot, emit: Emit, stopping: bool) -> None:
+        """Return the job of a dead worker to the queue, unless it has ended or too many of its workers have died."""
+        job, why = slot.job, _cause_of_death(slot)
+        self._empty(slot)
+        if job is None:
+            return
+        self.deaths[job.identity] += 1
+        if (over := result(job, self.place)) is not None:
+            emit(over)
+        elif stopping:
+            emit(Ended(job, "stopped"))
+        elif self.deaths[job.identity] >= DEATHS:
+            emit(failed(job, self.place, f"its worker died {DEATHS} times; the last time it {why}"))
+        else:
+            self.queue.appendleft(job)
+
+    def _empty(self, slot: Slot) -> None:
+        if slot.connection is not None:
+            slot.connection.close()
+        slot.process = slot.connection = slot.job = None
+
+    def _stop(self, emit: Emit) -> None:
+        """Start no more jobs; have running ones save a checkpoint and stop."""
+        for job in [*self.queue, *self.deferred.clear()]:
+            emit(Ended(job, "stopped"))
+        self.queue.clear()
+        for slot in self.slots:
+            if slot.job is not None and slot.process is not None:
+                slot.process.terminate()
+
+
+def _cause_of_death(slot: Slot) -> str:
+    """Return how a worker ended, and the last line of its output."""
+    assert slot.process is not None
+    slot.process.join()
+    code = slot.process.exitcode or 0
+    how = f"was killed by {signal.Signals(-code).name}" if code < 0 else f"exited with code {code}"
+    if code == -signal.SIGKILL:
+        how += ", possibly because the system ran out of memory"
+    with suppress(OSError):
+        lines = slot.options.log.read_text(errors="replace").split("\n")
+        last = [line.strip() for line in lines if line.strip()][-1:]
+        return ": ".join([how, *last])
+    return how

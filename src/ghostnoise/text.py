@@ -1,0 +1,46 @@
+"""Text for people: suggestions for misspelt names, durations and counts. This module does not import torch."""
+
+import difflib
+from collections.abc import Callable, Iterable
+
+
+def nearest(word: str, candidates: Iterable[str], *, count: int = 1, cutoff: float = 0.5) -> list[str]:
+    """Return up to `count` candidates that resemble `word`, ignoring case, the most similar one first.
+
+    `cutoff` is the least similarity, as in `difflib.get_close_matches`; 0 always finds a candidate.
+    """
+    by_lower = {candidate.lower(): candidate for candidate in candidates}
+    return [by_lower[found] for found in difflib.get_close_matches(word.lower(), by_lower, n=count, cutoff=cutoff)]
+
+
+def did_you_mean(
+    word: str, candidates: Iterable[str], *, count: int = 1, cutoff: float = 0.5, show: Callable[[str], str] = str
+) -> str:
+    """Return "did you mean X?" for the nearest candidates, or "" if none is near. `show=repr` quotes them.
+
+    >>> did_you_mean("gnj", ["bn", "gbn", "gni"], show=repr)
+    "did you mean 'gni'?"
+    """
+    found = nearest(word, candidates, count=count, cutoff=cutoff)
+    return f"did you mean {' or '.join(map(show, found))}?" if found else ""
+
+
+def duration(seconds: float) -> str:
+    """Format a duration in seconds, minutes, hours or days, with one decimal below 10.
+
+    >>> [duration(seconds) for seconds in (0.04, 75, 600, 9000, 86400 * 3)]
+    ['0.0 s', '75 s', '10 min', '2.5 h', '3.0 d']
+    """
+    units = (("d", 86400), ("h", 3600), ("min", 60), ("s", 1))
+    unit, size = next((each for each in units if seconds >= 2 * each[1]), units[-1])
+    value = seconds / size
+    return f"{value:.1f} {unit}" if value < 9.95 else f"{value:.0f} {unit}"
+
+
+def counted(number: int, noun: str) -> str:
+    """Format a number with its noun, in the plural unless the number is 1.
+
+    >>> counted(1, "run"), counted(3, "run")
+    ('1 run', '3 runs')
+    """
+    return f"{number:,} {noun}" if number == 1 else f"{number:,} {noun}s"

@@ -1,0 +1,72 @@
+"""`ghostnoise report` as a user calls it."""
+
+import os
+
+import pytest
+
+from ghostnoise import cli
+from support.run_folders import experiment, fill
+
+GOOD = {"BN": {0: 90.0, 1: 90.4, 2: 90.2}, "GNI ghost_size=16": {0: 93.0, 1: 93.6}}
+
+
+@pytest.fixture
+def there(tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    fill(tmp_path / "runs", experiment(tmp_path), GOOD)
+    return tmp_path
+
+
+def test_report_prints_the_table_and_the_page_last(there, capsys):
+    assert cli.main(["report", "tiny.toml"]) == 0
+    out, err = capsys.readouterr()
+    assert "90.20 ± 0.20 (3)" in out
+    assert "GNI > BN: supported" in out
+    assert "5 of 9 runs finished; 4 missing." in out
+    assert out.splitlines()[-1] == os.path.join("out", "tiny", "index.html")
+    assert err == ""
+    assert "ghostnoise report tiny.toml --runs runs" in (there / "out/tiny/index.html").read_text()
+
+
+@pytest.mark.parametrize("seeds", ["0-1", "0..1", "0,1"])
+def test_seeds_and_methods_can_be_chosen(there, capsys, seeds):
+    assert cli.main(["report", "tiny.toml", "--seeds", seeds, "--only", "BN", "--out", "here"]) == 0
+    assert "90.20 ± 0.28 (2)" in capsys.readouterr().out
+    assert (there / "here" / "table.tex").exists()
+
+
+def test_open_opens_the_page(there, monkeypatch):
+    opened = []
+    monkeypatch.setattr("webbrowser.open", opened.append)
+    assert cli.main(["report", "tiny.toml", "--open"]) == 0
+    assert opened == [(there / "out" / "tiny" / "index.html").as_uri()]
+
+
+@pytest.mark.parametrize(
+    ("arguments", "line"),
+    [
+        (["report", "tiny.toml", "--out", "runs/tiny"], "which reports only read"),
+        (["report", "tiny.toml", "--out", "tiny.toml"], "give another folder with --out"),
+        (["report", "tiny.toml", "--only", "XBN"], "no such method"),
+        (["report", "tini"], "there is none"),
+    ],
+    ids=" ".join,
+)
+@pytest.mark.usefixtures("there")
+def test_a_mistake_is_one_line_and_exit_code_2(capsys, arguments, line):
+    assert cli.main(arguments) == 2
+    out, err = capsys.readouterr()
+    assert out == ""
+    assert line in err
+    assert err.count("\n") == 1
+
+
+def test_what_is_missing_is_named(there, monkeypatch, capsys):
+    import importlib.util
+
+    real = importlib.util.find_spec
+    monkeypatch.setattr(
+        importlib.util, "find_spec", lambda name, *rest: None if name == "plotly" else real(name, *rest)
+    )
+    assert cli.main(["report", "tiny.toml"]) == 2
+    assert "plotly not installed; run pip install 'ghostnoise[lab]'" in capsys.readouterr().err

@@ -1,0 +1,126 @@
+"""`ghostnoise runs` as a user calls it."""
+
+import json
+
+import pytest
+
+from ghostnoise import cli
+from ghostnoise.lab.store import RunFolder
+
+RESULT = {"status": "finished", "accuracy": 91.234, "epochs": 3, "seconds": 4.5}
+
+
+def lay_out(runs, recipe, identity, method="gni", **files):
+    folder = runs / recipe / identity
+    folder.mkdir(parents=True)
+    settings = {"recipe": recipe, "identity": identity, "norm": {"method": method, "eps": 1e-5}, "seed": 1}
+    for name, record in ({"settings": settings} | files).items():
+        (folder / f"{name}.json").write_text(json.dumps(record))
+    return folder
+
+
+@pytest.fixture
+def runs(tmp_path):
+    lay_out(tmp_path, "digits", "aaa111", result=RESULT)
+    lay_out(tmp_path, "digits", "aab222", method="bn", result=RESULT | {"status": "diverged", "accuracy": None})
+    lay_out(tmp_path, "fig1", "ccc333", failure={"message": "out of memory", "traceback": "in here", "time": "now"})
+    (lay_out(tmp_path, "fig1", "ddd444") / "result.json").write_text("{")
+    return tmp_path
+
+
+def called(runs, capsys, *words, code=0):
+    assert cli.main(["runs", *words, "--runs", str(runs)]) == code
+    out, err = capsys.readouterr()
+    assert err.count("\n") == bool(code)
+    return err if code else out
+
+
+def listed(out):
+    return [line.split()[1] for line in out.splitlines() if line.startswith((" digits ", " fig1 "))]
+
+
+@pytest.mark.parametrize(
+    ("words", "expected"),
+    [
+        ([], ["aaa111", "aab222", "ccc333", "ddd444"]),
+        (["digits"], ["aaa111", "aab222"]),
+        (["norm.method=gni"], ["aaa111", "ccc333"]),
+        (["digits", "norm.method=gni", "seed=1"], ["aaa111"]),
+        (["norm.method=gni", "seed=2"], []),
+        (["norm.ghost_size=unset", "--status", "failed"], ["ccc333"]),
+        (["--status", "damaged", "fig1"], ["ddd444"]),
+    ],
+)
+def test_runs_are_listed_by_recipe_status_and_settings(runs, capsys, words, expected):
+    out = called(runs, capsys, *words)
+    assert listed(out) == expected
+    assert out.splitlines()[-1] == f"{len(expected)} run" + "s" * (len(expected) != 1)
+
+
+def test_a_row_has_the_result(runs, capsys):
+    row = called(runs, capsys, "--status", "finished").splitlines()[-3].split()
+    assert row[:6] == ["digits", "aaa111", "finished", "91.23", "3", "4.5"]
+
+
+def test_one_run_is_shown(runs, capsys):
+    out = called(runs, capsys, "show", "aaa")
+    assert f"{runs / 'digits' / 'aaa111'}: finished" in out
+    assert "norm.method = gni" in out
+    assert "norm.eps" not in out, "a default"
+    assert "accuracy = 91.234" in out
+    failed = called(runs, capsys, "show", str(runs / "fig1" / "ccc333"))
+    assert "message = out of memory" in failed
+    assert "in here" in failed
+    assert "is damaged" in called(runs, capsys, "show", "ddd444")
+
+
+def test_runs_are_removed_when_they_are_named_or_fit(runs, capsys):
+    called(runs, capsys, "remove", "aaa111", "--yes")
+    called(runs, capsys, "remove", "norm.method=bn", "--yes")
+    assert not list((runs / "digits").iterdir())
+    called(runs, capsys, "remove", "fig1", "seed=1", "--yes")
+    assert [path.name for path in (runs / "fig1").iterdir()] == ["ddd444"], "damaged ones only by name"
+    assert "give its full identity" in called(runs, capsys, "remove", "ddd", "--yes", code=2)
+    called(runs, capsys, "remove", "ddd444", "--yes")
+    assert not list((runs / "fig1").iterdir())
+
+
+@pytest.mark.parametrize(("answer", "gone"), [("y", True), ("", False), ("n", False), (None, False)])
+def test_it_asks_before_it_removes(runs, capsys, monkeypatch, answer, gone):
+    def asked(*_):
+        if answer is None:
+            raise EOFError
+        return answer
+
+    monkeypatch.setattr("builtins.input", asked)
+    called(runs, capsys, "remove", "aaa111")
+    assert (runs / "digits" / "aaa111").exists() != gone
+
+
+def test_a_run_that_a_process_has_is_not_removed(runs, capsys):
+    folder = RunFolder(runs / "digits" / "aaa111", pytest.fail)
+    folder.own()
+    assert "another process is training this run" in called(runs, capsys, "remove", "aaa111", "--yes", code=2)
+    assert (folder.path / "result.json").exists()
+
+
+@pytest.mark.parametrize(
+    ("words", "line"),
+    [
+        (["nothing"], "has no runs of this recipe; give one of digits, fig1"),
+        (["digit"], "has no runs of this recipe; did you mean digits?"),
+        (["digits", "fig1"], "must be one recipe at most"),
+        (["norm.metod=bn"], "did you mean norm.method?"),
+        (["show"], "needs exactly one run"),
+        (["show", "zzz"], "zzz: not found in"),
+        (["show", "aa"], "aa: matches 2 runs"),
+        (["remove"], "remove: needs runs"),
+        (["remove", "digits", "fig1", "seed=1"], "give one or none"),
+    ],
+)
+def test_mistakes_are_one_line(runs, capsys, words, line):
+    assert line in called(runs, capsys, *words, code=2)
+
+
+def test_no_runs_at_all_are_no_mistake(tmp_path, capsys):
+    assert called(tmp_path / "none", capsys) == "0 runs\n"

@@ -1,0 +1,147 @@
+"""`ghostnoise train` as a user calls it: exit codes, one line for a mistake, nothing left behind."""
+
+import json
+import os
+import signal
+import subprocess
+import sys
+import time
+
+import pytest
+
+from ghostnoise import cli
+
+SHORT = ["train.epochs=1", "train.batch_size=64", "data.limit=256", "optim.warmup_epochs=0", "--device", "cpu"]
+
+
+def test_train_takes_options_and_overrides_in_any_order(tmp_path, capsys):
+    words = "train digits train.epochs=1 --runs RUNS data.limit=256 --quiet --seed 3 train.batch_size=64 --keep-malloc"
+    arguments = f"{words} --test optim.warmup_epochs=0 --channels-last".split()
+    arguments[arguments.index("RUNS")] = str(tmp_path)
+    assert cli.main(arguments) == 0
+    assert capsys.readouterr().out.startswith("test accuracy")
+    (folder,) = (tmp_path / "digits").iterdir()
+    settings = json.loads((folder / "settings.json").read_text())
+    assert settings["seed"] == 3
+    assert settings["data"]["evaluate"] == "test"
+    assert settings["train"]["channels_last"] is True
+    assert settings["train"]["batch_size"] == 64
+
+
+@pytest.mark.parametrize(
+    ("arguments", "line"),
+    [
+        (["train", "digit"], "did you mean digits?"),
+        (["train", "digits", "norm.ghost_sise=4"], "norm.ghost_sise: unknown; did you mean norm.ghost_size?"),
+        (["train", "digits", "norm.method=gby"], "norm.method='gby': must be"),
+        (["train", "digits", "norm.method=gbn", "norm.ghost_size=512"], "larger than the batch"),
+        (["train", "digits", "train.batch_size=4096"], "larger than the training set of 1293 images"),
+        (["train", "digits", "--device", "tpu"], "train.device='tpu'"),
+        (["train", "digits", "--amp", "fp16", "--device", "cpu"], "needs a GPU"),
+        (["train", "digits", "model.name=resnet17"], "resnet1"),
+        (["train", "digits", "model.width=16", "model.name=mlp", "model.widths=[4]"], "widths"),
+        (["train", "table1"], "ghostnoise data get cifar100"),
+    ],
+    ids=" ".join,
+)
+def test_a_mistake_is_one_line_and_exit_code_2(tmp_path, capsys, monkeypatch, arguments, line):
+    monkeypatch.setenv("GHOSTNOISE_DATA", str(tmp_path / "data"))
+    monkeypatch.setenv("GHOSTNOISE_RUNS", str(tmp_path / "runs"))
+    assert cli.main(arguments) == 2
+    out, err = capsys.readouterr()
+    assert out == ""
+    assert line in err
+    assert err.count("\n") == 1
+    assert "Traceback" not in err
+    assert not (tmp_path / "runs").exists()
+
+
+def test_debug_shows_the_traceback():
+    from ghostnoise.lab.errors import UserError
+
+    with pytest.raises(UserError):
+        cli.main(["train", "digit", "--debug"])
+
+
+def test_unknown_options_are_refused(capsys):
+    for arguments in (["train", "digits", "--unknown"], ["train", "digits", "--epochs=3"]):
+        with pytest.raises(SystemExit) as exit_:
+            cli.main(arguments)
+        assert exit_.value.code == 2
+        assert "unrecognized arguments" in capsys.readouterr().err
+
+
+def test_without_the_extra_the_error_names_what_to_install(monkeypatch, capsys):
+    import importlib.util
+
+    real = importlib.util.find_spec
+    monkeypatch.setattr(
+        importlib.util, "find_spec", lambda name, *more: None if name == "pydantic" else real(name, *more)
+    )
+    assert cli.main(["train", "digits"]) == 2
+    assert capsys.readouterr().err == "ghostnoise train: pydantic not installed; run pip install 'ghostnoise[lab]'\n"
+
+
+TOGETHER = """
+import glob, pathlib, sys
+from ghostnoise import cli
+
+code = cli.main(sys.argv[1:])
+names = [pathlib.Path(path).read_text() for path in glob.glob("/proc/self/task/*/comm")]
+assert not any("gloo" in name for name in names), "these threads would still run when the interpreter exits"
+sys.exit(code)
+"""
+
+
+def together(folder, *arguments):
+    """Start two processes that train digits together."""
+    script = folder / "together.py"
+    script.write_text(TOGETHER)
+    command = [sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc-per-node", "2", str(script),
+               "train", "digits", "train.epochs=6", "train.batch_size=64", "--quiet", *arguments]  # fmt: skip
+    environment = os.environ | {"OMP_NUM_THREADS": "1", "TMPDIR": str(folder)}  # torchrun leaves its logs
+    return subprocess.Popen(command, env=environment, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True)
+
+
+def stopped_and_resumed(folder, runs):
+    """Stop a run at its first checkpoint by a signal to all, and resume it; return what both printed."""
+    often = ("--runs", str(runs), "--checkpoint-seconds", "0.05")
+    first = together(folder, *often)
+    while first.poll() is None and not list(runs.glob("digits/*/checkpoints/*.pt")):
+        time.sleep(0.01)
+    first.send_signal(signal.SIGTERM)
+    said = [first.communicate(timeout=240)]
+    second = together(folder, *often)
+    said.append(second.communicate(timeout=240))
+    told = "\n".join(f"run {number}: {out}{errors}" for number, (out, errors) in enumerate(said))
+    assert "stopped; " in said[0][0], told
+    assert second.returncode == 0, told
+    return told
+
+
+def result(runs):
+    (folder,) = (runs / "digits").iterdir()
+    return json.loads((folder / "result.json").read_text())
+
+
+def test_two_processes_train_together_stop_and_resume(tmp_path):
+    """Through torchrun."""
+    told = stopped_and_resumed(tmp_path, tmp_path / "runs")
+    found = result(tmp_path / "runs")
+    assert (found["status"], found["epochs"], found["steps"]) == ("finished", 6, 120), told
+    (folder,) = (tmp_path / "runs" / "digits").iterdir()
+    assert json.loads((folder / "environment.json").read_text())["processes"] == 2, told
+    assert len((folder / "metrics.jsonl").read_text().splitlines()) == 6, told
+
+
+@pytest.mark.slow
+def test_two_processes_resume_to_the_bit(tmp_path):
+    """Two runs end alike, one of them stopped in the middle."""
+    whole = together(tmp_path, "--runs", str(tmp_path / "whole"))
+    out, errors = whole.communicate(timeout=240)
+    told = stopped_and_resumed(tmp_path, tmp_path / "stopped")
+    told += f"whole: {out}{errors}"
+    assert whole.returncode == 0, told
+    first, second = result(tmp_path / "whole"), result(tmp_path / "stopped")
+    for name in ("status", "weights_sha256", "accuracy", "train_loss", "identity"):
+        assert first[name] == second[name], told

@@ -1,0 +1,230 @@
+"""The runs of the package's recipes: the rows, seeds and numbers of the paper's tables and figures."""
+
+import re
+from pathlib import Path
+
+import pytest
+
+from ghostnoise.lab.config import grid, recipe
+from ghostnoise.lab.errors import UserError
+
+GUIDE = (Path(__file__).parents[3] / "docs" / "guides" / "recipes.md").read_text(encoding="utf-8")
+
+SIZES = [2, 4, 8, 16, 32, 64, 128, 256]
+WITH_HALVES = [2, 3, 4, 6, 8, 12, 16, 24, 32, 48, 64, 96, 128, 192, 256]
+N, RATE, STD, LR = "norm.ghost_size", "norm.p", "norm.std", "optim.lr"
+BN = {"BN": ("norm.method=bn",)}
+LINES = {**BN, "GBN-16": ("norm.method=gbn norm.ghost_size=16",)}
+
+
+def cut(*methods, sizes=SIZES):
+    return {method.upper(): (f"norm.method={method}", N, sizes) for method in methods}
+
+
+def parts(method, sizes):
+    overrides = {part: f"norm.method={method} norm.components={part}" for part in ("both", "shift", "scale")}
+    labels = {"both": "", "shift": " shift", "scale": " scale"}
+    return {method.upper() + labels[part]: (words, N, sizes) for part, words in overrides.items()}
+
+
+def dropout(kind, per):
+    words = f"norm.distribution={kind} norm.per={per}"
+    return {f"DO {kind.capitalize()} {per}": (words, RATE, [0.05, 0.1, 0.2, 0.3, 0.4, 0.5, 0.7])}
+
+
+def extension(baseline):
+    """Table 3."""
+    return {
+        "baseline": (f"norm.method={baseline} data.augment=none",),
+        "GNI": ("norm.method=gni data.augment=none", N, WITH_HALVES),
+        "baseline, aug": (f"norm.method={baseline}",),
+        "GNI, aug": ("norm.method=gni", N, WITH_HALVES),
+    }
+
+
+def fixed(*sized):
+    """Rows such as GNI-16."""
+    return {f"{method.upper()}-{size}": (f"norm.method={method} norm.ghost_size={size}",) for method, size in sized}
+
+
+# recipe -> how many seeds, and by label the overrides that lead from its base row to a method, its axis and values.
+ROWS = {
+    "fig1": (3, {**BN, **cut("gbn")}),
+    "fig3-gbn": (5, {**BN, **cut("gbn")}),
+    "fig3-xbn-en": (5, {**LINES, **cut("xbn", "en")}),
+    "fig3-agni": (5, {**LINES, **parts("agni", [*SIZES, 512, 1024])}),
+    "fig3-gni": (5, {**LINES, **cut("gni")}),
+    "fig3-gni-parts": (5, {**LINES, **parts("gni", SIZES)}),
+    "fig3-dropout": (
+        5,
+        {**LINES, **dropout("bernoulli", "element"), **dropout("bernoulli", "channel"),
+         **dropout("gaussian", "element"), **dropout("gaussian", "channel")},
+    ),
+    "table1": (3, {**BN, **cut("gbn", "gni", "xbn", "en")}),
+    "fig4": (1, {"GNI-32": ("",)}),
+    "fig5": (
+        5,
+        {"WSLN": ("norm.method=none",), "WSLN GNI": ("", N, SIZES),
+         **{label: (f"model.name=resnet18 {words}",) for label, (words,) in LINES.items()}},
+    ),
+    "table2-c10": (3, {**BN, **cut("gbn", "gni", sizes=[16, 32, 64])}),
+    "table2-i1k": (1, {**BN, **cut("gbn", "gni", sizes=[16, 32, 64])}),
+    "table3-nfresnet": (3, extension("none")),
+    "table3-vit": (3, extension("none")),
+    "table3-convmixer": (3, extension("bn")),
+    "fig6": (1, {"GNI-32": ("",)}),
+    "fig7": (
+        5,
+        {**BN, **fixed(("gni", 16)),
+         "EAGN before affine": ("norm.placement=inside", STD, [0.05, 0.1, 0.2, 0.3, 0.5]),
+         "EAGN after affine": ("norm.placement=after", STD, [0.05, 0.1, 0.2, 0.3, 0.5])},
+    ),
+    "table4": (
+        3,
+        {label: (words, LR, [0.03, 0.1, 0.3])
+         for label, (words,) in {"baseline": BN["BN"], **fixed(("gni", 16), ("gni", 32))}.items()},
+    ),
+    "cpu-mlp": (5, {**BN, **fixed(("gni", 16), ("gni", 32))}),
+    "cpu-resnet": (3, {**BN, **fixed(("gbn", 16), ("xbn", 32), ("gni", 8), ("gni", 16), ("gni", 32))}),
+    "demo": (
+        5,
+        {**BN, **fixed(("gbn", 12), ("xbn", 12), ("en", 12), ("gni", 12), ("agni", 96)),
+         "dropout-0.1": ("norm.method=dropout norm.p=0.1",)},
+    ),
+}  # fmt: skip
+# recipe -> cells, and the runs of a sweep.
+COUNTS = {
+    "fig1": (9, 27), "fig3-gbn": (9, 45), "fig3-xbn-en": (18, 90), "fig3-agni": (32, 160), "fig3-gni": (10, 50),
+    "fig3-gni-parts": (26, 130), "fig3-dropout": (30, 150), "table1": (33, 111), "fig4": (1, 1), "fig5": (11, 55),
+    "table2-c10": (7, 21), "table2-i1k": (7, 7), "table3-nfresnet": (32, 102), "table3-vit": (32, 102),
+    "table3-convmixer": (32, 102), "fig6": (1, 1), "fig7": (12, 60), "table4": (9, 27), "cpu-mlp": (3, 15),
+    "cpu-resnet": (6, 18), "demo": (7, 35),
+}  # fmt: skip
+PAPER = {
+    "table1": {
+        "BN": "77.10 ± 0.26", "GBN": "78.20 ± 0.10", "GNI": "78.84 ± 0.09", "XBN": "78.33 ± 0.40", "EN": "78.33 ± 0.27",
+    },
+    "table2-c10": {
+        "BN": "92.22 ± 0.05",
+        "GBN": {16: "92.65 ± 0.07", 32: "92.53 ± 0.33", 64: "92.50 ± 0.13"},
+        "GNI": {16: "93.01 ± 0.28", 32: "92.76 ± 0.11", 64: "92.56 ± 0.12"},
+    },
+    "table2-i1k": {
+        "BN": "77.43",
+        "GBN": {16: "76.90", 32: "77.14", 64: "77.48"},
+        "GNI": {16: "77.62", 32: "77.70", 64: "77.98"},
+    },
+    "table3-nfresnet": {
+        "baseline": "84.31 ± 0.86", "GNI": "86.18 ± 0.58", "baseline, aug": "93.60 ± 0.21", "GNI, aug": "94.19 ± 0.24",
+    },
+    "table3-vit": {
+        "baseline": "71.45 ± 0.12", "GNI": "74.36 ± 0.27", "baseline, aug": "88.19 ± 0.08", "GNI, aug": "89.55 ± 0.05",
+    },
+    "table3-convmixer": {
+        "baseline": "91.18 ± 0.24", "GNI": "91.57 ± 0.08", "baseline, aug": "93.29 ± 0.17", "GNI, aug": "93.66 ± 0.12",
+    },
+    "table4": {"baseline": "38.0 ± 0.7", "GNI-16": "41.3 ± 0.9", "GNI-32": "40.7 ± 0.7"},
+}  # fmt: skip
+TUNED = {"table1", "table3-nfresnet", "table3-vit", "table3-convmixer"}
+EVERY = pytest.mark.parametrize("name", ROWS)
+
+
+def test_every_recipe_has_a_grid_but_the_first_to_run():
+    assert sorted([*ROWS, "digits"]) == recipe.names()
+    with pytest.raises(UserError, match=r"has no \[grid\]; `ghostnoise train digits`"):
+        grid.load("digits")
+
+
+@EVERY
+def test_cells_are_the_runs_that_overrides_lead_to(name):
+    seeds, rows = ROWS[name]
+    split = ["data.evaluate=validation"] if name in TUNED else []
+    expected = [
+        (label, recipe.load(name, [*words.split(), *split, *more]).settings)
+        for label, (words, *axis) in rows.items()
+        for more in ([[f"{axis[0]}={value}"] for value in axis[1]] if axis else [[]])
+    ]
+    made = grid.load(name)
+    assert made.seeds == list(range(seeds))
+    assert [(cell.method, cell.settings) for cell in made.cells()] == expected
+
+
+@EVERY
+def test_how_many_runs_a_sweep_is(name):
+    made = grid.load(name)
+    tuned = {cell.method for cell in made.cells() if cell.at} if made.select else set()
+    cells, runs = COUNTS[name]
+    assert len(made.cells()) == cells
+    assert (cells + len(tuned)) * len(made.seeds) == runs
+    line = next(line for line in GUIDE.splitlines() if line.startswith(f"| `{name}` |"))
+    assert re.search(rf"\| {runs} \|[^|]*\|$", line)
+    identities = {recipe.identity(cell.run(seed)) for cell in made.cells() for seed in made.seeds}
+    assert len(identities) == cells * len(made.seeds)
+
+
+@EVERY
+def test_the_papers_numbers(name):
+    def number(cell):
+        of_method = PAPER.get(name, {}).get(cell.method)
+        return of_method[cell.settings.norm.ghost_size] if isinstance(of_method, dict) else of_method
+
+    for cell in grid.load(name).cells():
+        assert cell.paper == number(cell), cell.name
+
+
+@EVERY
+def test_what_train_runs_is_one_of_the_rows(name):
+    made = grid.load(name)
+    cells = [made.tested(cell) if made.select else cell for cell in made.cells()]
+    base = [cell for cell in cells if cell.settings == made.recipe.settings]
+    assert len(base) == 1
+    if scored := re.match(r"[\d.]+( ± [\d.]+)?(?= %)", made.recipe.score):
+        assert base[0].paper == scored[0]
+
+
+@EVERY
+def test_tables_are_tuned_on_validation_images_and_tested_on_others(name):
+    made = grid.load(name)
+    assert (made.select is not None) == (name in TUNED)
+    if made.select:
+        assert (made.select.axes, made.select.metric) == ([N], "accuracy")
+        assert {cell.settings.data.evaluate for cell in made.cells()} == {"validation"}
+        assert {made.tested(cell).settings.data.evaluate for cell in made.cells()} == {"test"}
+
+
+@EVERY
+def test_a_smoke_sweep_has_every_method(name):
+    made = grid.load(name, smoke=True)
+    assert {cell.method for cell in made.cells()} == set(ROWS[name][1])
+    assert all(cell.settings.train.smoke for cell in made.cells())
+    assert len(made.seeds) <= 2
+
+
+@EVERY
+def test_the_report(name):
+    made, axes = grid.load(name), {axis[1] for axis in ROWS[name][1].values() if axis[1:]}
+    curves = name.startswith(("fig1", "fig3", "fig5", "fig7")) or name == "table4"
+    form = "noise" if name in ("fig4", "fig6") else "curves" if curves else "bars"
+    assert made.report.form == form
+    assert made.report.x == (axes.pop() if curves else None)
+    for claim in made.report.claims:
+        better, worse = claim.split(" > ")
+        assert better != worse
+        if name in PAPER:  # and the paper's numbers bear it out
+            assert best(PAPER[name][better]) > best(PAPER[name][worse])
+    if form != "noise":
+        baseline = next(cell for cell in made.cells() if cell.method == made.report.baseline)
+        assert baseline.settings.norm.method in ("bn", "none")
+
+
+def best(number):
+    return max(float(each.split()[0]) for each in (number.values() if isinstance(number, dict) else [number]))
+
+
+def test_recipes_share_runs():
+    """Table 1 is tuned by runs of figure 3, and the lines of its panels are the same runs."""
+    made = {name: {recipe.identity(cell.settings) for cell in grid.load(name).cells()} for name in ROWS}
+    assert made["table1"] <= made["fig3-gbn"] | made["fig3-xbn-en"] | made["fig3-gni"]
+    assert made["fig3-gni"] <= made["fig3-gni-parts"]
+    for name in ("fig3-xbn-en", "fig3-agni", "fig3-gni", "fig3-dropout", "fig5"):
+        assert len(made[name] & made["fig3-gbn"]) == 2

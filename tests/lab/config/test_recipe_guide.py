@@ -1,0 +1,91 @@
+"""docs/guides/recipes.md has all there is."""
+
+import re
+from pathlib import Path
+
+import pytest
+
+from ghostnoise.lab.config import grid, recipe
+from ghostnoise.lab.config.methods import REQUIRED, methods
+from ghostnoise.lab.config.overrides import SECTIONS
+from ghostnoise.lab.config.schema import Settings
+
+GUIDE = (Path(__file__).parents[3] / "docs" / "guides" / "recipes.md").read_text(encoding="utf-8")
+
+
+def rows(heading):
+    """The first and second cells of the table below a heading."""
+    below = re.split(r"^#", GUIDE.partition(f"\n{heading}\n")[2], maxsplit=1, flags=re.MULTILINE)[0]
+    return dict(re.findall(r"^\| `([a-z0-9_-]+)` \|(.*?)\|", below, flags=re.MULTILINE))
+
+
+@pytest.mark.parametrize("section", SECTIONS)
+def test_every_setting_and_its_default(section):
+    fields, table = SECTIONS[section].model_fields, rows(f"### [{section}]")
+    assert list(table) == list(SECTIONS[section].fields())
+    for name, field in fields.items():
+        cell = table[name].strip().strip("`")
+        if field.is_required():
+            assert cell == ""
+        elif field.default is not None:
+            assert cell == str(field.default).lower() or float(cell) == field.default
+
+
+def test_defaults_of_options():
+    table = rows("### [norm]")
+    for info in methods().values():
+        for option in info.options:
+            cell = table[option.name].strip().strip("`")
+            if option.default is REQUIRED:
+                assert cell == "required"
+            else:
+                assert cell == str(option.default) or float(cell) == option.default
+
+
+def test_what_stands_before_the_sections():
+    assert list(rows("## The settings")) == [name for name in Settings.model_fields if name not in SECTIONS]
+
+
+def test_every_recipe():
+    assert sorted(rows("## The recipes")) == recipe.names()
+
+
+@pytest.mark.parametrize("name", recipe.names())
+def test_base_settings_are_the_recipes(name):
+    line = next(line for line in GUIDE.splitlines() if line.startswith(f"| `{name}` |"))
+    norm, score = recipe.load(name).settings.norm, recipe.load(name).score
+    if norm.ghost_size:
+        assert f" {norm.method.upper()}-{norm.ghost_size} |" in line
+    if found := re.match(r"[\d.]+( ± [\d.]+)?(?= %)", score):
+        assert line.endswith(f"| {found[0]} |")
+    else:
+        assert line.endswith("| |")
+
+
+def test_the_guides_example_is_a_grid(tmp_path):
+    (text,) = re.findall(r"```toml\n(.*?)```", GUIDE, flags=re.DOTALL)
+    path = tmp_path / "mine.toml"
+    path.write_text(text, encoding="utf-8")
+    made = grid.load(str(path))
+    assert [cell.name for cell in made.cells()] == ["BN", *(f"GNI ghost_size={size}" for size in (8, 16, 32))]
+    assert made.seeds == [0, 1, 2]
+    assert {cell.settings.data.evaluate for cell in made.cells()} == {"validation"}
+
+
+@pytest.mark.parametrize(
+    ("heading", "part"),
+    [
+        ("[grid]", grid.GridSettings),
+        ("[[grid.methods]]", grid.Method),
+        ("[select]", grid.Select),
+        ("[report]", grid.ReportSettings),
+    ],
+)
+def test_the_guide_has_every_setting_of_a_grid(heading, part):
+    table = GUIDE.partition(f"\n| in `{heading}` |")[2].partition("\n\n")[0]
+    cells = dict(re.findall(r"^\| `([a-z_]+)` \|(.*?)\|", table, flags=re.MULTILINE))
+    assert list(cells) == list(part.model_fields)
+    for name, field in part.model_fields.items():
+        assert (cells[name].strip() == "") == field.is_required()
+        if isinstance(field.default, str):
+            assert cells[name].strip() == f"`{field.default}`"

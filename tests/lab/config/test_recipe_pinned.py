@@ -1,0 +1,119 @@
+"""The identities of the shipped recipes, which must not change: finished runs would be trained again."""
+
+import hashlib
+from dataclasses import replace
+from typing import get_args
+
+import pytest
+from pydantic import create_model
+
+from ghostnoise.lab.config import grid, methods, recipe
+from ghostnoise.lab.config.overrides import SECTIONS, validated
+from ghostnoise.lab.config.schema import NormSettings, Settings
+
+# recipe -> its base settings, its smoke run, and all cells of its grid.
+PINNED = {
+    "cpu-mlp": ("843c1afccc75", "1d6a7eeef5c2", "edda1894a693"),
+    "cpu-resnet": ("32e57c45b55e", "49a5f174afa3", "c70b7655fe82"),
+    "demo": ("a1fa1dfbf77a", "d070d526e060", "cabc009bd685"),
+    "digits": ("f51e59b9359a", "ab165be97745", ""),
+    "fig1": ("1489b383e4ad", "e1512013ce5a", "fb4b86517623"),
+    "fig3-agni": ("c780e3ba6284", "70e643657095", "0ebbb389badc"),
+    "fig3-dropout": ("3cc7ed3dbd8c", "5a1ae2b1d71b", "396d2ee0db07"),
+    "fig3-gbn": ("2316591e25a6", "0d7969fab524", "a23bf56d214a"),
+    "fig3-gni": ("d94c259d8e8b", "1e1b1c3c86ba", "22235fd9cc4d"),
+    "fig3-gni-parts": ("491e5413a3dc", "178912571d31", "efb0845fb687"),
+    "fig3-xbn-en": ("b0bc154c642f", "b976ae1c3e68", "ae5f73c9aa94"),
+    "fig4": ("806341b546a3", "e0058390f0dc", "b4701cadec12"),
+    "fig5": ("0fbc84e81385", "717b1462c220", "d41e4ebf9737"),
+    "fig6": ("ac61cac13269", "18d6db6f53de", "ac1bcf81f574"),
+    "fig7": ("5919304259b4", "ebaf924f151c", "20bcd1d54ae8"),
+    "table1": ("125325524434", "a6781a9d0773", "70aaec8b314e"),
+    "table2-c10": ("86624e1c34aa", "a1ea2938d01f", "c0f80fd577e7"),
+    "table2-i1k": ("80de7c3df608", "749f26ed04af", "ace6a7fdfa42"),
+    "table3-convmixer": ("5cf1ea2545c2", "bf2504502e4c", "c92168c1e736"),
+    "table3-nfresnet": ("100bdbd1e710", "d23086a024f3", "41f55c831f72"),
+    "table3-vit": ("45bede0bae4e", "e92e9b89e3bb", "d81f8ce01550"),
+    "table4": ("7c2b0d777d48", "a0388237ef6e", "4a4036c43463"),
+}
+
+# Settings of the first format that have a default. Any later one must be unset by default.
+FIRST = {
+    "norm": {"scope", "eps", "momentum"},
+    "data": {"evaluate", "split_seed", "augment", "stand_in"},
+    "optim": {"name", "weight_decay", "warmup_epochs"},
+    "train": {
+        "label_smoothing", "amp", "channels_last", "compile", "device", "deterministic", "processes", "smoke",
+    },
+    "meter": {"batches", "draws"},
+}  # fmt: skip
+
+
+def test_every_recipe_is_pinned():
+    assert sorted(PINNED) == recipe.names()
+
+
+@pytest.mark.parametrize("name", PINNED)
+def test_identities_of_the_shipped_recipes(name):
+    base, smoke, cells = PINNED[name]
+    assert recipe.load(name).identity == base
+    assert recipe.load(name, smoke=True).identity == smoke
+    if cells:
+        identities = " ".join(recipe.identity(cell.settings) for cell in grid.load(name).cells())
+        assert hashlib.sha256(identities.encode()).hexdigest()[:12] == cells
+    else:
+        assert "grid" not in recipe.load(name).plan
+
+
+def test_settings_of_later_formats_are_unset_by_default():
+    for name, section in SECTIONS.items():
+        written = {
+            key for key, field in section.model_fields.items() if not field.is_required() and field.default is not None
+        }
+        assert written == FIRST.get(name, set()), f"{name}: give a new setting the default None"
+
+
+def test_a_new_setting_changes_no_identity_until_it_is_set():
+    for name, section in SECTIONS.items():
+        grown = create_model("Grown", __base__=section, added=(int | None, None))
+        optional = type(None) in get_args(Settings.model_fields[name].annotation)
+        field = (grown | None, None) if optional else (grown, ...)
+        settings = create_model("GrownSettings", __base__=Settings, **{name: field})
+        for recipe_name in ("fig6", "table1"):
+            tree = recipe.load(recipe_name).settings.model_dump(exclude_none=True)
+            if name not in tree:
+                continue
+            identity = recipe.load(recipe_name).identity
+            assert recipe.identity(settings.model_validate(tree)) == identity
+            tree[name]["added"] = 1
+            assert recipe.identity(settings.model_validate(tree)) != identity
+
+
+def test_a_new_option_of_a_method_changes_no_identity_until_it_is_set(monkeypatch):
+    settings = recipe.load("table1").settings
+    known, identity = methods.methods(), recipe.identity(settings)
+    added = methods.Option("added", float, 0.5)
+    grown = replace(known["gni"], options=(*known["gni"].options, added))
+    monkeypatch.setitem(known, "gni", grown)
+    tree = settings.model_dump(exclude_none=True)
+    assert validated(tree).norm.options["added"] == 0.5
+    assert recipe.identity(validated(tree)) == identity
+    tree["norm"]["added"] = 1
+    assert recipe.identity(validated(tree)) != identity
+
+
+def test_defaults_of_options():
+    """They are not part of an identity: raise the numerics number if one of them changes."""
+    assert NormSettings.defaults()["method"] == {
+        "none": {}, "bn": {}, "gbn": {}, "xbn": {}, "en": {}, "eagn": {},
+        "gni": {"components": "both", "noise_eps": 1e-3},
+        "agni": {"components": "both", "noise_eps": 1e-3, "law": "fc", "dof": "paper"},
+        "dropout": {"distribution": "bernoulli", "per": "element"},
+    }  # fmt: skip
+
+
+def test_defaults_of_options_are_left_out_of_the_canonical_form():
+    plain, written = recipe.load("table1"), recipe.load("table1", ["norm.components=both", "norm.noise_eps=1e-3"])
+    assert plain.settings == written.settings
+    assert "components" not in plain.canonical()
+    assert '"components":"shift"' in recipe.load("table1", ["norm.components=shift"]).canonical()

@@ -1,0 +1,154 @@
+import pytest
+from pydantic import ValidationError
+
+from ghostnoise.lab.config.schema import (
+    DataSettings,
+    ModelSettings,
+    NormSettings,
+    OptimSettings,
+    Section,
+    Settings,
+    TrainSettings,
+    augments,
+)
+
+
+def refusal(section, **given):
+    with pytest.raises(ValidationError) as error:
+        section(**given)
+    (only,) = error.value.errors()
+    return only["msg"].removeprefix("Value error, ")
+
+
+@pytest.mark.parametrize(
+    ("method", "written"),
+    [
+        ("gni", {"ghost_size": 4, "components": "both", "noise_eps": 1e-3}),
+        ("agni", {"ghost_size": 4, "components": "both", "noise_eps": 1e-3, "law": "fc", "dof": "paper"}),
+        ("dropout", {"p": 0.1, "distribution": "bernoulli", "per": "element"}),
+        ("bn", {"eps": 1e-5, "momentum": 0.1, "scope": "local"}),
+    ],
+)
+def test_defaults_of_a_method_are_the_same_written_or_not(method, written):
+    needed = {name: value for name, value in written.items() if name in ("ghost_size", "p")}
+    assert NormSettings(method=method, **needed) == NormSettings(method=method, **written)
+
+
+def test_defaults_of_the_others():
+    assert OptimSettings(lr=1) == OptimSettings(lr=1.0, name="sgd", momentum=0.9, nesterov=False)
+    assert OptimSettings(lr=1, name="adamw") == OptimSettings(lr=1, name="adamw", betas=[0.9, 0.999], eps=1e-8)
+    assert DataSettings(name="cifar10", augment="flip-crop").padding == 4
+    folder = DataSettings(name="imagefolder", folder="here")
+    assert (folder.image_size, folder.resize) == (224, 256)
+
+
+BELONGING = {
+    "ghost_size": (4, {"gbn", "xbn", "en", "gni", "agni"}),
+    "scope": ("global", {"bn", "gbn", "xbn", "en", "gni", "agni"}),
+    "components": ("shift", {"gni", "agni"}),
+    "noise_eps": (1e-4, {"gni", "agni"}),
+    "law": ("conv", {"agni"}),
+    "dof": ("exact", {"agni"}),
+    "p": (0.1, {"dropout"}),
+    "distribution": ("gaussian", {"dropout"}),
+    "per": ("channel", {"dropout"}),
+    "std": (0.1, {"eagn"}),
+    "placement": ("after", {"gni", "agni", "dropout", "eagn"}),
+}
+NEEDED = {"gbn": "ghost_size", "en": "ghost_size", "gni": "ghost_size", "agni": "ghost_size", "dropout": "p",
+          "eagn": "std"}  # fmt: skip
+
+
+@pytest.mark.parametrize("method", ["none", "bn", "gbn", "xbn", "en", "gni", "agni", "dropout", "eagn"])
+def test_a_method_takes_its_own_settings_and_no_others(method):
+    needed = {name: BELONGING[name][0] for name in [NEEDED.get(method)] if name}
+    NormSettings(method=method, **needed)
+    for name, (value, methods) in BELONGING.items():
+        if method in methods:
+            assert getattr(NormSettings(method=method, **{**needed, name: value}), name) == value
+        else:
+            line = refusal(NormSettings, method=method, **needed, **{name: value})
+            assert line.startswith(f"{name}={value!r}: a setting of ")
+            assert line.endswith(f"and method is {method!r}; leave {name} out")
+
+
+@pytest.mark.parametrize(("method", "name"), NEEDED.items())
+def test_a_method_needs_its_strength(method, name):
+    line = f"method={method!r} without {name}: it has no default; give one"
+    assert refusal(NormSettings, method=method) == line
+
+
+def test_every_stray_setting_is_named():
+    lines = refusal(NormSettings, method="bn", ghost_size=4, p=0.1).splitlines()
+    assert [line.partition("=")[0] for line in lines] == ["ghost_size", "p"]
+
+
+@pytest.mark.parametrize(
+    ("section", "given", "line"),
+    [
+        (DataSettings, {"name": "mnist", "padding": 2}, "padding=2: a setting of flip-crop, and augment is 'none'"),
+        (DataSettings, {"name": "mnist", "folder": "x"}, "folder='x': a setting of imagefolder, and name is 'mnist'"),
+        (DataSettings, {"name": "mnist", "resize": 9}, "resize=9: a setting of imagefolder, and name is 'mnist'"),
+        (DataSettings, {"name": "imagefolder"}, "folder: missing, and name is 'imagefolder'; give the folder"),
+        (
+            DataSettings,
+            {"name": "imagefolder", "folder": "x", "image_size": 300},
+            "resize=256: must be image_size=300 or more; raise it",
+        ),
+        (
+            DataSettings,
+            {"name": "cifar10", "augment": "resized-crop"},
+            "augment='resized-crop' with name='cifar10': must be 'none' or 'flip-crop'",
+        ),
+        (
+            DataSettings,
+            {"name": "imagefolder", "folder": "x", "augment": "flip-crop"},
+            "augment='flip-crop' with name='imagefolder': must be 'none' or 'resized-crop'",
+        ),
+        (OptimSettings, {"lr": 1, "eps": 1e-3}, "eps=0.001: a setting of adamw, and name is 'sgd'; leave eps out"),
+        (OptimSettings, {"lr": 1, "name": "adamw", "momentum": 0.5}, "momentum=0.5: a setting of sgd, and name is"),
+        (
+            OptimSettings,
+            {"lr": 1, "nesterov": True, "momentum": 0.0},
+            "nesterov with momentum=0.0: it needs momentum above 0",
+        ),
+    ],
+)
+def test_what_does_not_go_together(section, given, line):
+    assert refusal(section, **given).startswith(line)
+
+
+@pytest.mark.parametrize("name", ["digits", "mnist", "fashion-mnist", "cifar10", "cifar100", "imagefolder"])
+def test_augmentations_that_are_listed_are_accepted(name):
+    folder = {"folder": "x"} if name == "imagefolder" else {}
+    for augment in augments(name):
+        DataSettings(name=name, augment=augment, **folder)
+
+
+@pytest.mark.parametrize(
+    ("section", "given"),
+    [
+        (TrainSettings, {"epochs": 2.0, "batch_size": 4}),
+        (TrainSettings, {"epochs": True, "batch_size": 4}),
+        (TrainSettings, {"epochs": 2, "batch_size": "4"}),
+        (TrainSettings, {"epochs": 2, "batch_size": 4, "compile": 1}),
+        (TrainSettings, {"epochs": 2, "batch_size": 4, "device": "gpu"}),
+        (TrainSettings, {"epochs": 2, "batch_size": 4, "ema": float("nan")}),
+        (OptimSettings, {"lr": float("inf")}),
+        (OptimSettings, {"lr": True}),
+        (OptimSettings, {"lr": 0.1, "warmup_epochs": float("nan")}),
+        (NormSettings, {"method": "dropout", "p": 1.0}),
+        (NormSettings, {"method": "dropout", "p": float("nan")}),
+        (ModelSettings, {"name": "mlp", "widths": []}),
+    ],
+)
+def test_nothing_is_converted_or_infinite(section, given):
+    refusal(section, **given)
+
+
+@pytest.mark.parametrize("section", [Settings, ModelSettings, NormSettings, DataSettings, OptimSettings, TrainSettings])
+def test_every_setting_is_explained_or_plain(section):
+    plain = {"name", "lr", "epochs", "label_smoothing", "channels_last", "compile", "seed"} | set(Settings.model_fields)
+    assert issubclass(section, Section)
+    for name, field in section.model_fields.items():
+        assert field.description or name in plain

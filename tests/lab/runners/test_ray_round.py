@@ -1,0 +1,214 @@
+"""Jobs on a Ray cluster: what the driver receives, also when nodes vanish."""
+
+import gc
+import json
+import os
+import re
+from contextlib import contextmanager
+
+import pytest
+
+from ghostnoise.lab.errors import UserError
+from ghostnoise.lab.runners import Ended, Place, Progressed, Started, ray_round
+from ghostnoise.lab.runners.ray import RayRunner
+from ghostnoise.lab.runners.ray_task import files_of, write
+from ghostnoise.lab.store import RunFolder, checkpoints
+from support.ray_cases import LONG, Recorder, job, outcome, plain
+
+# Ray leaves files and sockets to the garbage collector.
+pytestmark = pytest.mark.filterwarnings(
+    "ignore:unclosed:ResourceWarning", "ignore:subprocess .* is still running:ResourceWarning"
+)
+
+
+@pytest.fixture(scope="module")
+def cluster():
+    """A head that runs nothing, and two nodes of one CPU each."""
+    os.environ["RAY_USAGE_STATS_ENABLED"] = "0"
+    import ray
+    from ray.cluster_utils import Cluster
+
+    made = Cluster(initialize_head=True, head_node_args={"num_cpus": 0, "include_dashboard": False})
+    try:
+        made.add_node(num_cpus=1)
+        made.add_node(num_cpus=1)
+        yield made
+    finally:
+        ray.shutdown()
+        made.shutdown()
+        gc.collect()  # what Ray left open warns here, where it is expected
+
+
+@contextmanager
+def runner(runs, cluster, checkpoint_seconds=60.0, **more):
+    made = RayRunner(Place(runs, checkpoint_seconds=checkpoint_seconds), address=cluster.address, **more)
+    try:
+        yield made
+    finally:
+        made.close()
+
+
+def never():
+    return False
+
+
+@pytest.mark.slow
+def test_jobs_end_with_the_bits_of_plain_runs(tmp_path, cluster):
+    jobs = [job(f"seed={seed}") for seed in range(3)] + [job("optim.lr=1e12", "train.epochs=3")]
+    recorded = Recorder()
+    with runner(tmp_path / "ray", cluster) as made:
+        made.run(jobs, recorded, never)
+    assert recorded.endings(jobs) == ["finished"] * 3 + ["diverged"]
+    folders = [tmp_path / "ray" / each.recipe / each.identity for each in jobs]
+    assert list(map(outcome, folders)) == plain(jobs, tmp_path / "plain")
+    for each, folder in zip(jobs, folders, strict=True):
+        assert isinstance(recorded.of(object, each)[0], Started)
+        assert checkpoints.saved(folder / "checkpoints")
+        assert json.loads((folder / "settings.json").read_text())["identity"] == each.identity
+        assert json.loads((folder / "environment.json").read_text())["threads"] == 1
+        RunFolder(folder, pytest.fail).own()  # it is free
+    for each in jobs[:3]:
+        assert all(0 < event.done <= event.total == 6 for event in recorded.of(Progressed, each))
+        assert recorded.of(Progressed, each)
+
+
+@pytest.mark.slow
+def test_the_run_of_a_vanished_node_is_resumed_on_another(tmp_path, cluster):
+    jobs = [job(f"seed={seed}", settings=LONG) for seed in range(4)]
+    begun, gone = {}, []
+
+    def begin(event):
+        begun[event.job.identity] = event.where.rpartition("/")[2][:8]
+
+    def remove(event):
+        """Take away the first node on which a run is in its third epoch."""
+        if not gone and event.done > 60:
+            (node,) = (node for node in cluster.worker_nodes if node.node_id.startswith(begun[event.job.identity]))
+            gone.append(event.job)
+            cluster.remove_node(node, allow_graceful=False)
+
+    recorded = Recorder({Started: begin, Progressed: remove})
+    try:
+        with runner(tmp_path / "ray", cluster, checkpoint_seconds=0.2) as made:
+            made.run(jobs, recorded, never)
+    finally:
+        cluster.add_node(num_cpus=1)
+    assert recorded.endings(jobs) == ["finished"] * 4
+    starts = {each.identity: [event.where for event in recorded.of(Started, each)] for each in jobs}
+    first, second = starts.pop(gone[0].identity)
+    assert second.endswith(", attempt 2")
+    assert second.split("/")[1][:8] != first.split("/")[1]
+    assert all(len(where) == 1 for where in starts.values())
+    events = recorded.of(object, gone[0])
+    again = events.index(recorded.of(Started, gone[0])[1])
+    went_on = next(event.done for event in events[again:] if isinstance(event, Progressed))
+    assert went_on > 44, "two epochs of 22 steps had come back"
+    folders = [tmp_path / "ray" / each.recipe / each.identity for each in jobs]
+    assert list(map(outcome, folders)) == plain(jobs, tmp_path / "plain")
+
+
+@pytest.mark.slow
+def test_a_failure_is_recorded_and_other_jobs_continue(tmp_path, cluster):
+    good, bad = job(), job("train.batch_size=512")
+    recorded = Recorder()
+    with runner(tmp_path, cluster) as made:
+        made.run([bad, good], recorded, never)
+        assert recorded.endings([bad, good]) == ["failed", "finished"]
+        folder = tmp_path / bad.recipe / bad.identity
+        failure = json.loads((folder / "failure.json").read_text())
+        assert "larger than the training set" in failure["message"] == recorded.of(Ended, bad)[0].message
+        assert failure["traceback"].startswith("Traceback")
+        assert "in execute" in failure["traceback"], "the node's own"
+        assert failure["time"]
+        again = Recorder()
+        made.run([good], again, never)
+    assert [type(event) for event in again.events] == [Ended], "a finished run is not run again"
+
+
+@pytest.mark.slow
+def test_a_job_that_is_lost_every_time_fails(tmp_path, cluster, monkeypatch):
+    def crash(assignment, mailbox):
+        import os
+        import signal
+
+        os.kill(os.getpid(), signal.SIGKILL)
+
+    monkeypatch.setattr(ray_round, "attempt", crash)
+    recorded, each = Recorder(), job()
+    with runner(tmp_path, cluster) as made:
+        made.run([each], recorded, never)
+    (ended,) = recorded.of(Ended)
+    assert ended.status == "failed"
+    assert re.match("lost 5 times; the last time: WorkerCrashedError: ", ended.message)
+    assert json.loads((tmp_path / each.recipe / each.identity / "failure.json").read_text())["message"] == ended.message
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("shared", [False, True], ids=["sent", "shared"])
+def test_stopped_jobs_save_and_the_next_call_resumes(tmp_path, cluster, shared):
+    jobs = [job(f"seed={seed}", settings=LONG) for seed in range(3)]
+    more = {"storage": f"file://{tmp_path}/ray"} if shared else {}
+    recorded = Recorder()
+
+    def asked():
+        return any(event.done > 60 for event in recorded.of(Progressed))
+
+    again = Recorder()
+    with runner(tmp_path / ("unused" if shared else "ray"), cluster, **more) as made:
+        made.run(jobs, recorded, asked)
+        assert recorded.endings(jobs) == ["stopped"] * 3
+        assert len({event.job.identity for event in recorded.of(Started)}) <= 2, "nodes have a CPU each"
+        (progressed, *_) = (event.job for event in recorded.of(Progressed) if event.done > 60)
+        folder = tmp_path / "ray" / progressed.recipe / progressed.identity
+        saved = int(checkpoints.saved(folder / "checkpoints")[0].name.split("-")[1])
+        assert 60 < saved < 20 * 22
+        made.run(jobs, again, never)
+    assert again.endings(jobs) == ["finished"] * 3
+    assert again.of(Progressed, progressed)[0].done > saved
+    folders = [tmp_path / "ray" / each.recipe / each.identity for each in jobs]
+    assert list(map(outcome, folders)) == plain(jobs, tmp_path / "plain")
+    assert not (tmp_path / "unused").exists()
+
+
+@pytest.mark.slow
+def test_a_run_that_another_process_owns_is_waited_for(tmp_path, cluster, monkeypatch):
+    monkeypatch.setattr(ray_round, "CHECK_EVERY", 0.5)
+    mine, others = job("seed=1"), job("seed=2")
+    (expected,) = plain([others], tmp_path / "other")
+    theirs = RunFolder(tmp_path / others.recipe / others.identity, pytest.fail)
+    theirs.own()
+
+    def finish(event):
+        write(theirs.path, files_of(tmp_path / "other" / others.recipe / others.identity))
+        theirs.release()
+
+    recorded = Recorder({Ended: finish})
+    with runner(tmp_path, cluster) as made:
+        made.run([others, mine], recorded, never)
+        assert recorded.endings([mine, others]) == ["finished", "finished"]
+        assert not recorded.of(Started, others)
+        assert outcome(theirs.path) == expected
+        (theirs.path / "result.json").unlink()
+        theirs.own()
+        left, looks = Recorder(), iter(range(5))
+        made.run([others], left, lambda: next(looks, None) is None)
+        theirs.release()
+    assert left.endings([others]) == ["elsewhere"]
+
+
+@pytest.mark.slow
+def test_more_than_a_node_has_is_refused(tmp_path, cluster):
+    with pytest.raises(UserError, match=r"--cpus-per-run 2, --gpus-per-run 0\.25: no node has that many"):
+        RayRunner(Place(tmp_path), address=cluster.address, cpus=2, gpus=0.25)
+
+
+@pytest.mark.slow
+def test_without_nodes_for_long_jobs_fail(tmp_path, cluster, monkeypatch):
+    recorded = Recorder()
+    with runner(tmp_path, cluster) as made:
+        monkeypatch.setattr(ray_round, "NODES_WITHIN", 1.0)
+        monkeypatch.setattr(made.connection, "slots", lambda cpus, gpus: 0)
+        made.run([job(settings=LONG)], recorded, never)
+    (ended,) = recorded.of(Ended)
+    assert ended.status == "failed"
+    assert "no node could hold a run" in ended.message

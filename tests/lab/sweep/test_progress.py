@@ -1,0 +1,55 @@
+import io
+
+import pytest
+from rich.console import Console
+
+from ghostnoise.lab.runners import Ended, Job, Progressed, Started
+from ghostnoise.lab.sweep.progress import Board, Running, Tally
+
+
+def job(name):
+    return Job("digits", name, name, None)
+
+
+def test_counts_follow_the_events_and_the_rest_is_estimated_from_the_speed_so_far():
+    clock = [100.0]
+    tally = Tally(waiting=4, now=lambda: clock[0])
+    assert tally.left is None
+    tally.take(Started(job("a"), "worker 0"))
+    assert (tally.waiting, len(tally.running)) == (3, 1)
+    clock[0] = 110.0
+    tally.take(Ended(job("a"), "finished"))
+    tally.over("finished")
+    assert (tally.waiting, tally.finished) == (3, 1)
+    assert tally.left == pytest.approx(30)
+    tally.take(Started(job("b"), "worker 0"))
+    tally.take(Progressed(job("b"), 50, 100, 1.0, 10.0))  # resumed from its middle
+    assert tally.left == pytest.approx(25)
+    tally.take(Progressed(job("b"), 100, 100, 1.0, 10.0))
+    assert tally.left == pytest.approx(2 * 10 / 1.5)
+    tally.take(Ended(job("b"), "diverged"))
+    tally.over("diverged")
+    tally.take(Ended(job("c"), "finished"))  # by another sweep: it never started here
+    tally.over("finished")
+    assert tally.line() == "2 finished, 1 diverged, 1 waiting"
+    assert tally.total == 4
+
+
+def test_a_worker_that_is_replaced_starts_its_run_again():
+    tally = Tally(waiting=1)
+    for _ in range(2):
+        tally.take(Started(job("a"), "worker 0"))
+    assert (tally.waiting, len(tally.running)) == (0, 1)
+    tally.put_back(job("a"))
+    assert (tally.waiting, len(tally.running)) == (1, 0)
+
+
+def test_the_table_has_the_counts_and_a_bar_for_each_run():
+    tally = Tally(finished=3, waiting=2, worked=3, now=lambda: 30.0, since=0.0)
+    tally.running["a"] = Running("GNI seed 0", "worker 1", done=5, total=10, loss=1.5, accuracy=42.0, begun=5)
+    console = Console(file=io.StringIO(), width=100)
+    console.print(Board(tally, console, quiet=False).render())
+    first, second = console.file.getvalue().splitlines()
+    assert first == "3 finished, 1 running, 2 waiting; 25 s left"  # 2 and a half, at 10 s each
+    assert second.split()[:3] == ["GNI", "seed", "0"]
+    assert "loss 1.500 accuracy 42.0 % worker 1" in second
