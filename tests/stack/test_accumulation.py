@@ -3,8 +3,8 @@
 import pytest
 import torch
 
-from converted import METHODS, converted
-from models import images
+from support.converted import METHODS, converted
+from support.models import images
 
 
 @pytest.mark.parametrize("method", METHODS)

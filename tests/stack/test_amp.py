@@ -5,10 +5,10 @@ import torch
 from torch import nn
 
 import ghostnoise
-from closeness import assert_close
-from converted import METHODS, assert_same, converted
-from families import OPTIONS, build, example
-from models import images
+from support.closeness import assert_close
+from support.converted import METHODS, assert_same, converted
+from support.families import OPTIONS, build, example
+from support.models import images
 
 every_method = pytest.mark.parametrize("method", METHODS)
 

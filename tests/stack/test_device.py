@@ -6,8 +6,8 @@ from torch import nn
 from torch.utils._python_dispatch import TorchDispatchMode
 
 import ghostnoise
-from converted import METHODS, NOISY, assert_same, converted, step
-from models import SIZES, convolutional, images, tokens, transformer
+from support.converted import METHODS, NOISY, assert_same, converted, step
+from support.models import SIZES, convolutional, images, tokens, transformer
 
 WAITING = ("_local_scalar_dense", "item", "nonzero", "is_nonzero", "equal", "masked_select", "unique", "_unique2")
 every_method = pytest.mark.parametrize("method", METHODS)

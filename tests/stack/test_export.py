@@ -8,8 +8,8 @@ import torch
 from torch import nn
 
 import ghostnoise
-from converted import METHODS, converted
-from models import images, tokens, trained, transformer
+from support.converted import METHODS, converted
+from support.models import images, tokens, trained, transformer
 
 PLAIN = [method for method in METHODS if method != "en"]
 

@@ -9,8 +9,8 @@ from torch.fx.experimental.optimization import fuse
 from torch.nn.utils.fusion import fuse_conv_bn_eval, fuse_linear_bn_eval
 
 import ghostnoise
-from converted import METHODS, converted
-from models import images
+from support.converted import METHODS, converted
+from support.models import images
 
 every_method = pytest.mark.parametrize("method", [method for method in METHODS if method != "en"])
 

@@ -6,10 +6,10 @@ from torch import fx, nn
 from torch.fx.experimental.proxy_tensor import make_fx
 
 import ghostnoise
-import networks
-from converted import METHODS, converted
-from families import OPTIONS, build, example
-from models import images, tokens, trained, transformer
+from support import networks
+from support.converted import METHODS, converted
+from support.families import OPTIONS, build, example
+from support.models import images, tokens, trained, transformer
 
 
 def seeded(run, x):

@@ -5,8 +5,8 @@ import io
 import pytest
 import torch
 
-from converted import METHODS, assert_same, converted, step
-from models import convolutional, images, trained
+from support.converted import METHODS, assert_same, converted, step
+from support.models import convolutional, images, trained
 
 
 def through_a_file(state):

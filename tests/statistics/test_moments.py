@@ -2,8 +2,8 @@ import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
-from ghostnoise.ghosts import ghost_sizes
-from ghostnoise.moments import arithmetic_dtype, spread, table_dtype, total
+from ghostnoise.statistics.moments import Moments, arithmetic_dtype, expand_pools, sum_pools, table_dtype
+from ghostnoise.statistics.samples import ghost_sizes
 
 
 def test_tables_are_float64_where_the_device_has_it():
@@ -19,10 +19,17 @@ def test_arithmetic_is_float32_or_better():
 
 
 @given(st.integers(1, 12), st.integers(1, 13))
-def test_spread_and_its_transpose(batch_size, each):
-    rows = len(ghost_sizes(batch_size, each))
+def test_expand_pools_and_its_transpose(batch_size, samples_per_pool):
+    rows = len(ghost_sizes(batch_size, samples_per_pool))
     table, samples = torch.randn(rows, 3, dtype=torch.float64), torch.randn(batch_size, 3, dtype=torch.float64)
-    wide = spread(table, batch_size, each)
+    wide = expand_pools(table, batch_size, samples_per_pool)
     for b in range(batch_size):
-        assert torch.equal(wide[b], table[min(b // each, rows - 1)])
-    torch.testing.assert_close((wide * samples).sum(), (table * total(samples, rows, each)).sum())
+        assert torch.equal(wide[b], table[min(b // samples_per_pool, rows - 1)])
+    summed = sum_pools(samples, rows, samples_per_pool)
+    torch.testing.assert_close((wide * samples).sum(), (table * summed).sum())
+
+
+def test_detached_moments():
+    moments = Moments(torch.ones(2, 3, requires_grad=True), torch.ones(2, 3, requires_grad=True)).detach()
+    assert not moments.mean.requires_grad
+    assert not moments.var.requires_grad

@@ -12,11 +12,11 @@ from torch import nn
 from torch.nn.parallel import DistributedDataParallel
 
 import ghostnoise
-from closeness import assert_close
+from support.closeness import assert_close
 from ghostnoise import distributed, functional
 from ghostnoise.laws import Law
-from models import convolutional, images
-from ranks import BATCH, SPLITS, collectives, own_rows, values
+from support.models import convolutional, images
+from support.ranks import BATCH, SPLITS, collectives, own_rows, values
 
 CHANNELS, GHOST = 3, 5  # ghost batches of 5 and 7 samples, which no split of the batch agrees with
 SHAPES = [(BATCH, CHANNELS), (BATCH, CHANNELS, 3, 2)]

@@ -1,18 +1,21 @@
-"""Converted networks, and a step of training: what a stack is tested with."""
+"""Converted networks, and a step of training."""
 
 import copy
 
 import torch
 
 import ghostnoise
-from models import SIZES, images, trained
+from ghostnoise.methods import registry
+from support import families
+from support.models import SIZES, images, trained
 
 METHODS = list(SIZES)
-NOISY = ["gni", "gni-shift", "gni-scale", "agni", "agni-conv"]
+NOISY = [name for name, (spec, _) in registry.names().items() if spec.name in families.NOISY]
+PLAIN_AT_INFERENCE = [name for name, (spec, _) in registry.names().items() if not spec.changes_inference]
 
 
 def converted(method, dtype=torch.float32, **options):
-    """A trained network with batch norms '1' and '4.1' of `method`."""
+    """Return a trained network whose batch norms '1' and '4.1' are those of `method`."""
     return ghostnoise.convert(trained(), method, **SIZES[method], **options).to(dtype)
 
 
@@ -22,7 +25,7 @@ def twins(method, dtype=torch.float32, **options):
 
 
 def step(run, model, x=None, seed=0):
-    """The output of `run`, the gradients, and the state of `model` after a forward and a backward pass."""
+    """Return the output of `run`, the gradients, and the state of `model` after a forward and a backward pass."""
     x = (images() if x is None else x).clone().requires_grad_()
     torch.manual_seed(seed)
     y = run(x)
@@ -32,7 +35,7 @@ def step(run, model, x=None, seed=0):
 
 
 def assert_same(ours, theirs, **tolerances):
-    """Two dictionaries of tensors are equal: to the bit, or within tolerances."""
+    """Assert that two dictionaries of tensors are equal: bit for bit, or within tolerances."""
     assert ours.keys() == theirs.keys()
     for key, tensor in ours.items():
         if tolerances:

@@ -25,12 +25,12 @@ from triton.compiler import ASTSource, make_backend
 from triton.runtime.jit import create_function_from_signature
 
 import ghostnoise
-import reference
-from closeness import assert_close
-from families import OPTIONS, build, example
+from support import reference
+from support.closeness import assert_close
+from support.families import OPTIONS, build, example
 from ghostnoise.engine.backends.triton import passes as backend
 from ghostnoise.moments import Moments
-from inputs import lay_out
+from support.inputs import lay_out
 
 KERNELS = ("_moments", "_gradient_sums", "_combine", "_draws")
 SM_80, SM_90, GFX_942 = GPUTarget("cuda", 80, 32), GPUTarget("cuda", 90, 32), GPUTarget("hip", "gfx942", 64)

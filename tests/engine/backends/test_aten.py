@@ -3,9 +3,9 @@ import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
-import reference
+from support import reference
 from ghostnoise.engine.backends import aten
-from passes import ALL_DTYPES, check_draws, check_passes, dtypes, layouts, row_sizes, shapes, upstreams
+from support.passes import ALL_DTYPES, check_draws, check_passes, dtypes, layouts, row_sizes, shapes, upstreams
 
 # Of a sample of 60 elements: slices of one, of three and of all seven samples.
 SLICES = [1, 180, 10**6]

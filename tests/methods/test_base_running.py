@@ -1,23 +1,20 @@
+"""The running statistics of all batch norms."""
+
 import pytest
 import torch
 from hypothesis import given
 from torch import nn
 
-import reference
+import ghostnoise
 from ghostnoise import functional
-from ghostnoise.engine.backends import aten
-from ghostnoise.functional.running import Running
-from ghostnoise.moments import Moments
-from inputs import cases
+from ghostnoise.engine.backends.aten import ATEN
+from ghostnoise.engine.op import Measured
+from ghostnoise.methods.base import Running
+from ghostnoise.statistics.moments import Moments
+from support import families, reference
+from support.inputs import cases
 
-FUNCTIONS = [
-    (functional.batch_norm, {}),
-    (functional.ghost_batch_norm, {"ghost_size": 3}),
-    (functional.exclusive_batch_norm, {"ghost_size": 3}),
-    (functional.eval_norm, {"ghost_size": 3}),
-    (functional.ghost_noise_batch_norm, {"ghost_size": 3}),
-    (functional.analytical_ghost_noise_batch_norm, {"ghost_size": 3}),
-]
+every_family = pytest.mark.parametrize("family", families.FAMILIES)
 
 
 def stepped(function, case, momentum=0.1, **options):
@@ -44,8 +41,8 @@ def test_batch_norm_keeps_the_unbiased_variance(case):
 @given(cases())
 def test_ghost_batch_norm_keeps_the_average_of_the_ghost_variances(case):
     x = reference.fold(case.tensor(), case.channel_dim)
-    ghosts = [reference.ghost_batch_of(k, case.batch_size, case.ghost_size) for k in range(case.batch_size)]
-    average = torch.stack([reference.statistics(x[members])[1] for members in ghosts]).mean(0)  # weighted by samples
+    members = [reference.ghost_batch_of(k, case.batch_size, case.ghost_size) for k in range(case.batch_size)]
+    average = torch.stack([reference.statistics(x[each])[1] for each in members]).mean(0)  # weighted by samples
     (mean, var), after = stepped(functional.ghost_batch_norm, case, ghost_size=case.ghost_size)
     torch.testing.assert_close(after[0], moved(mean, reference.statistics(x)[0]))
     torch.testing.assert_close(after[1], moved(var, average))
@@ -81,16 +78,17 @@ def test_cumulative_average_counts_batches():
         functional.batch_norm(x, mean, var, training=True, momentum=None)
 
 
-@pytest.mark.parametrize(("function", "options"), FUNCTIONS)
+@every_family
 @pytest.mark.parametrize("bad", [float("nan"), float("inf")])
 @pytest.mark.parametrize("momentum", [0.1, None])
-def test_a_batch_that_is_not_finite_leaves_the_buffers_alone(function, options, bad, momentum):
+def test_a_batch_that_is_not_finite_leaves_the_buffers_alone(family, bad, momentum):
+    function, options = families.function(family)
     mean, var, count = torch.randn(2), torch.rand(2), torch.tensor(5)
     before = mean.clone(), var.clone()
     x = torch.randn(9, 2, 4)
     x[4, 1, 2] = bad
     y = function(x, mean, var, training=True, momentum=momentum, num_batches_tracked=count, **options)
-    assert y[4, 1].isnan().any()
+    assert not y[4, 1].isfinite().all()
     assert torch.equal(mean, before[0])
     assert torch.equal(var, before[1])
     assert count.item() == 5
@@ -116,8 +114,9 @@ def test_a_variance_too_large_for_the_buffer_leaves_it_alone():
     assert count.item() == 0
 
 
-@pytest.mark.parametrize(("function", "options"), FUNCTIONS)
-def test_buffers_are_updated_in_place(function, options):
+@every_family
+def test_buffers_are_updated_in_place(family):
+    function, options = families.function(family)
     buffers = torch.zeros(3, dtype=torch.float16), torch.ones(3, dtype=torch.float64), torch.tensor(0)
     addresses = [buffer.data_ptr() for buffer in buffers]
     function(torch.randn(6, 3, 2), *buffers[:2], training=True, num_batches_tracked=buffers[2], **options)
@@ -140,5 +139,22 @@ def test_updates_do_not_track_gradients():
 
 def test_a_full_step_replaces_the_buffer():
     running = Running(torch.full((2,), 7.0), None, momentum=1.0)
-    running.update(Moments(torch.tensor([[1.0, 2.0]]), torch.ones(1, 2)), aten)
+    stats = Moments(torch.tensor([[1.0, 2.0]]), torch.ones(1, 2))
+    running.update(stats, Measured(stats, stats, ATEN))
     assert running.mean.tolist() == [1.0, 2.0]
+
+
+@pytest.mark.parametrize("backend", ["aten", "auto"])
+@pytest.mark.parametrize("momentum", [0.1, None])
+def test_moments_are_copies_of_the_buffers(backend, momentum):
+    """`Running.moments` holds the statistics of before the update."""
+    running = Running(torch.zeros(2), torch.ones(2), torch.tensor(0), momentum)
+    before = running.moments(torch.device("cpu"))
+    assert before.mean.dtype == torch.float64
+    with ghostnoise.backend(backend):
+        functional.batch_norm(
+            torch.randn(8, 2, 3) + 5, *running[:2], training=True, momentum=momentum, num_batches_tracked=running[2]
+        )
+    assert before.mean.tolist() == [0, 0]
+    assert before.var.tolist() == [1, 1]
+    assert Running(None, torch.ones(2)).moments(torch.device("cpu")) is None

@@ -1,10 +1,10 @@
-"""Float32 against float64 where naive formulas lose their digits."""
+"""Float32 against float64 for inputs on which naive formulas lose digits."""
 
 import pytest
 import torch
 
-import reference
 from ghostnoise import functional
+from support import reference
 
 
 def float32_error(function, x, naive) -> float:

@@ -4,11 +4,11 @@ import pytest
 import torch
 
 import ghostnoise
-import rank_cases
-from families import OPTIONS, build, example
+from support import rank_cases
+from support.families import OPTIONS, build, example
 from ghostnoise import distributed, functional
 from ghostnoise.distributed import Ranks
-from ranks import launch
+from support.ranks import launch
 
 
 @pytest.mark.parametrize("count", [2, 3])

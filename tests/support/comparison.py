@@ -2,9 +2,9 @@
 
 import torch
 
-import reference
-from closeness import assert_close
-from inputs import Case
+from support import reference
+from support.closeness import assert_close
+from support.inputs import Case
 
 
 def assert_equals_naive(function, naive, case: Case, affine: bool = True) -> None:

@@ -1,7 +1,7 @@
 import pytest
 import torch
 
-import reference
+from support import reference
 from ghostnoise import methods
 from ghostnoise.ghosts import draws, everyone
 from ghostnoise.laws import Law
