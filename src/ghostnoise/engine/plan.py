@@ -184,6 +184,8 @@ class Plan(NamedTuple):
         elif isinstance(noise, Tables):
             law = noise.law
             parts += ["law", noise.eps, noise.components, law.ghost_size, law.law, law.dof, noise.normalized]
+        elif noise is not None:
+            raise TypeError(f"noise of type {type(noise).__name__}: must be Drawn or Tables to be part of a graph")
         return " ".join([str(part) for part in parts])
 
 
