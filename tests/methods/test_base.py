@@ -268,7 +268,9 @@ def test_ghost_sizes_are_bounded(family):
     """Before anything is allocated: 65,537 samples are refused when the layer is built and when the function is called."""
     spec, (function, options) = SPECS[family], families.function(family)
     for size in (65_537, spec.least_ghost_size - 1):
-        with pytest.raises(ValueError, match=rf"ghost_size={size}: must be an integer from {spec.least_ghost_size} to 65"):
+        with pytest.raises(
+            ValueError, match=rf"ghost_size={size}: must be an integer from {spec.least_ghost_size} to 65"
+        ):
             build(family, 2, ghost_size=size)
         with pytest.raises(ValueError, match=f"ghost_size={size}: must be an integer from"):
             function(example(2), None, None, training=True, **(options | {"ghost_size": size}))

@@ -28,7 +28,9 @@ def test_noise_has_mean_one_and_the_variance_of_dropout(distribution, p):
 @pytest.mark.parametrize("channel_dim", [1, -1])
 def test_per_channel_noise_is_shared_by_the_positions(distribution, channel_dim):
     x = torch.ones(6, 5, 4, 3)
-    noise = functional.noisy_dropout(x, 0.5, distribution=distribution, per="channel", channel_dim=channel_dim).movedim(channel_dim, 1)
+    noise = functional.noisy_dropout(x, 0.5, distribution=distribution, per="channel", channel_dim=channel_dim).movedim(
+        channel_dim, 1
+    )
     flat = noise.flatten(2)
     assert (flat == flat[:, :, :1]).all()
     assert len(flat[:, :, 0].unique()) > 1

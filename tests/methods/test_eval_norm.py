@@ -111,9 +111,7 @@ def test_it_is_not_a_batch_norm_that_could_be_folded():
     for layer, plain in ((EvalNorm1d, nn.BatchNorm1d), (EvalNorm2d, nn.BatchNorm2d), (EvalNorm3d, nn.BatchNorm3d)):
         assert not issubclass(layer, plain)
     torch.manual_seed(0)
-    model = nn.Sequential(
-        nn.Conv2d(3, 4, 1), EvalNorm2d(4, ghost_size=8), nn.Conv2d(4, 4, 1), nn.BatchNorm2d(4)
-    )
+    model = nn.Sequential(nn.Conv2d(3, 4, 1), EvalNorm2d(4, ghost_size=8), nn.Conv2d(4, 4, 1), nn.BatchNorm2d(4))
     model(torch.randn(9, 3, 2, 2))
     x = torch.randn(2, 3, 5, 5)
     folded = fuse(copy.deepcopy(model.eval()))

@@ -28,9 +28,7 @@ def test_exclusive_batch_norm_equals_naive_loop(case, affine, whole_batch):
 
 @given(cases(least_batch=3, least_values=16, least_ghost=3, dtypes=ALL_DTYPES), st.floats(0.1, 2), st.floats(0.2, 2))
 def test_exclusive_batch_norm_floors_and_clamps(case, min_std, clamp):
-    function = train(
-        case, ghost_size=case.ghost_size, min_std=min_std, clamp_output=clamp
-    )
+    function = train(case, ghost_size=case.ghost_size, min_std=min_std, clamp_output=clamp)
 
     def naive(x, weight, bias):
         return reference.exclusive_batch_norm(x, case.ghost_size, weight, bias, min_std=min_std, clamp=clamp)

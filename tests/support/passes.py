@@ -46,7 +46,9 @@ def tables(x, seed, count, samples_per_pool=1):
 
 def by_sample(table, batch_size, samples_per_pool):
     """Expand (R, C) to (B, C, 1) in float64, by a loop."""
-    return torch.stack([table[min(b // samples_per_pool, len(table) - 1)] for b in range(batch_size)]).double()[..., None]
+    return torch.stack([table[min(b // samples_per_pool, len(table) - 1)] for b in range(batch_size)]).double()[
+        ..., None
+    ]
 
 
 def check_passes(backend, shape, dtype, layout, upstream, samples_per_pool=1, seed=0):
