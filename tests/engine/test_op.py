@@ -6,7 +6,7 @@ from torch.utils._python_dispatch import TorchDispatchMode
 import ghostnoise
 from ghostnoise import functional
 from ghostnoise.engine import op
-from ghostnoise.engine.plan import Drawn, Plan
+from ghostnoise.engine.plan import Plan
 from ghostnoise.statistics.samples import Exclusive, GhostBatch
 from support import plans
 from support.plans import ConstantNoise, inputs, normalizer

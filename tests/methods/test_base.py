@@ -265,7 +265,7 @@ def test_ghost_size_none_disables_ghost_batches(family):
 
 @pytest.mark.parametrize("family", [family for family in FAMILIES if SPECS[family].ghost_size != "none"])
 def test_ghost_sizes_are_bounded(family):
-    """Before anything is allocated: 65,537 samples are refused when the layer is built and when the function is called."""
+    """65,537 samples are refused before anything is allocated, by the layer and by the function."""
     spec, (function, options) = SPECS[family], families.function(family)
     for size in (65_537, spec.least_ghost_size - 1):
         with pytest.raises(

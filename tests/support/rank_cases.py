@@ -1,4 +1,4 @@
-"""What `test_distributed` runs in several processes: each compares its part with the whole batch in one."""
+"""The tests that run in several processes: each compares its part with the whole batch in one process."""
 
 import copy
 import itertools
@@ -12,16 +12,21 @@ from torch import nn
 from torch.nn.parallel import DistributedDataParallel
 
 import ghostnoise
+from ghostnoise import functional
+from ghostnoise.engine import op
+from ghostnoise.engine import ranks as engine_ranks
+from ghostnoise.engine.plan import Normalizer, Plan, Reference
+from ghostnoise.statistics.laws import Law
+from ghostnoise.statistics.moments import Moments
+from ghostnoise.statistics.samples import GhostBatch
 from support.closeness import assert_close
-from ghostnoise import distributed, functional
-from ghostnoise.laws import Law
 from support.models import convolutional, images
 from support.ranks import BATCH, SPLITS, collectives, own_rows, values
 
 CHANNELS, GHOST = 3, 5  # ghost batches of 5 and 7 samples, which no split of the batch agrees with
 SHAPES = [(BATCH, CHANNELS), (BATCH, CHANNELS, 3, 2)]
 
-# Each method, as a function of rows of the batch, the parameters and buffers, and the ranks.
+# Each method as a function of x, its rows of the batch, parameters, buffers and ranks.
 
 
 def norm(function, given=lambda x, rows: {}, **options):
@@ -42,16 +47,25 @@ def indices(x, rows):
     return {"indices": table[rows]}
 
 
-def draws(kind):
+def draws(law):
     def given(x, rows):
-        law = Law(GHOST, x.shape[2:].numel(), kind)
-        made = law.draw((BATCH, CHANNELS), x.device, torch.Generator().manual_seed(7))
-        return {"kind": kind, "draws": type(made)(*(table[rows] for table in made))}
+        made = Law(GHOST, law).draw((BATCH, CHANNELS), x.shape[2:].numel(), x.device, torch.Generator().manual_seed(7))
+        return {"law": law, "draws": type(made)(*(table[rows] for table in made))}
 
     return given
 
 
+def corrected(x, rows, weight, bias, buffers, process_group=None, uneven=False):
+    """Batch Renormalization's correction, with limits that clip some channels."""
+    extent = engine_ranks.meet(x, x.shape[2:].numel(), process_group, uneven)
+    running = Moments(torch.linspace(0.5, 1, CHANNELS).double(), torch.linspace(1, 3, CHANNELS).double())
+    reference = Reference(running, torch.tensor([1.1, 0.2], dtype=torch.float64))
+    plan = Plan(Normalizer(GhostBatch(), 1e-5), None, reference)
+    return op.normalize(x, plan, weight, bias, 1, extent.ranks)[0]
+
+
 CALLS = {
+    "corrected bn": corrected,
     "bn": norm(functional.batch_norm),
     "gbn": norm(functional.ghost_batch_norm, ghost_size=GHOST),
     "gbn, running_var_from": norm(functional.ghost_batch_norm, ghost_size=4, running_var_from="batch"),
@@ -60,7 +74,7 @@ CALLS = {
     "clamped xbn": norm(functional.exclusive_batch_norm, ghost_size=GHOST, clamp_output=1.0),
     "en": norm(functional.eval_norm, ghost_size=GHOST),
     "gni": norm(functional.ghost_noise_batch_norm, indices, ghost_size=GHOST),
-    "gni-scale": norm(functional.ghost_noise_batch_norm, indices, ghost_size=GHOST, shift=False),
+    "gni-scale": norm(functional.ghost_noise_batch_norm, indices, ghost_size=GHOST, components="scale"),
     "agni": norm(functional.analytical_ghost_noise_batch_norm, draws("fc"), ghost_size=GHOST),
     "agni-conv": norm(functional.analytical_ghost_noise_batch_norm, draws("conv"), ghost_size=GHOST),
     "noise": noise(functional.ghost_noise, indices),
@@ -82,7 +96,7 @@ def results(call, shape, dtype, rows, exact=False, **ranks):
 
 
 def methods(rank, count):
-    """Every method, split, shape, dtype and backend gives what one process gives."""
+    """Every method, split, shape, dtype and backend equals a single process with the whole batch."""
     splits = [*((split, "auto") for split in SPLITS[count]), (SPLITS[count][-1], "aten")]
     cases = itertools.product(splits, CALLS.items(), SHAPES, (torch.float64, torch.float32))
     for (split, backend), (name, call), shape, dtype in cases:
@@ -134,7 +148,7 @@ def communication(rank, count):
 
 
 def copies(rank, count):
-    """A layer with a group of its own can be copied and saved, and both have that group."""
+    """A layer with a process group can be copied and saved, and the copies have that group."""
     group, x = dist.new_group(list(range(count))), values(4, CHANNELS, seed=rank)
     for layer in (
         ghostnoise.GhostBatchNorm1d(CHANNELS, ghost_size=GHOST, process_group=group, dtype=x.dtype),
@@ -145,14 +159,14 @@ def copies(rank, count):
             torch.testing.assert_close(twin(x), y, rtol=0, atol=0)
             assert f"process_group={group.group_name!r}" in repr(twin)
     assert ghostnoise.revert(layer)[0].process_group is group
-    assert distributed.resolve(group) is distributed.resolve(group.group_name) is group
+    assert engine_ranks.resolve(group) is engine_ranks.resolve(group.group_name) is group
 
 
 def subgroups(rank, count):
     """The first and the last rank share a batch; a rank between them is not in their group."""
     group = dist.new_group([0, count - 1])
     if rank not in (0, count - 1):
-        with pytest.raises(ValueError, match="that this rank is in"):
+        with pytest.raises(ValueError, match="that contains this rank"):
             ghostnoise.BatchNorm1d(CHANNELS, process_group=group)
         return
     whole, rows = values(8, CHANNELS), slice(0, 4) if rank == 0 else slice(4, 8)
@@ -204,14 +218,14 @@ def refusals(rank, count):
         layer(values(4, CHANNELS, 2 if rank else 3))
     with pytest.raises(ValueError, match=r"empty input of shape \(0, 3, 2\)"):
         layer(values(0, CHANNELS, 2))
-    with pytest.raises(ValueError, match=r"process_group='unheard of': this process has no group of that name"):
-        distributed.resolve("unheard of")
+    with pytest.raises(ValueError, match=r"process_group='unheard of': this process has no group with this name"):
+        engine_ranks.resolve("unheard of")
     with pytest.raises(ValueError, match=rf"must lie in \[0, B\) = \[0, {4 * count}\)"):
         functional.ghost_noise(x, 2, indices=torch.full((4, 2), 4 * count), process_group="world")
 
 
 def compiled(rank, count):
-    """A layer across ranks is a graph break, and what it gives is what it gives in eager."""
+    """A layer across ranks is a graph break, and equals eager."""
     x = values(4, CHANNELS, 2, seed=rank).requires_grad_()
     layers = [
         ghostnoise.GhostBatchNorm1d(CHANNELS, ghost_size=GHOST, process_group="world", dtype=x.dtype),
@@ -228,7 +242,7 @@ def compiled(rank, count):
 
 
 def everything(rank, count):
-    """All of the above, in one start of the processes."""
+    """Run all of the above: starting the processes takes most of the time."""
     for test in (methods, communication, copies, subgroups, networks, inserted, refusals):
         test(rank, count)
         dist.barrier()

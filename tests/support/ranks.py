@@ -1,4 +1,4 @@
-"""Several processes at once, that hold parts of a batch."""
+"""Start several processes that hold parts of a batch."""
 
 import multiprocessing
 import warnings
@@ -14,9 +14,11 @@ SPLITS = {2: [(6, 6), (9, 3), (0, 12)], 3: [(4, 4, 4), (7, 1, 4), (5, 0, 7)]}
 
 
 def launch(count, run, folder):
-    """Call `run(rank, count)` in `count` processes; raises what one of them raises."""
-    # Processes come from a server that has imported torch once for all of them.
-    multiprocessing.get_context("forkserver").set_forkserver_preload(["ghostnoise.conversion", "torch.nn.parallel"])
+    """Call `run(rank, count)` in `count` processes, and raise the error of any of them."""
+    # Processes are forked from a server that has imported torch once.
+    multiprocessing.get_context("forkserver").set_forkserver_preload(
+        ["ghostnoise.methods.registry", "torch.nn.parallel"]
+    )
     start = torch.multiprocessing.start_processes
     start(_enter, (count, run, str(folder)), nprocs=count, start_method="forkserver")
 
@@ -24,7 +26,7 @@ def launch(count, run, folder):
 def _enter(rank, count, run, folder):
     warnings.simplefilter("error")
     torch.set_num_threads(1)
-    # The timeout: where one rank fails, the others do not wait for it forever.
+    # With a timeout, so that other ranks do not wait forever for one that failed.
     settings = {"init_method": f"file://{folder}/ranks-{run.__name__}-{count}", "timeout": timedelta(seconds=60)}
     dist.init_process_group("gloo", rank=rank, world_size=count, **settings)
     run(rank, count)
@@ -43,7 +45,7 @@ def own_rows(rank, split):
 
 @contextmanager
 def collectives():
-    """The shapes of the tensors that this rank sends to all others."""
+    """Record the shapes of the tensors that this rank sends to all others."""
     sent, run = [], dist.all_gather
 
     def counted(received, tensor, *arguments):

@@ -64,7 +64,9 @@ def test_slices_cover_the_batch_once(batch_size, sample, elements):
     st.sampled_from([torch.float32, torch.float64]), st.integers(2, 7), st.integers(1, 4), row_sizes,
     st.sampled_from(COMPONENTS), st.booleans(), st.sampled_from([0.0, 0.7]),
 )  # fmt: skip
-def test_tables_in_float32_equal_those_in_float64(dtype, batch_size, channels, samples_per_pool, components, affine, min_std):
+def test_tables_in_float32_equal_those_in_float64(
+    dtype, batch_size, channels, samples_per_pool, components, affine, min_std
+):
     check_tables(ATEN, dtype, batch_size, channels, samples_per_pool, components, affine, min_std)
 
 

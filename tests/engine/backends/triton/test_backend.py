@@ -1,11 +1,11 @@
 """The Triton backend without a GPU: its kernels run in Triton's interpreter, and are compiled for GPUs and inspected.
 
-Triton decides at its import whether to interpret, so that what is interpreted runs in a process of its own: this file
-once more, with TRITON_INTERPRET=1.
+Triton decides at its import whether to interpret, so the interpreted tests run in a process of their own: this file
+again, with TRITON_INTERPRET=1.
 """
 
 import contextlib
-import importlib.util
+import importlib
 import io
 import os
 import re
@@ -25,14 +25,18 @@ from triton.compiler import ASTSource, make_backend
 from triton.runtime.jit import create_function_from_signature
 
 import ghostnoise
+from ghostnoise.engine.backends.base import Affine
+from ghostnoise.engine.backends.triton import backend
+from ghostnoise.engine.backends.triton.backend import Triton
+from ghostnoise.statistics.moments import Moments
+from ghostnoise.statistics.samples import LinearTerm
 from support import reference
 from support.closeness import assert_close
-from support.families import OPTIONS, build, example
-from ghostnoise.engine.backends.triton import passes as backend
-from ghostnoise.moments import Moments
+from support.families import FAMILIES, build, example
 from support.inputs import lay_out
 
-KERNELS = ("_moments", "_gradient_sums", "_combine", "_draws")
+TRITON = Triton()
+KERNELS = ("moments_kernel", "gradient_sums_kernel", "combine_kernel", "draws_kernel")
 SM_80, SM_90, GFX_942 = GPUTarget("cuda", 80, 32), GPUTarget("cuda", 90, 32), GPUTarget("hip", "gfx942", 64)
 IN_USE = {"LEAST_TILES": backend.LEAST_TILES}
 IN_PARTS = {"LEAST_TILES": 1}
@@ -46,7 +50,7 @@ def arithmetic(dtype):
 
 
 class TestCompiled:
-    """What runs in a process that compiles, as on a GPU."""
+    """Tests in a process that compiles, as on a GPU."""
 
     __test__ = not backend.INTERPRETED
 
@@ -65,17 +69,17 @@ class TestCompiled:
         assert run.returncode == 0, run.stdout + run.stderr
         assert "skipped" not in run.stdout
 
-    def test_without_triton_the_module_loads_and_says_what_is_missing(self, monkeypatch):
+    def test_without_triton_the_module_loads_and_reports_what_is_missing(self, monkeypatch):
         monkeypatch.setitem(sys.modules, "triton", None)
-        spec = importlib.util.spec_from_file_location("without_triton", backend.__file__)
-        module = importlib.util.module_from_spec(spec)
-        spec.loader.exec_module(module)
-        assert "not installed" in module.missing()
+        for name in ("ghostnoise.engine.backends.triton.kernels", "ghostnoise.engine.backends.triton.backend"):
+            monkeypatch.delitem(sys.modules, name)
+        module = importlib.import_module("ghostnoise.engine.backends.triton.backend")
+        assert "not installed" in module.Triton().unavailable()
 
-    def test_without_a_gpu_it_says_so(self, monkeypatch):
+    def test_without_a_gpu(self, monkeypatch):
         monkeypatch.setattr(torch.cuda, "is_available", lambda: False)
-        assert "no CUDA or ROCm device" in backend.missing()
-        assert "device cpu" in backend.refuses(torch.ones(2, 3, 4))
+        assert "no CUDA or ROCm device" in TRITON.unavailable()
+        assert "device cpu" in TRITON.refuses(torch.ones(2, 3, 4))
 
     @pytest.mark.parametrize("target", [SM_80, SM_90])
     @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16, torch.float64])
@@ -101,7 +105,7 @@ class TestCompiled:
 
 
 class Recorder:
-    """Stands in for a kernel, and keeps what it is launched with."""
+    """Replaces a kernel, and records the arguments of its launches."""
 
     def __init__(self, kernel, kept):
         self.kernel, self.kept = kernel, kept
@@ -120,13 +124,13 @@ def launches(shape, layout, dtype):
     shared = table[:1].expand_as(table)
     indices = torch.empty(shape[0], 32, dtype=torch.int64, device="meta")
     with mock.patch.multiple(backend, **recorders):
-        backend.moments(x)
-        backend.transform(x, shared, table, table)
-        backend.gradient_sums(x, x, table)
-        backend.gradient_sums(torch.empty((), device="meta").expand(shape), x, shared)
-        backend.input_gradient(x, x, table, table, table, shared)
-        backend.scale_gradient(x, table)
-        backend.draws(Moments(table.double(), table.double()), table[:1].double(), indices, table.dtype)
+        TRITON.moments(x)
+        TRITON.transform(x, Affine(shared, table, table))
+        TRITON.gradient_sums(x, x, table)
+        TRITON.gradient_sums(torch.empty((), device="meta").expand(shape), x, shared)
+        TRITON.input_gradient(x, x, table, None, LinearTerm(table, table, shared))
+        TRITON.scale_gradient(x, table)
+        TRITON.pool_drawn(Moments(table.double(), table.double()), table[:1].double(), indices, table.dtype)
     return kept
 
 
@@ -217,7 +221,7 @@ def check(actual, exact, x, direction="output", magnitude=0.0):
 
 
 class TestInterpreted:
-    """What runs in Triton's interpreter."""
+    """Tests in Triton's interpreter."""
 
     __test__ = backend.INTERPRETED
 
@@ -229,13 +233,13 @@ class TestInterpreted:
         first, second, third, fourth = (table.double()[..., None] for table in tables)
         exact, exact_dy = reference.fold(x), reference.fold(dy)
         tolerance = 1e-13 if x.dtype == torch.float64 else 1e-6
-        assert backend.refuses(x) is None
+        assert TRITON.refuses(x) is None
         with mock.patch.multiple(backend, **division):
-            mean, var = backend.moments(x)
-            y = backend.transform(x, *tables[:3])
-            total, moment = backend.gradient_sums(dy, x, tables[0])
-            dx = backend.input_gradient(dy, x, *tables)
-            alone = backend.scale_gradient(dy, tables[0])
+            mean, var = TRITON.moments(x)
+            y = TRITON.transform(x, Affine(*tables[:3]))
+            total, moment = TRITON.gradient_sums(dy, x, tables[0])
+            dx = TRITON.input_gradient(dy, x, tables[0], None, LinearTerm(*tables[1:]))
+            alone = TRITON.scale_gradient(dy, tables[0])
 
         wanted = exact.var(2, correction=0)
         assert mean.dtype == var.dtype == torch.float64
@@ -265,7 +269,7 @@ class TestInterpreted:
         indices = torch.randint(batch_size, (lines, draws))
         tables = Moments(mean.T.contiguous().T, var.T.contiguous().T) if transposed else Moments(mean, var)
         with mock.patch.multiple(backend, TILE=64):
-            drawn = backend.draws(tables, around, indices, dtype)
+            drawn = TRITON.pool_drawn(tables, around, indices, dtype)
         wanted = mean[indices].mean(1)
         spread = (var[indices] + (mean[indices] - wanted[:, None]).square()).mean(1)
         assert drawn.mean.dtype == drawn.var.dtype == dtype
@@ -276,7 +280,7 @@ class TestInterpreted:
         mean, var = torch.randn(2, 6, 5, dtype=torch.float64)
         mean[3] = 1e8
         indices = torch.tensor([[0, 1, 2, 2], [4, 5, 0, 1]])
-        drawn = backend.draws(Moments(mean, var.square()), mean.mean(0, keepdim=True), indices, torch.float64)
+        drawn = TRITON.pool_drawn(Moments(mean, var.square()), mean.mean(0, keepdim=True), indices, torch.float64)
         assert_close(drawn.var, var.square()[indices].mean(1) + mean[indices].var(1, correction=0))
 
     @pytest.mark.parametrize("layout", ["contiguous", "channels_last"])
@@ -285,7 +289,7 @@ class TestInterpreted:
     def test_moments_of_a_mean_far_from_zero(self, positions, division, layout):
         x = lay_out(torch.randn(2, 3, positions) + 1e4, layout)
         with mock.patch.multiple(backend, **division):
-            mean, var = backend.moments(x)
+            mean, var = TRITON.moments(x)
         exact = reference.fold(x)
         assert (mean - exact.mean(2)).abs().max() < 1e-6
         assert (var / exact.var(2, correction=0) - 1).abs().max() < 1e-6
@@ -296,23 +300,23 @@ class TestInterpreted:
         x[..., :1024] += 1e6
         for dtype, tolerance in [(torch.float32, 1e-6), (torch.float64, 1e-13)]:
             with mock.patch.multiple(backend, **division):
-                mean, var = backend.moments(x.to(dtype))
+                mean, var = TRITON.moments(x.to(dtype))
             exact = reference.fold(x.to(dtype))
             std = exact.std(2, correction=0)
             assert ((mean - exact.mean(2)).abs() < tolerance * std).all()
             assert ((var / std.square() - 1).abs() < tolerance).all()
 
-    def test_what_is_not_finite_stays_in_its_row(self):
+    def test_non_finite_values_stay_in_their_row(self):
         x = torch.randn(2, 3, 40)
         x[0, 1, 7], x[1, 2, 3] = float("inf"), float("nan")
         with mock.patch.multiple(backend, **WALKED), np.errstate(invalid="ignore"):
-            for table in backend.moments(x):
+            for table in TRITON.moments(x):
                 assert table.isfinite().tolist() == [[True, False, True], [True, True, False]]
 
     def test_results_repeat_to_the_bit(self):
         x = torch.randn(2, 3, 3000)
         with mock.patch.multiple(backend, **IN_PARTS):
-            assert all(map(torch.equal, backend.moments(x), backend.moments(x)))
+            assert all(map(torch.equal, TRITON.moments(x), TRITON.moments(x)))
 
     @pytest.mark.parametrize(
         ("x", "reason"),
@@ -329,11 +333,11 @@ class TestInterpreted:
             (torch.empty(2, 2**15, 2**15, device="meta"), "less than 2**30"),
         ],
     )
-    def test_refusals_say_why(self, x, reason):
-        assert reason in backend.refuses(x)
+    def test_refusals_give_the_reason(self, x, reason):
+        assert reason in TRITON.refuses(x)
 
     @pytest.mark.parametrize("layout", ["contiguous", "channels_last"])
-    @pytest.mark.parametrize("family", [*OPTIONS, "GhostNoise"])
+    @pytest.mark.parametrize("family", [*FAMILIES, "GhostNoise"])
     def test_layers_equal_those_of_aten(self, family, layout):
         results = {}
         for name in ("aten", "triton"):
