@@ -97,6 +97,8 @@ def floating(x: object, name: str) -> None:
             f"{name} got a nested tensor: must be a dense tensor; pad with torch.nested.to_padded_tensor(x, 0.0), or "
             "normalize each part alone"
         )
+    if x.layout is not torch.strided:
+        raise ValueError(f"{name} got a tensor of layout {x.layout}: must be a dense tensor; convert with x.to_dense()")
     if x.dtype not in DTYPES:
         raise ValueError(
             f"{name} got an input of dtype {x.dtype}: must be float16, bfloat16, float32 or float64; convert with "
@@ -204,8 +206,12 @@ def writable(buffers: Sequence[Tensor | None], stats: Tensor) -> None:
         )
 
 
-def index_table(indices: Tensor, rows: int, size: int, batch_size: int) -> None:
+def index_table(indices: object, rows: int, size: int, batch_size: int) -> None:
     """Check a table of `size` sample numbers for each of `rows` samples, out of a batch of `batch_size`."""
+    if not isinstance(indices, Tensor):
+        raise ValueError(
+            f"indices of type {type(indices).__name__}: must be a torch.Tensor (B, N); convert with torch.as_tensor"
+        )
     if indices.dtype not in (torch.int64, torch.int32):
         raise ValueError(f"indices of dtype {indices.dtype}: must be int64 or int32")
     if indices.shape != (rows, size):
