@@ -104,6 +104,13 @@ def test_not_a_dense_tensor():
         ValueError, match=r"dtype torch.float8_e5m2: must be float16, bfloat16, .*; convert with x.float"
     ):
         checks.floating(torch.randn(4, 3).to(torch.float8_e5m2), "f")
+    with pytest.raises(ValueError, match=r"layout torch.sparse_coo: must be a dense tensor; convert with x.to_dense"):
+        checks.floating(torch.randn(4, 3).to_sparse(), "f")
+
+
+def test_indices_that_are_not_a_tensor():
+    with pytest.raises(ValueError, match=r"indices of type list: must be a torch.Tensor \(B, N\)"):
+        checks.index_table([[0, 1]], 1, 2, 4)
 
 
 def test_flags_choices_steps_and_generators():

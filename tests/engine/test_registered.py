@@ -1,5 +1,6 @@
 """The registered ops: their schemas, fakes and gradients, and what compilers and dispatch modes see of them."""
 
+import contextlib
 from dataclasses import dataclass
 
 import pytest
@@ -174,6 +175,19 @@ def test_a_dispatch_mode_sees_one_op_per_direction(name):
         results(calls(6)[name], inputs)
     assert seen.ours() == [f"ghostnoise::{kind}", f"ghostnoise::{kind}_backward"]
     assert "aten::embedding_bag" not in seen.names
+
+
+@pytest.mark.parametrize("name", calls(6))
+def test_second_derivatives_in_a_dispatch_mode(name):
+    """They equal those without the mode."""
+    found = []
+    for mode in (contextlib.nullcontext(), Seen()):
+        inputs = plans.inputs()
+        with mode:
+            gradients = torch.autograd.grad(calls(6)[name](*inputs).cos().sum(), inputs, create_graph=True)
+            found.append(torch.autograd.grad(sum(each.square().sum() for each in gradients), inputs))
+    for ours, theirs in zip(*found, strict=True):
+        torch.testing.assert_close(ours, theirs, rtol=1e-10, atol=1e-10)
 
 
 @pytest.mark.parametrize("family", families.FAMILIES)
