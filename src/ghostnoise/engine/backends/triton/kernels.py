@@ -25,6 +25,16 @@ try:
 except ImportError:
     triton = tl = None
 
+__all__ = [
+    "INTERPRETED",
+    "combine_kernel",
+    "draws_kernel",
+    "gradient_sums_kernel",
+    "moments_kernel",
+    "tl",
+    "triton",
+]
+
 INTERPRETED = os.environ.get("TRITON_INTERPRET") == "1"  # read when the kernels are defined, as Triton does
 
 _jit: Any = (lambda kernel: kernel) if triton is None else triton.jit
