@@ -1,4 +1,5 @@
 import dataclasses
+from itertools import chain
 
 import pytest
 import torch
@@ -119,7 +120,7 @@ def test_a_plan_is_decoded_as_it_was(normalizer, noise, running):
     decoded = decode(plan.encode(), *plan.tensors())
     assert decoded.normalizer == normalizer
     assert decoded.corrects == plan.corrects
-    assert all(ours is theirs for ours, theirs in zip(sum(decoded.tensors(), []), sum(plan.tensors(), []), strict=True))
+    assert all(ours is theirs for ours, theirs in zip(chain(*decoded.tensors()), chain(*plan.tensors()), strict=True))
     assert type(decoded.noise) is type(noise)
     if noise is not None:
         fields = [field.name for field in dataclasses.fields(noise) if field.name not in ("indices", "draws")]
