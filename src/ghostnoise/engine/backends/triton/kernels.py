@@ -69,7 +69,7 @@ def _entries(table, b, c, inside):
 
 @_jit
 def moments_kernel(x, mean, var, sizes, BLOCK_C: tl.constexpr, BLOCK_S: tl.constexpr, ACC: tl.constexpr):
-    """Measure the moments of P tiles: two passes within a tile; tiles are combined around the first one's rough mean."""
+    """Measure the moments of P tiles: two passes in a tile; tiles are combined around the first one's rough mean."""
     C, S, P, K = sizes
     b, k, c = _program(C, K, BLOCK_C)
     center = tl.zeros([BLOCK_C], ACC)

@@ -1,1 +1,0 @@
-from support.closeness import *  # noqa: F403
