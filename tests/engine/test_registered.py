@@ -50,7 +50,7 @@ def _fresh():
 
 def arguments(plan, shape, dtype, layout, requires_grad=True):
     x, weight, bias = (tensor.requires_grad_(requires_grad) for tensor in plans.inputs(dtype, shape, layout))
-    return x, weight, bias, *plan.tensors(), plan.encode()
+    return x, weight, bias, *plan.tensors(), *plan.encode()
 
 
 @every_plan
@@ -90,8 +90,8 @@ def noise_plan(name, spatial):
 def test_inject(name, shape, dtype, layout):
     x, _, _ = plans.inputs(dtype, shape, layout)
     plan = noise_plan(name, x[0, 0].numel())
-    opcheck(OPS.inject.default, (x, plan.tensors()[0], plan.encode()))
-    _, scale = OPS.inject(x.detach(), plan.tensors()[0], plan.encode())
+    opcheck(OPS.inject.default, (x, plan.tensors()[0], *plan.encode()))
+    _, scale = OPS.inject(x.detach(), plan.tensors()[0], *plan.encode())
     opcheck(OPS.inject_backward.default, (torch.randn_like(x), scale), test_utils=("test_schema", "test_faketensor"))
 
 
@@ -222,8 +222,8 @@ def test_the_backend_that_is_chosen_runs_inside_the_ops():
     x, weight, bias = plans.inputs()
     plan = plans.PLANS["bn"]
     with ghostnoise.backend("aten"):
-        aten = OPS.normalize(x, weight, bias, *plan.tensors(), plan.encode())[0]
-    auto = OPS.normalize(x, weight, bias, *plan.tensors(), plan.encode())[0]
+        aten = OPS.normalize(x, weight, bias, *plan.tensors(), *plan.encode())[0]
+    auto = OPS.normalize(x, weight, bias, *plan.tensors(), *plan.encode())[0]
     torch.testing.assert_close(auto, aten)
 
 

@@ -179,12 +179,9 @@ class Plan(NamedTuple):
         contributors, noise = self.normalizer.contributors, self.noise
         if not (noise is None or isinstance(noise, Drawn | Tables)):
             raise TypeError(f"noise of type {type(noise).__name__}: must be Drawn or Tables to be part of a graph")
-        names, integers, floats = [type(contributors).__name__], [], [self.normalizer.eps, self.normalizer.min_std]
-        for value in contributors.numbers():
-            if isinstance(value, float):
-                floats.append(value)
-            else:
-                integers.append(-1 if value is None else value)
+        sizes, shares = contributors.numbers()
+        names, integers = [type(contributors).__name__], [-1 if size is None else size for size in sizes]
+        floats = [self.normalizer.eps, self.normalizer.min_std, *shares]
         if noise is not None:
             floats.append(noise.eps)
             names += [type(noise).__name__, noise.components]

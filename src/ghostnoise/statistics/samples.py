@@ -11,7 +11,7 @@ pool that it serves.
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from typing import Any, ClassVar, NamedTuple
+from typing import ClassVar, NamedTuple
 
 import torch
 import torch.nn.functional as F
@@ -44,16 +44,22 @@ class Contributors:
             raise ValueError(f"{cls.__name__} is defined in {known.__module__} and {cls.__module__}: rename one")
         Contributors.kinds[cls.__name__] = cls
 
-    def numbers(self) -> list[float | int | None]:
-        """Return the fields, in their order."""
-        return [getattr(self, name) for name in type(self).__dataclass_fields__]  # type: ignore[attr-defined]
+    def numbers(self) -> tuple[list[int | None], list[float]]:
+        """Return the fields in their order: integers, which may be None, and floats."""
+        integers: list[int | None] = []
+        floats: list[float] = []
+        for name, kind in type(self).__annotations__.items():
+            if kind in (float, "float"):
+                floats.append(float(getattr(self, name)))
+            else:
+                integers.append(getattr(self, name))
+        return integers, floats
 
     @classmethod
     def from_numbers(cls, integers: Sequence[int | None], floats: Sequence[float]) -> "Contributors":
-        """Return the choice with these fields: floats are those whose type is float, integers may be None."""
+        """Return the choice with these fields, as `numbers` returns them."""
         left = iter(integers), iter(floats)
-        fields: dict[str, Any] = cls.__dataclass_fields__  # type: ignore[attr-defined]
-        return cls(*(next(left[each.type in (float, "float")]) for each in fields.values()))
+        return cls(*(next(left[kind in (float, "float")]) for kind in cls.__annotations__.values()))  # type: ignore[call-overload]
 
     def pool(self, moments: Moments, reference: Moments | None) -> Moments:
         """Pool the moments of the samples (B, C) into statistics, one row per pool (R, C); differentiable.
