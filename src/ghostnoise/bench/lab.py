@@ -24,8 +24,8 @@ from ghostnoise.lab import models
 from ghostnoise.lab.config.schema import DataSettings, ModelSettings, NormSettings, OptimSettings, TrainSettings
 from ghostnoise.lab.config.schema import Settings as RunSettings
 from ghostnoise.lab.data import Source, catalog
-from ghostnoise.lab.data.resident import Images, Resident
-from ghostnoise.lab.data.source import Share
+from ghostnoise.lab.data.in_memory import Images, InMemorySource
+from ghostnoise.lab.data.source import Shard
 from ghostnoise.lab.store import RunFolder
 from ghostnoise.lab.train import optimizer
 from ghostnoise.lab.train.clock import Clock
@@ -99,7 +99,7 @@ def measure_training(row: Row, settings: Settings, on_progress: Callable[[float]
     pixels = torch.randint(256, (count, *CIFAR.shape), dtype=torch.uint8, generator=generator)
     images = Images(pixels, torch.randint(CIFAR.classes, (count,), generator=generator))
     last = row.memory_format == "channels_last"
-    source = Resident(CIFAR, images, images, Share(row.batch), 0, settings.device, last, PADDING)
+    source = InMemorySource(CIFAR, images, images, Shard(row.batch), 0, settings.device, last, PADDING)
     with TemporaryDirectory() as folder:
         contenders = {
             "bare step": bare(row, settings, source),

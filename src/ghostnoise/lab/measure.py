@@ -203,7 +203,7 @@ def _built(
     size = request.batch_size or settings.train.batch_size
     source = _source(settings.data, request, size, settings.seed, device)
     generators.seed(settings.seed)
-    model = models.build(settings.model, settings.norm, source.facts.shape, source.facts.classes).to(device)
+    model = models.build(settings.model, settings.norm, source.info.shape, source.info.classes).to(device)
     if state is not None:
         model.load_state_dict(state["model"])
     epoch = 0 if state is None else max(state["epoch"] - (not state["step"]), 0)

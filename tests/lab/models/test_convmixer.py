@@ -8,7 +8,7 @@ import torch
 from ghostnoise.lab import models
 from ghostnoise.lab.config.schema import ModelSettings, NormSettings
 from ghostnoise.lab.errors import UserError
-from lab.models.small import images, parameters, trained
+from support.networks import images, parameters, trained
 
 
 def reference(width, classes):

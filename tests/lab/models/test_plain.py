@@ -3,7 +3,7 @@ from torch import nn
 
 from ghostnoise.lab import models
 from ghostnoise.lab.config.schema import ModelSettings, NormSettings
-from lab.models.small import images, parameters
+from support.networks import images, parameters
 
 PLAIN = NormSettings(method="bn")
 

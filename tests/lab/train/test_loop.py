@@ -29,7 +29,7 @@ def plain_loop(settings, tmp_path, optimizer):
     batch, epochs = settings.train.batch_size, settings.train.epochs
     source = data.open_source(settings.data, tmp_path, batch_size=batch, seed=settings.seed, device=CPU)
     torch.manual_seed(settings.seed)
-    model = models.build(settings.model, settings.norm, source.facts.shape, source.facts.classes)
+    model = models.build(settings.model, settings.norm, source.info.shape, source.info.classes)
     decayed = [each for each in model.parameters() if each.ndim > 1]
     others = [each for each in model.parameters() if each.ndim <= 1]
     groups = [{"params": decayed, "weight_decay": settings.optim.weight_decay}, {"params": others, "weight_decay": 0}]
@@ -50,7 +50,7 @@ def plain_loop(settings, tmp_path, optimizer):
     with torch.no_grad():
         pairs = [(model(images).argmax(1), labels) for images, labels in source.evaluation()]
     right = sum(int((guess == label).sum()) for guess, label in pairs)
-    return model, 100 * right / source.facts.eval_size, 100 / source.facts.eval_size
+    return model, 100 * right / source.info.eval_size, 100 / source.info.eval_size
 
 
 @pytest.mark.parametrize(

@@ -95,7 +95,7 @@ def test_the_measured_network_is_a_copy_in_training_mode(tmp_path):
     settings = recipe.load("digits", [*SHORT, "norm.method=bn", *METER]).settings
     here = Machine(torch.device("cpu"))
     source = data.open_source(settings.data, tmp_path, batch_size=64, seed=0, device=here.device)
-    model = models.build(settings.model, settings.norm, source.facts.shape, source.facts.classes)
+    model = models.build(settings.model, settings.norm, source.info.shape, source.info.classes)
     session = Session(model, settings, here)
     before, random = copy.deepcopy(model.state_dict()), torch.get_rng_state()
     (tmp_path / "read.npz").write_bytes(metering.measure(session, source, 1))
