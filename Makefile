@@ -15,13 +15,13 @@ test: .venv/ready lint
 test-all: test sanitize
 	$(BIN)/pytest -n 2 -m slow
 
-# The C++ library under AddressSanitizer and UndefinedBehaviorSanitizer, over the shapes of its tests.
+# Runs the tests of the C++ library with AddressSanitizer and UndefinedBehaviorSanitizer.
 sanitize: .venv/ready
 	CXXFLAGS='-g -fsanitize=address,undefined -fno-sanitize-recover=all' \
 		$(BIN)/python setup.py -q build_ext --build-lib build/sanitized
 	GHOSTNOISE_NATIVE_FOLDER=build/sanitized/ghostnoise/engine/backends/native ASAN_OPTIONS=detect_leaks=0 \
 		LD_PRELOAD="$$($${CXX:-c++} -print-file-name=libasan.so) $$($${CXX:-c++} -print-file-name=libubsan.so)" \
-		$(BIN)/pytest -p no:xdist tests/engine/test_library.py tests/engine/test_native*.py
+		$(BIN)/pytest -p no:xdist tests/engine/backends/native --ignore tests/engine/backends/native/test_memory.py
 
 lint: .venv/ready
 	$(BIN)/ruff format --check .

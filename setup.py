@@ -1,7 +1,8 @@
-"""Builds the native CPU library beside the package; without a compiler the install succeeds without it."""
+"""Build the native CPU library beside the package. Without a compiler, the installation succeeds without it."""
 
 import os
 import platform
+import runpy
 import subprocess
 import tempfile
 from concurrent.futures import ThreadPoolExecutor
@@ -12,9 +13,11 @@ from setuptools import Extension, setup
 from setuptools.command.build_ext import build_ext
 from setuptools.errors import CompileError
 
-SOURCES = Path("src/ghostnoise/engine/backends/native/src")
+NATIVE = Path("src/ghostnoise/engine/backends/native")
+SOURCES = NATIVE / "src"
+FILES = ("forward_passes", "backward_passes", "pools", "coefficients", "noise", "fused")
 FLAGS = ["-O3", "-std=c++17", "-fPIC", "-fno-math-errno", "-fno-trapping-math"]
-# The copies of the passes, and what the compiler may use for each. f16c came before AVX2 in every processor.
+# The copies of the library's functions, and the instructions of each. Every processor with AVX2 also has F16C.
 COPIES = {"baseline": []}
 if platform.machine().lower() in ("x86_64", "amd64", "i686"):
     COPIES["avx2"] = ["-mavx2", "-mfma", "-mf16c"]
@@ -25,10 +28,10 @@ if platform.machine().lower() in ("x86_64", "amd64", "i686"):
 
 
 class BuildNative(build_ext):
-    """Compiles the passes once for each instruction set into one library with a C ABI, which is no Python module."""
+    """Compile each file once for each instruction set into one library with a C ABI, which is not a Python module."""
 
     def build_extension(self, ext: Extension) -> None:
-        """Compile and link; try without OpenMP where the compiler has none. A failure is a warning: it is optional."""
+        """Compile and link, without OpenMP if the compiler lacks it. A failure is only a warning."""
         target = Path(self.get_ext_fullpath(ext.name))
         target.parent.mkdir(parents=True, exist_ok=True)
         try:
@@ -48,13 +51,14 @@ class BuildNative(build_ext):
             def compiled(pair: tuple[str, str]) -> str:
                 source, copy = pair
                 made = f"{folder}/{source}-{copy}.o"
-                what = [f"-DGN_ISA={copy}", "-c", str(SOURCES / f"{source}.cpp"), "-o", made]
-                subprocess.run([compiler, *FLAGS, *openmp, *COPIES[copy], *what], check=True)
+                arguments = [f"-DGN_ISA={copy}", "-c", str(SOURCES / f"{source}.cpp"), "-o", made]
+                subprocess.run([compiler, *FLAGS, *openmp, *COPIES[copy], *arguments], check=True)
                 return made
 
-            objects = list(pool.map(compiled, product(("passes", "pools", "tables", "noise", "whole"), COPIES)))
-            level = [str(SOURCES / "level.cpp"), *(["-DGN_X86"] if "avx2" in COPIES else [])]
-            subprocess.run([compiler, *FLAGS, *openmp, "-shared", *level, *objects, "-o", str(target)], check=True)
+            objects = list(pool.map(compiled, product(FILES, COPIES)))
+            abi = runpy.run_path(str(NATIVE / "abi.py"))["number"]()
+            library = [str(SOURCES / "library.cpp"), f"-DGN_ABI={abi}LL", *(["-DGN_X86"] if "avx2" in COPIES else [])]
+            subprocess.run([compiler, *FLAGS, *openmp, "-shared", *library, *objects, "-o", str(target)], check=True)
 
 
 setup(

@@ -1,6 +1,6 @@
-"""Ghost noise in a training loop of Hugging Face Accelerate, with the noise off for the last steps.
+"""Ghost noise in a training loop of Hugging Face Accelerate, without noise in the last steps.
 
-Needs accelerate, and scikit-learn for its data:
+Needs accelerate, and scikit-learn for the data:
     python examples/accelerate_loop.py [--steps 60]
     accelerate launch examples/accelerate_loop.py  # with your configuration of devices and precision
 """
@@ -22,7 +22,7 @@ parser.add_argument("--steps", type=int, default=60)
 steps = parser.parse_args().steps
 
 accelerator = Accelerator()
-torch.manual_seed(accelerator.process_index)  # other noise in each process
+torch.manual_seed(accelerator.process_index)  # different noise in each process
 digits = load_digits()
 data = TensorDataset(torch.from_numpy(digits.data).float() / 8 - 1, torch.from_numpy(digits.target))
 loader = DataLoader(data, batch_size=128, shuffle=True, drop_last=True)
@@ -32,7 +32,7 @@ schedule = ghostnoise.OffAfter(ghost_size=16, steps=max(steps * 3 // 4, 1))
 model = ghostnoise.convert(model, "gni", ghost_size=schedule)  # before prepare, which may wrap the model
 optimizer = torch.optim.SGD(model.parameters(), lr=0.1, momentum=0.9)
 model, optimizer, loader = accelerator.prepare(model, optimizer, loader)
-accelerator.register_for_checkpointing(schedule)  # accelerator.save_state keeps it with the rest
+accelerator.register_for_checkpointing(schedule)  # accelerator.save_state then includes it
 
 losses = []
 for images, labels in islice(chain.from_iterable(repeat(loader)), steps):

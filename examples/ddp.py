@@ -2,8 +2,8 @@
 
     torchrun --standalone --nproc-per-node 2 examples/ddp.py [--steps 60] [--scope global]
 
-Local scope: each process normalizes, and draws its ghost batches, from its own share of the batch, as nn.BatchNorm2d
-does under DDP. Global scope: from the samples of all processes, as nn.SyncBatchNorm does. Needs scikit-learn for data.
+In local scope, each process computes statistics and draws ghost batches from its own part of the batch, as
+nn.BatchNorm2d does; in global scope, from the samples of all processes, as nn.SyncBatchNorm does. Needs scikit-learn.
 """
 
 import argparse
@@ -27,7 +27,7 @@ device = torch.device("cuda", int(os.environ["LOCAL_RANK"])) if torch.cuda.is_av
 if device.type == "cuda":
     torch.cuda.set_device(device)
 dist.init_process_group("nccl" if device.type == "cuda" else "gloo")
-torch.manual_seed(dist.get_rank())  # other noise and other data on each rank; DDP hands out the weights of rank 0
+torch.manual_seed(dist.get_rank())  # different noise and data on each rank; DDP broadcasts the weights of rank 0
 
 digits = load_digits()
 images = torch.from_numpy(digits.images).float().unsqueeze(1).to(device) / 8 - 1

@@ -1,6 +1,6 @@
-"""Ghost noise in a LightningModule, with a ghost size that grows while training.
+"""Ghost noise in a LightningModule, with a ghost size that grows during training.
 
-Needs lightning, and scikit-learn for its data:
+Needs lightning, and scikit-learn for the data:
     python examples/lightning_module.py [--steps 60]
 """
 
@@ -17,7 +17,7 @@ import ghostnoise
 
 
 class Classifier(lightning.LightningModule):
-    """Converts its network when it is built, so that checkpoints, precision and devices work as ever."""
+    """A module that converts its network in the constructor, so checkpoints, precision and devices work as usual."""
 
     def __init__(self, steps):
         super().__init__()
@@ -32,12 +32,12 @@ class Classifier(lightning.LightningModule):
         return loss
 
     def on_train_batch_end(self, *_):
-        self.schedule.step()  # counts in batches; in on_train_epoch_end it would count in epochs
+        self.schedule.step()  # one step per batch; call it in on_train_epoch_end for one step per epoch
 
     def configure_optimizers(self):
         return torch.optim.SGD(self.parameters(), lr=0.1, momentum=0.9)
 
-    # The ghost size is not in the state_dict, which is that of the plain network.
+    # The state_dict is that of the plain network and does not contain the schedule.
     def on_save_checkpoint(self, checkpoint):
         checkpoint["schedule"] = self.schedule.state_dict()
 

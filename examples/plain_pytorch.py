@@ -1,6 +1,6 @@
-"""Ghost noise in a plain PyTorch training loop; what is deployed is the plain network.
+"""Ghost noise in a plain PyTorch training loop; the plain network is deployed.
 
-Needs scikit-learn for its data:
+Needs scikit-learn for the data:
     python examples/plain_pytorch.py [--steps 100]
 """
 
@@ -15,7 +15,7 @@ import ghostnoise
 
 
 def network():
-    """A small network as you have it: nothing in it knows of ghost noise."""
+    """Return a small network that does not depend on ghostnoise."""
     return nn.Sequential(
         *(nn.Conv2d(1, 16, 3, padding=1, bias=False), nn.BatchNorm2d(16), nn.ReLU()),
         *(nn.Conv2d(16, 32, 3, stride=2, padding=1, bias=False), nn.BatchNorm2d(32), nn.ReLU()),
@@ -49,7 +49,7 @@ for _ in range(steps):
     losses.append(loss.item())
 
 plain = network()
-plain.load_state_dict(model.state_dict())  # nothing of ghostnoise is needed from here on
+plain.load_state_dict(model.state_dict())  # ghostnoise is not needed from here on
 with torch.no_grad():
     right = (plain.eval()(test_images).argmax(1) == test_labels).float().mean().item()
 print(f"loss {losses[0]:.3f} -> {losses[-1]:.3f}, test accuracy {right:.1%}")

@@ -1,6 +1,6 @@
-"""Ghost noise in networks of timm: with batch norm, with layer norm on tokens, with layer norm on images.
+"""Ghost noise in timm networks: with batch norm, with layer norm on tokens, with layer norm on images.
 
-Needs timm, and scikit-learn for its data:
+Needs timm, and scikit-learn for the data:
     python examples/timm_models.py [--steps 12]
 """
 
@@ -17,20 +17,20 @@ import ghostnoise
 
 
 def resnet():
-    """Batch norms are converted in place."""
+    """Return a ResNet whose batch norms are converted in place."""
     model = timm.create_model("resnet18", in_chans=1, num_classes=10)
     return ghostnoise.convert(model, "gni", ghost_size=16)
 
 
 def vit():
-    """Noise after every layer norm, as in the paper's ViT. Tokens are (B, T, C): channels come last."""
+    """Return a ViT with noise after every layer norm, as in the paper. Tokens are (B, T, C): channels come last."""
     sizes = {"img_size": 32, "patch_size": 8, "depth": 2}
     model = timm.create_model("vit_tiny_patch16_224", **sizes, global_pool="avg", in_chans=1, num_classes=10)
     return ghostnoise.convert(model, "gni", ghost_size=12, after=nn.LayerNorm, channel_dim=-1)
 
 
 def convnext():
-    """Two layouts in one network: (B, H, W, C) inside the blocks, (B, C, H, W) between the stages."""
+    """Return a ConvNeXt, with two layouts: (B, H, W, C) inside the blocks, (B, C, H, W) between the stages."""
     sizes = {"depths": (1, 1, 1, 1), "dims": (32, 64, 128, 256)}
     model = timm.create_model("convnext_tiny", **sizes, in_chans=1, num_classes=10)
     model = ghostnoise.convert(model, "gni", ghost_size=32, after=LayerNorm, channel_dim=-1)

@@ -7,7 +7,7 @@ from ghostnoise import checks, functional
 
 @pytest.mark.parametrize("value", [0, -3, 2.0, 2.5, "8", True, None, [4], torch.tensor(2.5), np.array([1, 2])])
 def test_ghost_sizes_that_are_none(value):
-    with pytest.raises(ValueError, match=r"ghost_size=.*: must be an integer of 1 or more"):
+    with pytest.raises(ValueError, match=r"ghost_size=.*: must be an integer from 1 to 65536"):
         checks.ghost_size(value)
 
 

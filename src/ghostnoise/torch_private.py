@@ -8,7 +8,7 @@ from typing import Any
 
 import torch
 import torch.distributed as dist
-from torch import Tensor
+from torch import Tensor, nn
 from torch.autograd import forward_ad
 from torch.nn.modules.batchnorm import _BatchNorm as AnyBatchNorm
 from torch.nn.modules.batchnorm import _LazyNormBase as AnyLazyNorm
@@ -18,10 +18,15 @@ __all__ = [
     "AnyBatchNorm",
     "AnyConvolution",
     "AnyLazyNorm",
+    "backward_hooks",
     "break_graph",
+    "children",
+    "forward_hooks",
     "has_tangent",
     "in_backward",
+    "input_check",
     "intercepted",
+    "is_lazy_hook",
     "is_traced",
     "is_zero_tensor",
     "process_group_by_name",
@@ -29,6 +34,31 @@ __all__ = [
     "transformed",
     "vmap_levels",
 ]
+
+
+def children(module: nn.Module) -> dict[str, nn.Module | None]:
+    """Return the children of a module by name; `getattr` takes several times as long."""
+    return module._modules
+
+
+def forward_hooks(module: nn.Module) -> tuple[dict[int, Any], dict[int, Any]]:
+    """Return the forward pre-hooks and the forward hooks of a module, which can be removed from these tables."""
+    return module._forward_pre_hooks, module._forward_hooks
+
+
+def backward_hooks(module: nn.Module) -> tuple[dict[int, Any], dict[int, Any]]:
+    """Return the backward pre-hooks and the backward hooks of a module."""
+    return module._backward_pre_hooks, module._backward_hooks
+
+
+def is_lazy_hook(hook: object) -> bool:
+    """Return whether a hook is the one by which a lazy module infers its parameters from the first batch."""
+    return getattr(hook, "__name__", "") == "_infer_parameters"
+
+
+def input_check(layer: type[AnyBatchNorm]) -> Any:
+    """Return the method by which a class of batch norms checks the rank of its input."""
+    return layer._check_input_dim
 
 
 def transformed() -> bool:

@@ -1,20 +1,21 @@
-"""Standalone noise at modules that are no batch norms."""
+"""Noise that is inserted at modules that are not batch norms."""
 
 import copy
 import pickle
 
 import pytest
 import torch
+from support.models import convolutional, images, state, tokens, transformer
 from torch import nn
 
 import ghostnoise
-from models import convolutional, images, state, tokens, transformer
+from ghostnoise.methods import registry
 
-METHODS = ["gni", "gni-shift", "gni-scale", "agni", "agni-conv"]
+METHODS = {name: method for name, method in registry.names().items() if method[0].noise is not None}
 
 
 class Residual(nn.Module):
-    """One activation, called twice."""
+    """A block that calls its activation twice."""
 
     def __init__(self):
         super().__init__()
@@ -32,8 +33,8 @@ def output_of(model, x):
 @pytest.mark.parametrize("method", METHODS)
 def test_after_layer_norm(method):
     model = ghostnoise.convert(transformer(), method, 4, after=nn.LayerNorm)
-    options = ghostnoise.conversion.table.METHODS[method].fixed
-    noise = ghostnoise.conversion.table.METHODS[method].noise
+    spec, options = METHODS[method]
+    noise = spec.noise
     by_hand = transformer()
     by_hand.insert(1, noise(4, channel_dim=-1, **options))
     by_hand.insert(5, noise(4, channel_dim=-1, **options))
@@ -57,7 +58,7 @@ def test_several_types_and_their_subclasses():
     assert [row.name for row in ghostnoise.summary(model)] == ["0", "2", "3", "5"]
 
 
-def test_where_narrows():
+def test_where_restricts_types():
     model = ghostnoise.convert(transformer(), "gni", 4, after=nn.LayerNorm, where=lambda name, module: name == "3")
     assert [row.name for row in ghostnoise.summary(model)] == ["3"]
 
@@ -76,12 +77,14 @@ def test_where_alone_selects_anything():
 
 def test_options_of_the_noise():
     generator = torch.Generator()
-    model = ghostnoise.convert(transformer(), "agni", 4, after=nn.LayerNorm, eps=1e-2, dof="exact", generator=generator)
+    model = ghostnoise.convert(
+        transformer(), "agni", 4, after=nn.LayerNorm, noise_eps=1e-2, dof="exact", generator=generator
+    )
     noise = model[0].ghost_noise
-    assert (noise.eps, noise.dof, noise.generator) == (1e-2, "exact", generator)
+    assert (noise.noise_eps, noise.dof, noise.generator) == (1e-2, "exact", generator)
 
 
-def test_no_key_is_renamed_and_eval_is_as_before():
+def test_keys_and_eval_output_do_not_change():
     model, plain = transformer(), transformer()
     expected = model.eval()(tokens())
     ghostnoise.convert(model, "gni", 4, after=nn.LayerNorm)
@@ -93,7 +96,7 @@ def test_no_key_is_renamed_and_eval_is_as_before():
     assert not torch.equal(model.train()(tokens()), expected)
 
 
-def test_an_optimizer_built_before_stays_valid():
+def test_an_optimizer_created_before_stays_valid():
     model = transformer()
     optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
     ghostnoise.convert(model, "gni", 4, after=nn.LayerNorm)
@@ -113,7 +116,7 @@ def test_converting_again_replaces_the_noise():
     assert len(ghostnoise.summary(model)) == 2
 
 
-def test_revert_takes_it_away():
+def test_revert_removes_the_noise():
     model = transformer()
     calls = []
     model[0].register_forward_hook(lambda *args: calls.append(1))
@@ -127,7 +130,7 @@ def test_revert_takes_it_away():
 
 
 @pytest.mark.parametrize("place", ["after", "before"])
-def test_copies_have_noise_of_their_own(place):
+def test_copies_have_their_own_noise(place):
     model = ghostnoise.convert(transformer(), "gni", 4, **{place: nn.LayerNorm})
     for twin in (copy.deepcopy(model), pickle.loads(pickle.dumps(model))):
         assert twin[0].ghost_noise is not model[0].ghost_noise
@@ -145,10 +148,10 @@ def test_a_second_call_in_a_forward_pass_is_reported_once():
     ghostnoise.convert(model, "gni", 4, before=nn.ReLU, channel_dim=-1)
     with pytest.warns(UserWarning, match=r"noise before '0.relu' \(ReLU\) is called more than once in a forward pass"):
         model(tokens())
-    model(tokens())  # and not again: warnings are errors here
+    model(tokens())  # no second warning, which would be an error here
 
 
-def test_each_call_draws_afresh():
+def test_each_call_draws_new_noise():
     model = ghostnoise.convert(nn.Sequential(nn.ReLU()), "gni", 4, before=nn.ReLU)
     x = images()
     assert not torch.equal(model[0](x), model[0](x))
@@ -172,7 +175,7 @@ def test_calls_in_eval_are_not_reported():
     model.eval()(tokens())
 
 
-def test_a_copy_counts_for_itself():
+def test_a_copy_counts_its_own_calls():
     model = ghostnoise.convert(Residual(), "gni", 4, before=nn.ReLU, channel_dim=-1)
     twin = copy.deepcopy(model)
     for each in (model, twin):
@@ -214,10 +217,10 @@ def test_a_module_with_several_names_is_reported_when_it_is_converted():
     model(tokens())
 
 
-# What cannot be.
+# Errors.
 
 
-def test_an_activation_does_not_tell_where_the_channels_of_tokens_are():
+def test_the_channel_dimension_of_an_activation_on_tokens_must_be_given():
     model = ghostnoise.convert(nn.Sequential(nn.ReLU()), "gni", 4, before=nn.ReLU)
     model(torch.randn(8, 6))
     model(images())
@@ -229,11 +232,13 @@ def test_an_activation_does_not_tell_where_the_channels_of_tokens_are():
 
 
 def test_containers():
-    with pytest.raises(ValueError, match=r"'4' \(Sequential\) is a container, .*; select a layer in it \(where= sees"):
+    with pytest.raises(
+        ValueError, match=r"'4' \(Sequential\) is a container, .*: select a layer inside it \(where= is"
+    ):
         ghostnoise.convert(convolutional(), "gni", 4, where=lambda name, module: name == "4", channel_dim=1)
 
 
-def test_the_name_is_taken():
+def test_an_attribute_with_the_name_of_the_noise():
     model = transformer()
     model[3].ghost_noise = 3
     before = state(model)
@@ -251,7 +256,7 @@ def test_modules_that_do_not_return_one_tensor():
 
 def test_inputs_given_by_name():
     model = ghostnoise.convert(nn.Sequential(nn.ReLU()), "gni", 4, before=nn.ReLU)
-    with pytest.raises(ValueError, match=r"noise before .* got no input by position"):
+    with pytest.raises(ValueError, match=r"noise before .* got no positional input"):
         model[0](input=images())
     model.eval()[0](input=images())
 

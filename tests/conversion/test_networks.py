@@ -1,16 +1,16 @@
-"""Networks of timm, whole."""
+"""Conversion of whole timm networks."""
 
 import copy
 import io
 
 import pytest
 import torch
+from support.models import state
 from torch import nn
 
 import ghostnoise
-import networks
-from ghostnoise.layers.batch_norm import BatchNorm
-from models import state
+from ghostnoise.methods.base import NormLayer
+from support import networks
 
 WITH_BATCH_NORM = ["resnet18", "mobilenetv3_small_050", "efficientnet_b0", "resnetv2_50", "regnetx_002", "test_byobnet"]
 
@@ -20,7 +20,7 @@ def pixels(batch_size=4):
 
 
 @pytest.mark.parametrize("name", WITH_BATCH_NORM)
-def test_all_batch_norms_are_converted_and_back(name):
+def test_all_batch_norms_are_converted_and_reverted(name):
     torch.manual_seed(0)
     model = networks.build(name)
     before = state(model)
@@ -29,7 +29,7 @@ def test_all_batch_norms_are_converted_and_back(name):
     keys = list(model.state_dict())
     ghostnoise.convert(model, "gni", 2)
     assert len(norms) > 10
-    assert all(isinstance(norm, BatchNorm) for norm in norms)
+    assert all(isinstance(norm, NormLayer) for norm in norms)
     assert len(ghostnoise.summary(model)) == len(norms)
     assert list(model.state_dict()) == keys
     assert torch.equal(model(pixels()), expected)
@@ -71,7 +71,7 @@ def test_noise_in_networks_without_batch_norm(name, options, channel_dim, kind):
     keys = list(model.state_dict())
     with pytest.raises(ValueError, match=r"no batch norm in this .*, whose norm layers are: .*LayerNorm.* give after="):
         ghostnoise.convert(model, "gni", 4)
-    with pytest.raises(ValueError, match=r"channel_dim is not known for .*: give channel_dim=1, or -1"):
+    with pytest.raises(ValueError, match=r"channel_dim is not known for .*: give channel_dim=1, or channel_dim=-1"):
         ghostnoise.convert(model, "gni", 4, after=kind)
     ghostnoise.convert(model, "gni", 4, after=kind, channel_dim=channel_dim)
     assert torch.equal(model(pixels()), expected)

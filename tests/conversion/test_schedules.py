@@ -1,13 +1,17 @@
 import copy
 import gc
+import io
+import pickle
 
 import pytest
 import torch
+from support.models import convolutional, images, state, transformer
 from torch import nn
+from torch.nn.utils import parametrize
 
 import ghostnoise
 from ghostnoise import ConstantSchedule, CosineSchedule, LinearSchedule, OffAfter
-from models import convolutional, images, state, transformer
+from ghostnoise.conversion.schedules import schedule_of
 
 
 def seen(schedule, steps):
@@ -26,7 +30,7 @@ def test_sizes_over_steps():
     assert seen(OffAfter(16, steps=2), 4) == [16, 16, None, None]
 
 
-def test_sizes_are_plain_integers_of_one_or_more():
+def test_sizes_are_positive_integers():
     for schedule in (LinearSchedule(1, 2, steps=7), CosineSchedule(9, 1, steps=5)):
         assert all(type(size) is int and size >= 1 for size in seen(schedule, 9))
 
@@ -60,7 +64,7 @@ def test_a_schedule_for_each_pattern():
     assert [model[1].ghost_size, model[4][1].ghost_size] == [8, None]
 
 
-def test_state_goes_on():
+def test_state_dict_resumes():
     schedule = LinearSchedule(4, 8, steps=4)
     seen(schedule, 3)
     other = LinearSchedule(4, 8, steps=4)
@@ -69,7 +73,7 @@ def test_state_goes_on():
     assert other.ghost_size == schedule.ghost_size == 7
     assert model[1].ghost_size == 7
     assert schedule.state_dict() == {"steps_taken": 3}
-    with pytest.raises(ValueError, match="steps=-1: must be an integer of 0 or more"):
+    with pytest.raises(ValueError, match="steps_taken=-1: must be an integer of 0 or more"):
         schedule.load_state_dict({"steps_taken": -1})
 
 
@@ -102,30 +106,106 @@ def test_a_layer_has_one_schedule():
     assert layer.ghost_size == 32
 
 
-def test_copies_are_on_their_own():
+def pickled(value):
+    return pickle.loads(pickle.dumps(value))
+
+
+def saved(value):
+    file = io.BytesIO()
+    torch.save(value, file)
+    file.seek(0)
+    return torch.load(file, weights_only=False)
+
+
+copies = pytest.mark.parametrize("copied", [copy.deepcopy, pickled, saved])
+
+
+@copies
+@pytest.mark.parametrize("order", [1, -1], ids=["model first", "schedule first"])
+@pytest.mark.parametrize("noise", [False, True], ids=["norm", "noise"])
+def test_a_copied_pair_moves_together_and_leaves_the_original_alone(copied, order, noise):
+    schedule = LinearSchedule(4, 8, steps=2)
+    if noise:
+        model = ghostnoise.convert(transformer(), "gni", schedule, after=nn.LayerNorm)
+    else:
+        model = ghostnoise.convert(convolutional(), "gni", schedule)
+    schedule.step()
+    twin, other = copied((model, schedule)[::order])[::order]
+    assert (other.steps_taken, other.ghost_size) == (1, 6)
+    other.step()
+    assert [row.ghost_size for row in ghostnoise.summary(twin)] == [8, 8]
+    assert [row.ghost_size for row in ghostnoise.summary(model)] == [6, 6]
+    assert schedule.steps_taken == 1
+    schedule.load_state_dict({"steps_taken": 0})
+    assert [row.ghost_size for row in ghostnoise.summary(twin)] == [8, 8]
+    assert [row.ghost_size for row in ghostnoise.summary(model)] == [4, 4]
+    ghostnoise.revert(twin)
+    other.step()
+    assert [len(other.layers), len(schedule.layers)] == [0, 2]
+
+
+@copies
+def test_a_model_that_is_copied_alone_has_its_own_schedule(copied):
     schedule = LinearSchedule(4, 8, steps=1)
     model = ghostnoise.convert(convolutional(), "gni", schedule)
-    twin = copy.deepcopy(model)
+    twin = copied(model)
     schedule.step()
     assert [model[1].ghost_size, twin[1].ghost_size] == [8, 4]
+    assert ghostnoise.summary(twin)[0].notes == "LinearSchedule"
+    other = schedule_of(twin[1])
+    assert other is schedule_of(twin[4][1])
+    other.step()
+    assert [twin[1].ghost_size, twin[4][1].ghost_size] == [8, 8]
 
 
-def test_a_schedule_keeps_no_model_alive():
+@copies
+def test_a_schedule_that_is_copied_alone_has_no_layers(copied):
+    schedule = LinearSchedule(4, 8, steps=2)
+    model = ghostnoise.convert(convolutional(), "gni", schedule)
+    schedule.step()
+    other = copied(schedule)
+    assert repr(other) == repr(schedule)
+    assert len(other.layers) == 0
+    other.step()
+    assert model[1].ghost_size == 6
+    assert ghostnoise.convert(convolutional(), "gni", other)[1].ghost_size == 8
+
+
+@copies
+def test_a_schedule_that_refers_to_its_model(copied):
+    schedule = LinearSchedule(4, 8, steps=2)
+    schedule.model = ghostnoise.convert(convolutional(), "gni", schedule)
+    other = copied(schedule)
+    other.step()
+    assert [other.model[1].ghost_size, schedule.model[1].ghost_size] == [6, 4]
+
+
+def test_parametrized_layers_are_copied_with_their_schedule():
+    schedule = LinearSchedule(4, 8, steps=1)
+    model = nn.Sequential(nn.BatchNorm2d(3))
+    parametrize.register_parametrization(model[0], "weight", nn.Identity())
+    ghostnoise.convert(model, "gni", schedule)
+    twin, other = copy.deepcopy((model, schedule))
+    other.step()
+    assert [model[0].ghost_size, twin[0].ghost_size] == [4, 8]
+
+
+def test_a_schedule_does_not_keep_its_model_alive():
     schedule = LinearSchedule(4, 8, steps=1)
     ghostnoise.convert(convolutional(), "gni", schedule)
     gc.collect()
-    assert len(schedule._layers) == 0
+    assert len(schedule.layers) == 0
 
 
 @pytest.mark.parametrize(
     ("method", "schedule", "message"),
     [
-        ("xbn", LinearSchedule(8, 1, steps=3), "ghost_size=1: must be an integer of 2 or more"),
+        ("xbn", LinearSchedule(8, 1, steps=3), "ghost_size=1: must be an integer from 2 to 65536"),
         ("en", OffAfter(8, steps=3), "alpha=None with ghost_size=None"),
         ("bn", ConstantSchedule(8), r"ghost_size=ConstantSchedule\(size=8, steps=1, .*\): 'bn' normalizes the whole"),
     ],
 )
-def test_a_schedule_must_fit_to_its_end(method, schedule, message):
+def test_both_ends_of_a_schedule_are_checked(method, schedule, message):
     model = convolutional()
     before = state(model)
     with pytest.raises(ValueError, match=message):
@@ -137,7 +217,7 @@ def test_settings_are_checked():
     for build, message in (
         (lambda: LinearSchedule(0, 8, steps=3), "ghost_size=0"),
         (lambda: CosineSchedule(8, None, steps=3), "ghost_size=None"),
-        (lambda: LinearSchedule(4, 8, steps=0), "steps=0: must be an integer of 1 or more, the steps of a schedule"),
+        (lambda: LinearSchedule(4, 8, steps=0), "steps=0: must be an integer of 1 or more, a number of steps"),
         (lambda: OffAfter(4, steps=2.5), "steps=2.5"),
         (lambda: ConstantSchedule("8"), "ghost_size='8'"),
     ):
@@ -145,7 +225,7 @@ def test_settings_are_checked():
             build()
 
 
-def test_a_schedule_of_ones_own():
+def test_a_subclass_defines_at():
     class Doubling(ghostnoise.Schedule):
         def at(self, step):
             return 2**step

@@ -1,26 +1,31 @@
-"""The kinds of batch norm that there are: subclasses, lazy, synchronized, parametrized, with drop and act."""
+"""Kinds of batch norm to convert: subclasses, lazy, synchronized, parametrized, with drop and act."""
 
 import copy
+import io
 import pickle
+import warnings
 
 import pytest
 import torch
+from support.families import SHAPES, example
+from support.models import SIZES
 from torch import nn
 from torch.nn.utils import parametrize
 
 import ghostnoise
-import networks
-from families import SHAPES, example
-from ghostnoise.layers.ghost import GhostBatchNorm
-from ghostnoise.layers.noisy_norm import GhostNoiseBatchNorm
-from models import SIZES
+from ghostnoise import GhostBatchNorm, GhostNoiseBatchNorm
+from ghostnoise.conversion.swap import Method, check_options, name_of
+from ghostnoise.conversion.variants import activated
+from ghostnoise.methods import registry
+from ghostnoise.methods.registry import MethodSpec
+from support import networks
 
 every_rank = pytest.mark.parametrize("dimensions", list(SHAPES))
 every_method = pytest.mark.parametrize("method", list(SIZES))
 
 
 class Renamed(nn.BatchNorm2d):
-    """A subclass without a forward of its own."""
+    """A subclass that does not define a forward."""
 
     def greeting(self):
         return "hello"
@@ -44,7 +49,7 @@ def test_subclasses_without_a_forward_of_their_own():
     assert ghostnoise.revert(model)[0].greeting() == "hello"
 
 
-def test_subclasses_that_take_other_ranks_still_do():
+def test_subclasses_that_accept_other_ranks_still_do():
     model = ghostnoise.convert(nn.Sequential(AnyRank(3)), "gni", 4)
     assert type(model[0]) is GhostNoiseBatchNorm
     for dimensions in SHAPES:
@@ -52,22 +57,24 @@ def test_subclasses_that_take_other_ranks_still_do():
     assert type(ghostnoise.revert(model)[0]) is AnyRank
 
 
-def test_subclasses_of_ours():
+def test_subclasses_of_layers_of_this_library():
     class Own(ghostnoise.GhostBatchNorm2d):
         def forward(self, x):
             return x
 
-    with pytest.raises(ValueError, match=r"'0' \(Own\) is a .*Own, whose forward is its own"):
+    with pytest.raises(ValueError, match=r"'0' \(Own\) is a .*Own, which defines its own forward"):
         ghostnoise.convert(nn.Sequential(Own(3, ghost_size=4)), "gni", 4)
     class_without = type("Without", (ghostnoise.GhostBatchNorm2d,), {})
     model = ghostnoise.convert(nn.Sequential(class_without(3, ghost_size=4)), "gni", 4)
     assert type(model[0]) is ghostnoise.GhostNoiseBatchNorm2d
 
 
-def test_an_attribute_in_the_way():
+def test_an_attribute_with_the_name_of_an_option():
     model = nn.Sequential(nn.BatchNorm2d(3), nn.BatchNorm2d(3))
-    model[1].scale = nn.Parameter(torch.ones(1))
-    with pytest.raises(ValueError, match=r"'1' \(BatchNorm2d\) has an attribute 'scale' of its own, which .* needs"):
+    model[1].components = nn.Parameter(torch.ones(1))
+    with pytest.raises(
+        ValueError, match=r"'1' \(BatchNorm2d\) has an attribute 'components' of its own, which .* needs"
+    ):
         ghostnoise.convert(model, "gni", 4)
     assert type(model[0]) is nn.BatchNorm2d
 
@@ -85,9 +92,8 @@ def test_lazy_layers_stay_lazy_until_the_first_batch(dimensions, method):
     model = ghostnoise.convert(lazy(dimensions), method, **SIZES[method])
     assert isinstance(model[0], getattr(nn, f"LazyBatchNorm{dimensions}d"))
     assert model[0].has_uninitialized_params()
-    built = ghostnoise.conversion.table.METHODS[method].ranked[dimensions - 1](
-        3, **SIZES[method], **ghostnoise.conversion.table.METHODS[method].fixed
-    )
+    spec, fixed = registry.names()[method]
+    built = spec.norms[dimensions - 1](3, **SIZES[method], **fixed)
     torch.manual_seed(0)
     output = model(example(dimensions))
     torch.manual_seed(0)
@@ -133,7 +139,7 @@ def test_lazy_layers_load_a_state_dict(options):
 
 
 def test_lazy_layers_pickle():
-    """As torch's do; copying them is what torch itself refuses."""
+    """They can be pickled, as torch's own can; torch refuses to deep-copy lazy modules."""
     model = ghostnoise.convert(lazy(2), "gbn", 4)
     twin = pickle.loads(pickle.dumps(model))
     twin(example(2))
@@ -145,10 +151,10 @@ def test_lazy_layers_pickle():
 
 
 @every_method
-def test_synchronized_layers_take_any_rank(method):
+def test_synchronized_layers_accept_any_rank(method):
     model = nn.Sequential(nn.SyncBatchNorm(3))
     ghostnoise.convert(model, method, **SIZES[method], scope="local")
-    assert type(model[0]) is ghostnoise.conversion.table.METHODS[method].norm
+    assert type(model[0]) is registry.names()[method][0].norm
     assert model[0].process_group is None
     for dimensions in SHAPES:
         assert model(example(dimensions)).shape == SHAPES[dimensions]
@@ -211,17 +217,24 @@ def test_drop_and_act_are_kept(method):
     expected = model.eval()(example(2))
     ghostnoise.convert(model, method, **SIZES[method])
     assert (model[0].act, model[0].drop) == (act, drop)
-    assert torch.equal(model(example(2)), expected) == (method != "en")
+    assert torch.equal(model(example(2)), expected) != registry.names()[method][0].changes_inference
     drop.eval()
     torch.manual_seed(0)
     ours = model[0].train()
     drop.eval()
     output = ours(example(2))
     torch.manual_seed(0)
-    norm = ghostnoise.conversion.table.METHODS[method]
-    assert torch.equal(output, act(norm.ranked[1](3, **SIZES[method], **norm.fixed)(example(2))))
-    assert type(pickle.loads(pickle.dumps(model))[0]) is norm.activated
-    if method != "en":
+    spec, fixed = registry.names()[method]
+    assert torch.equal(output, act(spec.norms[1](3, **SIZES[method], **fixed)(example(2))))
+    file = io.BytesIO()
+    torch.save(model, file)
+    file.seek(0)
+    loaded = torch.load(file, weights_only=False)
+    for twin in (copy.deepcopy(model), pickle.loads(pickle.dumps(model)), loaded):
+        assert type(twin[0]) is activated(spec.norms[1])
+        assert torch.equal(twin.eval()(example(2)), model.eval()(example(2)))
+    with warnings.catch_warnings():
+        warnings.filterwarnings("ignore", ".* layers become plain batch norm")
         assert type(ghostnoise.revert(model)[0]) is theirs
 
 
@@ -235,5 +248,71 @@ def test_synchronized_layers_with_drop_and_act():
 
 def test_other_layers_of_timm_with_their_own_forward():
     split = networks.layer("SplitBatchNorm2d")(4)
-    with pytest.raises(ValueError, match=r"SplitBatchNorm2d, whose forward is its own: .*where="):
+    with pytest.raises(ValueError, match=r"SplitBatchNorm2d, which defines its own forward, .*where="):
         ghostnoise.convert(nn.Sequential(split), "gni", 4)
+
+
+# Methods and their options.
+
+
+@pytest.mark.parametrize("name", list(registry.names()))
+def test_options_are_those_of_the_layer_that_conversion_does_not_name(name):
+    method = Method(name, *registry.find(name))
+    options = method.options(method.spec.norm)
+    assert {*options, *method.fixed, "ghost_size"} >= {*method.spec.norm.options} - {"process_group"}
+    assert not {"ghost_size", "bias", "num_features", "device", *method.fixed} & {*options}
+    if method.spec.noise is not None:
+        assert "noise_eps" in method.options(method.spec.noise)
+        assert "channel_dim" not in method.options(method.spec.noise)
+
+
+class Strict(ghostnoise.BatchNorm):
+    def __init__(self, num_features, *, strength):
+        super().__init__(num_features)
+
+
+def test_options_without_a_default_must_be_given():
+    spec = MethodSpec("strict", "Strict", "", "", "", norm=Strict)
+    check_options(Method("strict", spec, {}), Strict, {"strength": 1}, [])
+    check_options(Method("strict", spec, {"strength": 1}), Strict, {}, [])
+    with pytest.raises(ValueError, match="strength is missing: Strict has no default for it; give strength="):
+        check_options(Method("strict", spec, {}), Strict, {}, [])
+
+
+def test_names_of_layers_built_with_other_options():
+    layer = ghostnoise.GhostNoiseBatchNorm2d(3, ghost_size=4, components="scale")
+    assert name_of(type(layer), vars(layer)) == "gni-scale"
+    assert name_of(ghostnoise.BatchNorm2d, {}) == "bn"
+    assert name_of(ghostnoise.AnalyticalGhostNoise, {"law": "conv", "components": "shift"}) == "agni-conv"
+
+
+# EvalNorm, which is not an nn.BatchNorm*d.
+
+
+@every_rank
+def test_eval_norm_converts_in_place_both_ways(dimensions):
+    plain = getattr(nn, f"BatchNorm{dimensions}d")
+    model = nn.Sequential(plain(3))
+    layer = model[0]
+    ghostnoise.convert(model, "en", 4)
+    assert model[0] is layer
+    assert type(layer) is getattr(ghostnoise, f"EvalNorm{dimensions}d")
+    assert not isinstance(layer, plain)
+    model(example(dimensions))
+    ghostnoise.convert(model, "gbn", 4)
+    assert type(layer) is getattr(ghostnoise, f"GhostBatchNorm{dimensions}d")
+    assert isinstance(layer, plain)
+    with pytest.warns(UserWarning, match="1 EvalNorm layers become plain batch norm"):
+        ghostnoise.revert(ghostnoise.convert(model, "en", 4))
+    assert type(layer) is plain
+
+
+@every_rank
+def test_eval_norm_built_by_hand(dimensions):
+    model = nn.Sequential(getattr(ghostnoise, f"EvalNorm{dimensions}d")(3, ghost_size=4))
+    converted = ghostnoise.convert(copy.deepcopy(model), "gni", 4)
+    assert type(converted[0]) is getattr(ghostnoise, f"GhostNoiseBatchNorm{dimensions}d")
+    plain = getattr(nn, f"BatchNorm{dimensions}d")
+    assert type(ghostnoise.revert(converted)[0]) is plain
+    with pytest.warns(UserWarning, match="EvalNorm"):
+        assert type(ghostnoise.revert(model)[0]) is plain

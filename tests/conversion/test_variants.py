@@ -1,23 +1,48 @@
+import copy
 import pickle
 
+import pytest
 import torch
+from support.families import FAMILIES, OPTIONS, build, example, layer_class
 from torch import nn
 
-from families import example
-from ghostnoise import GhostBatchNorm2d
+from ghostnoise import EvalNorm2d, GhostBatchNorm2d
 from ghostnoise.conversion import variants
 
 
-def test_activated_is_norm_drop_act():
-    layer, norm = variants.ActivatedGhostBatchNorm2d(3, ghost_size=4), GhostBatchNorm2d(3, ghost_size=4)
+@pytest.mark.parametrize("family", FAMILIES)
+def test_activated_is_norm_drop_act(family):
+    kind = variants.activated(layer_class(family, 2))
+    layer, norm = kind(3, **OPTIONS[family]), build(family, 2)
     layer.drop, layer.act = nn.Identity(), nn.Sigmoid()
-    assert torch.equal(layer(example(2)), norm(example(2)).sigmoid())
-    assert torch.equal(pickle.loads(pickle.dumps(layer))(example(2)), norm(example(2)).sigmoid())
+    outputs = []
+    for each in (copy.deepcopy(layer), pickle.loads(pickle.dumps(layer)), layer, nn.Sequential(norm, nn.Sigmoid())):
+        torch.manual_seed(0)
+        outputs.append(each(example(2)))
+    assert all(torch.equal(output, outputs[-1]) for output in outputs)
 
 
-def test_lazy_runs_as_what_it_becomes():
-    layer = variants.LazyNorm2d()
-    layer.cls_to_become, layer.ghost_size, layer.running_var_from = GhostBatchNorm2d, 4, "ghost"
-    layer.process_group, layer.uneven = None, False
-    assert torch.equal(layer(example(2)), GhostBatchNorm2d(3, ghost_size=4)(example(2)))
-    assert type(layer) is GhostBatchNorm2d
+@pytest.mark.parametrize("family", FAMILIES)
+def test_activated_classes_are_created_once_and_found_by_name(family):
+    norm = layer_class(family, 2)
+    kind = variants.activated(norm)
+    assert kind is variants.activated(norm)
+    assert kind is getattr(variants, f"Activated{norm.__name__}")
+    assert kind.__mro__[1:3] == (variants.Activated, norm)
+    assert pickle.loads(pickle.dumps(kind)) is kind
+
+
+def test_names_that_do_not_exist():
+    for name in ("ActivatedNothing2d", "nothing"):
+        with pytest.raises(AttributeError, match=f"no attribute '{name}'"):
+            getattr(variants, name)
+
+
+@pytest.mark.parametrize("kind", [GhostBatchNorm2d, EvalNorm2d])
+def test_lazy_runs_as_the_layer_that_it_becomes(kind):
+    layer, built = variants.LazyNorm2d(), kind(3, ghost_size=4)
+    layer.cls_to_become = kind
+    for name in kind.options:
+        setattr(layer, name, getattr(built, name))
+    assert torch.equal(layer(input=example(2)), built(example(2)))
+    assert type(layer) is kind

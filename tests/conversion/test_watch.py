@@ -3,36 +3,36 @@ import pickle
 
 import pytest
 import torch
+from support.models import convolutional, images
 from torch import nn
 
 import ghostnoise
-from models import convolutional, images
 
 synchronize = nn.SyncBatchNorm.convert_sync_batchnorm
 
 
-def test_layers_replaced_by_synchronized_ones_are_noticed():
+def test_layers_replaced_by_synchronized_ones_are_detected():
     model = synchronize(ghostnoise.convert(convolutional(), "gni", 4))
-    with pytest.raises(RuntimeError, match=r"'1' is a SyncBatchNorm now: convert_sync_batchnorm .*scope=\"global\""):
+    with pytest.raises(RuntimeError, match=r"'1' is now a SyncBatchNorm: convert_sync_batchnorm .*scope=\"global\""):
         model(images())
 
 
 def test_a_part_or_the_parent_of_the_model():
     model = ghostnoise.convert(convolutional(), "gni", 4)
     synchronize(model[4])
-    with pytest.raises(RuntimeError, match=r"'4\.1' is a SyncBatchNorm now"):
+    with pytest.raises(RuntimeError, match=r"'4\.1' is now a SyncBatchNorm"):
         model(images())
     model = ghostnoise.convert(convolutional(), "gni", 4)
     parent = synchronize(nn.Sequential(model))
-    with pytest.raises(RuntimeError, match="'1' is a SyncBatchNorm now"):
+    with pytest.raises(RuntimeError, match="'1' is now a SyncBatchNorm"):
         parent(images())
 
 
-def test_copies_notice_too():
+def test_copies_detect_it_too():
     model = ghostnoise.convert(convolutional(), "gni", 4)
     for twin in (copy.deepcopy(model), pickle.loads(pickle.dumps(model))):
         twin(images())
-        with pytest.raises(RuntimeError, match="SyncBatchNorm now"):
+        with pytest.raises(RuntimeError, match="is now a SyncBatchNorm"):
             synchronize(twin)(images())
     model(images())
 
@@ -60,12 +60,12 @@ def test_one_hook_however_often_a_model_is_converted():
     assert not model._forward_hooks
 
 
-def test_a_later_conversion_of_a_part_is_watched_by_both():
+def test_a_later_conversion_of_a_part_is_watched_too():
     model = ghostnoise.convert(convolutional(), "gbn", 4, where=lambda name, module: name == "1")
     ghostnoise.convert(model[4], "gbn", 4)
     ghostnoise.convert(model, "gni", 4, before=nn.ReLU)
     synchronize(model[4])
-    with pytest.raises(RuntimeError, match=r"'4\.1' is a SyncBatchNorm now"):
+    with pytest.raises(RuntimeError, match=r"'4\.1' is now a SyncBatchNorm"):
         model(images())
 
 

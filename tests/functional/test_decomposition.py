@@ -51,7 +51,7 @@ def test_dtypes_and_gradients():
 
 
 def test_bad_input():
-    with pytest.raises(ValueError, match="ghost_size=0: must be an integer of 1 or more"):
+    with pytest.raises(ValueError, match="ghost_size=0: must be an integer from 1 to 65536"):
         functional.decompose(torch.randn(8, 2), 0)
     with pytest.raises(ValueError, match="got an empty input"):
         functional.decompose(torch.randn(0, 2), 4)

@@ -3,7 +3,6 @@
 import numpy as np
 import pytest
 import torch
-from ghostnoise.ghosts import ghost_sizes
 from hypothesis import HealthCheck, assume, given, settings
 from hypothesis import strategies as st
 from scipy import stats
@@ -11,6 +10,7 @@ from scipy import stats
 import reference
 from ghostnoise.meter.layer import sample_ghost_batches
 from ghostnoise.meter.theory import COMPONENTS
+from ghostnoise.statistics.samples import ghost_sizes
 from inputs import cases
 from support.metering import Spy, assert_histogram, measure, noise_of, variance_fractions
 

@@ -166,7 +166,7 @@ def test_nothing_measured():
 @pytest.mark.parametrize(
     ("options", "message"),
     [
-        ({"ghost_size": 0}, "ghost_size=0: must be an integer of 1 or more"),
+        ({"ghost_size": 0}, "ghost_size=0: must be an integer from 1 to 65536"),
         ({"ghost_size": 2.5}, "ghost_size=2.5: must be an integer"),
         ({"draws": 0}, "draws=0: must be an integer of 1 or more"),
         ({"draws": True}, "draws=True: must be an integer"),

@@ -37,7 +37,7 @@ class Spy:
 
         def record_noise(*args):
             by_sampling = sample(*args)
-            methods = {name: method.sampling for name, method in layer_module.METHODS.items() if method.sampling}
+            methods = {name: spec.meter.sampling for name, spec in layer_module.METHODS.items() if spec.meter.sampling}
             self.noise.append({name: by_sampling[sampling] for name, sampling in methods.items()})
             return by_sampling
 

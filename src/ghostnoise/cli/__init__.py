@@ -23,6 +23,7 @@ COMMANDS = {
     "data": "list, download or verify data sets",
     "meter": "measure the noise in each layer of a network",
     "advise": "report how strong the noise in a network is, and suggest a ghost size",
+    "methods": "list the methods, their layers and their options",
     "bench": "measure time and memory against nn.BatchNorm and other libraries",
     "doctor": "print versions, the CPU, and the backends that can be used",
 }

@@ -1,15 +1,15 @@
-"""Swap layers in any model, and back."""
+"""Conversion of the layers of any model to methods of this library, and back."""
 
-from ghostnoise.conversion.report import Row, Summary, summary
+from ghostnoise.conversion.convert import convert, revert
 from ghostnoise.conversion.schedules import ConstantSchedule, CosineSchedule, LinearSchedule, OffAfter, Schedule
-from ghostnoise.conversion.surgery import convert, revert
+from ghostnoise.conversion.summary import LayerSummary, Summary, summary
 
 __all__ = [
     "ConstantSchedule",
     "CosineSchedule",
+    "LayerSummary",
     "LinearSchedule",
     "OffAfter",
-    "Row",
     "Schedule",
     "Summary",
     "convert",

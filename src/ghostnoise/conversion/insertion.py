@@ -1,4 +1,4 @@
-"""Standalone noise after or before a module, as a child and a hook: no module is replaced, no key is renamed."""
+"""Noise after or before a module, as a child and a hook of it: no module is replaced, and no key is renamed."""
 
 import warnings
 from typing import Any, NamedTuple
@@ -7,40 +7,47 @@ import torch
 from torch import Tensor, fx, nn
 
 from ghostnoise.conversion.schedules import Schedule, release
-from ghostnoise.conversion.selection import Found
-from ghostnoise.conversion.sizes import Size, range_of
-from ghostnoise.conversion.table import NOISES, Method
+from ghostnoise.conversion.swap import Method
+from ghostnoise.conversion.targets import Found, range_of
 from ghostnoise.conversion.watch import Watch
+from ghostnoise.methods import registry
+from ghostnoise.torch_private import forward_hooks
 
 CHILD = "ghost_noise"
 
 
-class Place:
-    """Where noise was inserted; held by the noise itself."""
+class InsertionPoint:
+    """The place at which noise was inserted, stored as `insertion_point` of the noise.
+
+    Args:
+        host: the module.
+        before: if True, the noise is injected into the input of the host, else into its output.
+        guessed: whether the channel dimension is a guess that 3-dimensional inputs can contradict.
+    """
 
     def __init__(self, host: Found, before: bool, guessed: bool) -> None:
         self.host, self.before, self.guessed = str(host), before, guessed
-        self.reported = len(host.names) > 1  # by the conversion itself
+        self.reported = len(host.names) > 1  # `convert` itself warns about these
         self.count_for(None)
 
     def count_for(self, watch: Watch | None) -> None:
-        """Count calls in the forward passes that `watch` sees, from now on."""
+        """Count calls per forward pass of the model that `watch` is installed on, from now on."""
         self.watch, self.last_pass = watch, 0
 
     def check(self, x: Any) -> None:
-        """There is one tensor, and its channels are where they were taken to be."""
+        """Check that `x` is one tensor, and that its channel dimension is not ambiguous."""
         if not isinstance(x, Tensor):
             raise ValueError(
                 f"noise {self} got a {type(x).__name__}: must be a single tensor; insert the noise at another module"
             )
         if self.guessed and x.ndim == 3:
             raise ValueError(
-                f"noise {self} got an input of shape {tuple(x.shape)}: tokens (B, T, C) or a sequence (B, C, L), which "
-                "an activation does not tell; convert with channel_dim=-1 for tokens, or channel_dim=1"
+                f"noise {self} got an input of shape {tuple(x.shape)}: tokens (B, T, C) or a sequence (B, C, L), and "
+                "an activation does not show which; convert with channel_dim=-1 for tokens, or channel_dim=1"
             )
 
     def count(self) -> None:
-        """Report a second call in one forward pass of the model, once."""
+        """Warn, once, about a second call in the same forward pass of the model."""
         if torch.compiler.is_compiling() or self.watch is None or not self.watch.running or self.reported:
             return
         if self.last_pass == self.watch.passes:
@@ -53,19 +60,19 @@ class Place:
 
 
 class Insertion(NamedTuple):
-    """Noise, ready to be inserted."""
+    """Noise that was checked and can be inserted."""
 
     host: Found
     noise: Any
     schedule: Schedule | None
 
     def commit(self) -> None:
-        """Insert the noise, instead of what conversion inserted before."""
-        module, place = self.host.module, self.noise.place
+        """Insert the noise, instead of noise that was inserted by an earlier conversion."""
+        module = self.host.module
         remove(module)
         self.noise.train(module.training)
         module.add_module(CHILD, self.noise)
-        if place.before:
+        if self.noise.insertion_point.before:
             module.register_forward_pre_hook(inject_before)
         else:
             module.register_forward_hook(inject_after)
@@ -73,73 +80,79 @@ class Insertion(NamedTuple):
             self.schedule.attach(self.noise)
 
     def report(self) -> None:
-        """Warn of a module that is known to be called more than once."""
-        if self.noise.place.reported:
+        """Warn about a module that has several names, and so is called more than once."""
+        if self.noise.insertion_point.reported:
             names = ", ".join(map(repr, self.host.names))
-            _warn(f"noise {self.noise.place} is at a module with several names, {names}")
+            _warn(f"noise {self.noise.insertion_point} is at a module with several names, {names}")
 
 
 def plan(
-    host: Found, method: Method, size: Size, options: dict[str, Any], place: Place, dim: int, group: str | None
+    host: Found,
+    method: Method,
+    size: Any,
+    options: dict[str, Any],
+    point: InsertionPoint,
+    channel_dim: int,
+    process_group: Any,
 ) -> Insertion:
-    """Insert noise of `method` at a module; raises if it cannot be."""
+    """Plan to insert noise of `method` at a module; raises if it is not possible."""
     if isinstance(host.module, (nn.Sequential, nn.ModuleList, nn.ModuleDict)):
         raise ValueError(
-            f"{host} is a container, whose children are its layers: noise cannot be one of them; select a layer in it "
-            "(where= sees every module, so test the type too)"
+            f"{host} is a container, whose children are its layers, so noise cannot be added to it: select a layer "
+            "inside it (where= is called for every module, so check the type too)"
         )
     if not inserted(host.module) and hasattr(host.module, CHILD):
-        raise ValueError(f"{host} has an attribute {CHILD!r} of its own: rename it, or leave it out with where=")
-    layer: Any = method.noise
-    noise: Any
-    noise, *_ = [method.build(layer, each, options, channel_dim=dim, process_group=group) for each in range_of(size)]
-    noise.place = place
+        raise ValueError(f"{host} has an attribute {CHILD!r} of its own: rename it, or exclude the module with where=")
+    layer: Any = method.spec.noise
+    fixed = {"channel_dim": channel_dim, "process_group": None if process_group is ... else process_group}
+    noise, *_ = [method.build(layer, each, options, **fixed) for each in range_of(size)]
+    noise.insertion_point = point
     return Insertion(host, noise, size if isinstance(size, Schedule) else None)
 
 
 def inserted(module: nn.Module) -> Any:
-    """The noise that conversion inserted at a module, or None."""
-    noise = module._modules.get(CHILD)
-    return noise if isinstance(noise, NOISES) and hasattr(noise, "place") else None
+    """Return the noise that conversion inserted at a module, or None."""
+    noise = getattr(module, CHILD, None)
+    return noise if isinstance(noise, registry.noises()) and hasattr(noise, "insertion_point") else None
 
 
 def remove(module: nn.Module) -> None:
-    """Take the inserted noise away."""
+    """Remove the inserted noise, if any."""
     noise = inserted(module)
     if noise is None:
         return
     release(noise)
-    del module._modules[CHILD]
-    for hooks in (module._forward_pre_hooks, module._forward_hooks):
+    delattr(module, CHILD)
+    for hooks in forward_hooks(module):
         for key in [key for key, hook in hooks.items() if hook in (inject_before, inject_after)]:
             del hooks[key]
 
 
 def inject_after(module: Any, args: Any, output: Any) -> Any:
-    """Forward hook: noise on what a module returns."""
+    """Inject noise into the output of a module; a forward hook."""
     return _inject(module.ghost_noise, output)
 
 
 def inject_before(module: Any, args: Any) -> Any:
-    """Forward pre-hook: noise on what a module is given."""
+    """Inject noise into the input of a module; a forward pre-hook."""
     noise = module.ghost_noise
     if not args and noise.training:
-        raise ValueError(f"noise {noise.place} got no input by position: call the module as module(x)")
+        raise ValueError(f"noise {noise.insertion_point} got no positional input: call the module as module(x)")
     return (_inject(noise, args[0]), *args[1:]) if args else None
 
 
 def _inject(noise: Any, x: Any) -> Any:
-    if isinstance(x, fx.Proxy):  # its host is traced through
+    if isinstance(x, fx.Proxy):  # `torch.fx` traces into the host
         return noise(x)
     if not noise.training:
         return x
-    noise.place.check(x)
-    noise.place.count()
+    noise.insertion_point.check(x)
+    noise.insertion_point.count()
     return noise(x)
 
 
 def _warn(what: str) -> None:
     warnings.warn(
-        f"{what}: each call draws noise of its own; give the calls modules of their own to have noise at one of them",
+        f"{what}: each call draws new noise; to have noise at one of the calls only, use a separate module for each",
         stacklevel=2,
     )

@@ -1,75 +1,101 @@
-"""Ghost sizes that change while training."""
+"""Ghost sizes that change during training."""
 
 import math
-from typing import Any, ClassVar
-from weakref import WeakSet
+from typing import Any, Self
+from weakref import WeakSet, ref
 
 from torch import nn
 
 from ghostnoise import checks
 
+LINK = "_ghostnoise_schedule"
+
 
 class Schedule:
     """Change the ghost size of the layers that `convert` gave this schedule, one `step()` at a time.
 
-    A subclass says the size `at` each step; it moves from the first to the last of them without leaving their range.
-    Whether a step is a batch or an epoch is up to the caller.
-    """
+    A subclass defines the size `at` each step, which must stay between the first and the last size. The caller decides
+    whether a step is a batch or an epoch.
 
-    _all: ClassVar["WeakSet[Schedule]"] = WeakSet()
+    Each layer refers to its schedule, so a deep copy or a pickle of a model contains a copy of the schedule. Copy or
+    save the two together, as in `copy.deepcopy((model, schedule))`, to get both: the copied schedule then steps the
+    copied layers and no others. A schedule that is copied or saved alone does not include the layers.
+    """
 
     def __init__(self, steps: int) -> None:
         self.steps, self.steps_taken = checks.steps(steps), 0
-        self._layers: WeakSet[Any] = WeakSet()
-        Schedule._all.add(self)
 
     def at(self, step: int) -> int | None:
-        """The ghost size after `step` steps, None being no ghosts; `step` is at most `steps`."""
+        """Return the ghost size after `step` steps, at most `steps`; None disables ghost batches."""
         raise NotImplementedError
 
     @property
     def ghost_size(self) -> int | None:
-        """The ghost size now."""
+        """Return the current ghost size."""
         return self.at(min(self.steps_taken, self.steps))
 
     def step(self) -> None:
-        """Take a step, and set the ghost size on the layers."""
+        """Take one step, and set the ghost size of the layers."""
         self.steps_taken += 1
-        self._set()
+        self._apply()
 
     def state_dict(self) -> dict[str, int]:
-        """How far this has gone."""
+        """Return the number of steps taken."""
         return {"steps_taken": self.steps_taken}
 
     def load_state_dict(self, state: dict[str, int]) -> None:
-        """Go on from there, and set the ghost size on the layers."""
-        self.steps_taken = checks.steps(state["steps_taken"], least=0)
-        self._set()
+        """Resume after the saved number of steps, and set the ghost size of the layers."""
+        self.steps_taken = checks.steps(state["steps_taken"], least=0, name="steps_taken")
+        self._apply()
 
     def attach(self, layer: nn.Module) -> None:
-        """Set the ghost size of `layer` from now on, and no other schedule its."""
+        """Set the ghost size of `layer` at every step from now on, instead of any other schedule."""
         release(layer)
-        self._layers.add(layer)
+        vars(layer)[LINK] = Link(self, layer)
 
-    def _set(self) -> None:
-        for layer in self._layers:
+    @property
+    def layers(self) -> "WeakSet[Any]":
+        """Return the layers whose ghost size this schedule sets; it does not keep them alive."""
+        layers: WeakSet[Any] = vars(self).setdefault("_layers", WeakSet())
+        return layers
+
+    def _apply(self) -> None:
+        for layer in self.layers:
             layer.ghost_size = self.ghost_size
+
+    def __getstate__(self) -> dict[str, Any]:
+        return {name: value for name, value in vars(self).items() if name != "_layers"}
+
+    def __setstate__(self, state: dict[str, Any]) -> None:
+        vars(self).update(state)  # links of a model that is part of the state may have added layers already
 
     def __repr__(self) -> str:
         settings = ", ".join(f"{name}={value!r}" for name, value in vars(self).items() if not name.startswith("_"))
         return f"{type(self).__name__}({settings})"
 
 
+class Link:
+    """The reference from a layer to its schedule. A copy of it connects the copies of both."""
+
+    def __init__(self, schedule: Schedule, layer: nn.Module) -> None:
+        self.schedule, self._layer = schedule, ref(layer)
+        schedule.layers.add(layer)
+
+    def __reduce__(self) -> tuple[type[Self], tuple[Schedule, nn.Module | None]]:
+        return type(self), (self.schedule, self._layer())
+
+
 def schedule_of(layer: nn.Module) -> Schedule | None:
-    """The schedule that sets the ghost size of `layer`."""
-    return next((schedule for schedule in Schedule._all if layer in schedule._layers), None)
+    """Return the schedule that sets the ghost size of `layer`, if any."""
+    link: Link | None = vars(layer).get(LINK)
+    return None if link is None else link.schedule
 
 
 def release(layer: nn.Module) -> None:
-    """Leave the ghost size of `layer` as it is."""
-    schedule = schedule_of(layer)
-    if schedule is not None:
-        schedule._layers.discard(layer)
+    """Detach `layer` from its schedule, if any; its ghost size stays as it is."""
+    link: Link | None = vars(layer).pop(LINK, None)
+    if link is not None:
+        link.schedule.layers.discard(layer)
 
 
 class ConstantSchedule(Schedule):
@@ -84,12 +110,12 @@ class ConstantSchedule(Schedule):
         super().__init__(steps=1)
 
     def at(self, step: int) -> int | None:
-        """The ghost size."""
+        """Return the ghost size."""
         return self.size
 
 
 class LinearSchedule(Schedule):
-    """From `start` to `end` in a straight line over `steps` steps, rounded.
+    """Interpolate linearly from `start` to `end` over `steps` steps, rounded to integers.
 
     >>> schedule = LinearSchedule(8, 32, steps=3)
     >>> [schedule.at(step) for step in range(4)]
@@ -101,29 +127,29 @@ class LinearSchedule(Schedule):
         super().__init__(steps)
 
     def at(self, step: int) -> int:
-        """The ghost size after `step` steps."""
+        """Return the ghost size after `step` steps."""
         return round(self.start + (self.end - self.start) * self.progress(step / self.steps))
 
-    def progress(self, share: float) -> float:
-        """How much of the way is gone, after that share of the steps."""
-        return share
+    def progress(self, fraction: float) -> float:
+        """Return the progress from `start` (0) to `end` (1) after this fraction of the steps."""
+        return fraction
 
 
 class CosineSchedule(LinearSchedule):
-    """From `start` to `end` over `steps` steps along half a cosine, rounded.
+    """Interpolate from `start` to `end` over `steps` steps along half a cosine, rounded to integers.
 
     >>> schedule = CosineSchedule(8, 32, steps=4)
     >>> [schedule.at(step) for step in range(5)]
     [8, 12, 20, 28, 32]
     """
 
-    def progress(self, share: float) -> float:
-        """How much of the way is gone: slowly first and last."""
-        return (1 - math.cos(math.pi * share)) / 2
+    def progress(self, fraction: float) -> float:
+        """Return the progress from `start` (0) to `end` (1), which is slow at both ends."""
+        return (1 - math.cos(math.pi * fraction)) / 2
 
 
 class OffAfter(Schedule):
-    """`ghost_size` for `steps` steps, then no ghosts.
+    """Use `ghost_size` for `steps` steps, then disable ghost batches.
 
     >>> schedule = OffAfter(16, steps=2)
     >>> [schedule.at(step) for step in range(3)]
@@ -135,5 +161,5 @@ class OffAfter(Schedule):
         super().__init__(steps)
 
     def at(self, step: int) -> int | None:
-        """The ghost size, or None once the steps are over."""
+        """Return the ghost size, or None after the last step."""
         return self.size if step < self.steps else None

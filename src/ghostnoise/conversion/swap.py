@@ -1,34 +1,97 @@
-"""A batch norm becomes ours in place: its class changes, and everything that refers to it stays valid."""
+"""Conversion of batch norms in place: the class of the layer changes, so every reference to the layer stays valid."""
 
+import inspect
 from typing import Any, NamedTuple
 
 from torch import nn
-from torch.nn.modules.batchnorm import _BatchNorm, _LazyNormBase
 from torch.nn.utils import parametrize
 
-from ghostnoise.conversion import scopes
+from ghostnoise import checks
+from ghostnoise.conversion import targets
 from ghostnoise.conversion.schedules import Schedule, release
-from ghostnoise.conversion.selection import Found
-from ghostnoise.conversion.sizes import Size, range_of
-from ghostnoise.conversion.table import Method
-from ghostnoise.conversion.variants import Activated, Lazy, LazyNorm1d, LazyNorm2d, LazyNorm3d
-from ghostnoise.layers.batch_norm import BatchNorm
+from ghostnoise.conversion.targets import Found
+from ghostnoise.conversion.variants import Activated, Lazy, LazyNorm1d, LazyNorm2d, LazyNorm3d, activated
+from ghostnoise.methods import registry
+from ghostnoise.methods.base import NormLayer
+from ghostnoise.methods.registry import MethodSpec
+from ghostnoise.text import did_you_mean
+from ghostnoise.torch_private import AnyBatchNorm, AnyLazyNorm, input_check
 
-PLAIN = (nn.BatchNorm1d, nn.BatchNorm2d, nn.BatchNorm3d)
-LAZY = ((nn.LazyBatchNorm1d, LazyNorm1d), (nn.LazyBatchNorm2d, LazyNorm2d), (nn.LazyBatchNorm3d, LazyNorm3d))
-FORWARDS = [kind.forward for kind in (_BatchNorm, nn.SyncBatchNorm, BatchNorm, Activated, Lazy)]
 ORIGIN = "_ghostnoise_origin"
 
 
+class Method(NamedTuple):
+    """A method and the options with which a name of `convert` selects it."""
+
+    name: str
+    spec: MethodSpec
+    fixed: dict[str, Any]
+
+    def options(self, layer: type[nn.Module]) -> list[str]:
+        """Return the options that may be given for `layer`, a batch norm or a noise layer of this method."""
+        shared = [name for name in ("generator", "uneven") if name in inspect.signature(layer).parameters]
+        own = [option.name for option in registry.options_of(layer)]
+        return [name for name in [*own, *shared] if name not in self.fixed]
+
+    def build(self, layer: type[nn.Module], size: object, options: dict[str, Any], **more: Any) -> Any:
+        """Build a layer, whose constructor checks the ghost size and the options."""
+        sized = {} if size is ... else {"ghost_size": size}
+        return layer(**sized, **self.fixed, **options, **more)
+
+
+def check_options(method: Method, layer: Any, options: dict[str, Any], arguments: list[str]) -> None:
+    """Check the names of options; the error suggests the nearest option, or the nearest of `arguments`."""
+    allowed = method.options(layer)
+    for name, value in options.items():
+        if name not in allowed:
+            hint = did_you_mean(name, [*allowed, *arguments], cutoff=0.7, show=repr)
+            if name in method.fixed:
+                hint = f"{method.name!r} stands for {name}={method.fixed[name]!r}"
+            raise ValueError(
+                f"{name}={value!r}: {layer.__name__} has no such option here; it takes {', '.join(allowed)}"
+                f"{hint and '; ' + hint}"
+            )
+    for option in registry.options_of(layer):
+        if option.default is inspect.Parameter.empty and option.name not in {**options, **method.fixed}:
+            raise ValueError(f"{option.name} is missing: {layer.__name__} has no default for it; give {option.name}=")
+
+
+def spec_of(layer: type[nn.Module]) -> MethodSpec | None:
+    """Return the method of a batch norm or a noise layer."""
+    fitting = [spec for spec in registry.specs().values() if issubclass(layer, _layers(spec))]
+    return max(fitting, key=lambda spec: len(spec.layer.__mro__), default=None)
+
+
+def name_of(layer: type[nn.Module], options: dict[str, Any]) -> str:
+    """Return the most specific name that `convert` has for a layer with these options."""
+    spec = spec_of(layer)
+    names = {name: fixed for name, (known, fixed) in registry.names().items() if known is spec}
+    fitting = [name for name, fixed in names.items() if fixed.items() <= options.items()]
+    return max(fitting, key=lambda name: len(names[name]), default=layer.__name__)
+
+
+def _layers(spec: MethodSpec) -> tuple[type[nn.Module], ...]:
+    return tuple(layer for layer in (spec.norm, spec.noise) if layer is not None)
+
+
+PLAIN = (nn.BatchNorm1d, nn.BatchNorm2d, nn.BatchNorm3d)
+PLAIN_BY_NDIMS = {(2, 3): nn.BatchNorm1d, (4,): nn.BatchNorm2d, (5,): nn.BatchNorm3d}
+LAZY = ((nn.LazyBatchNorm1d, LazyNorm1d), (nn.LazyBatchNorm2d, LazyNorm2d), (nn.LazyBatchNorm3d, LazyNorm3d))
+FORWARDS = [kind.forward for kind in (AnyBatchNorm, nn.SyncBatchNorm, NormLayer, Activated, Lazy)]
+
+
+# The change of class.
+
+
 class Origin(NamedTuple):
-    """What a layer was, to be that again: its class, and the process group of an `nn.SyncBatchNorm`, by its name."""
+    """What `revert` restores: the class of a layer, and the process group of an `nn.SyncBatchNorm`, by its name."""
 
     layer: Any
     process_group: Any
 
 
 class Swap(NamedTuple):
-    """A change of class, ready to be made."""
+    """A change of class that was checked and can be made."""
 
     module: nn.Module
     layer: type[nn.Module]
@@ -36,7 +99,7 @@ class Swap(NamedTuple):
     schedule: Schedule | None
 
     def commit(self) -> None:
-        """Change the class, and the attributes that came with the former one."""
+        """Change the class, and replace the attributes of the former class by those of the new one."""
         for name in own_names(self.module) & vars(self.module).keys():
             delattr(self.module, name)
         self.module.__class__ = self.layer
@@ -48,71 +111,80 @@ class Swap(NamedTuple):
 
 
 def is_ours(module: nn.Module) -> bool:
-    """It is one of our batch norms, or will be."""
-    return isinstance(module, (BatchNorm, Lazy))
+    """Return whether a module is a batch norm of this library, or will become one."""
+    return isinstance(module, (NormLayer, Lazy))
 
 
 def origin(module: nn.Module) -> Origin:
-    """What a layer was before conversion, or is; a layer of ours that was built by hand was the one it subclasses."""
+    """Return what a layer was before its conversion, or what `revert` makes of a layer that was not converted."""
     if ORIGIN in vars(module):
         known: Origin = vars(module)[ORIGIN]
         return known
     layer: Any = parametrize.type_before_parametrizations(module)
-    if issubclass(layer, BatchNorm):
-        layer = next((plain for plain in PLAIN if issubclass(layer, plain)), nn.SyncBatchNorm)
-        return Origin(layer, None)
+    if issubclass(layer, NormLayer):
+        return Origin(
+            PLAIN_BY_NDIMS.get(layer.ndims, nn.SyncBatchNorm), None
+        )  # torch's only one for inputs of any rank
     group = getattr(module, "process_group", None)
     return Origin(layer, getattr(group, "group_name", group))
 
 
 def current(module: nn.Module) -> type[nn.Module]:
-    """The class of a layer of ours: what it becomes if it is lazy, and without its parametrizations."""
+    """Return the class of a layer of this library, without parametrizations; if lazy, the class that it will have."""
     layer: type[nn.Module] = getattr(module, "cls_to_become", None) or parametrize.type_before_parametrizations(module)
     return layer
 
 
 def own_names(module: nn.Module) -> set[str]:
-    """The attributes that a layer has as one of ours, or as an `nn.SyncBatchNorm`."""
+    """Return the names of the attributes that a layer of this library, or an `nn.SyncBatchNorm`, has for its method."""
     options = getattr(current(module), "options", ()) if is_ours(module) else ()
     return {*options, "process_group", "cls_to_become", ORIGIN}
 
 
-def plan(
-    found: Found, method: Method, size: Size, options: dict[str, Any], scope: str | None, process_group: object
-) -> Swap:
-    """Make a batch norm one of `method`'s layers; raises if it cannot be."""
-    was = origin(found.module)
-    layer = _fitting(found, method, was.layer)
-    fixed = {"num_features": 1, "device": "meta", "process_group": scopes.group(scope, process_group, *was)}
-    built, *_ = [method.build(layer, each, options, **fixed) for each in range_of(size)]
+def plan(found: Found, method: Method, size: Any, options: dict[str, Any], process_group: Any) -> Swap:
+    """Plan the conversion of a batch norm to a layer of `method`; raises if it is not possible."""
+    module, was = found.module, origin(found.module)
+    layer = _fitting(found, method.spec, was.layer)
+    _check_eps(found)
+    group = targets.default_group(*was) if process_group is ... else process_group
+    fixed = {"num_features": 1, "device": "meta", "process_group": group}
+    fixed["track_running_stats"] = module.track_running_stats
+    built, *_ = [method.build(layer, each, options, **fixed) for each in targets.range_of(size)]
     attributes = {name: getattr(built, name) for name in layer.options}
-    taken = [name for name in attributes.keys() - own_names(found.module) if hasattr(found.module, name)]
+    taken = [name for name in attributes.keys() - own_names(module) if hasattr(module, name)]
     if taken:
         raise ValueError(
-            f"{found} has an attribute {taken[0]!r} of its own, which {layer.__name__} needs: rename it, or leave the "
-            "layer out with where="
+            f"{found} has an attribute {taken[0]!r} of its own, which {layer.__name__} needs: rename it, or exclude "
+            "the layer with where="
         )
     attributes[ORIGIN] = was
     becomes: type[nn.Module] = layer
-    if isinstance(found.module, _LazyNormBase):
+    if isinstance(module, AnyLazyNorm):
         attributes["cls_to_become"] = layer
         becomes = next(ours for lazy, ours in LAZY if issubclass(was.layer, lazy))
-    schedule = size if isinstance(size, Schedule) else None
-    return Swap(found.module, parametrized(found.module, becomes), attributes, schedule)
+    becomes = parametrized(module, becomes)
+    _check_assignable(found, becomes)
+    return Swap(module, becomes, attributes, size if isinstance(size, Schedule) else None)
 
 
-def plan_back(module: nn.Module) -> Swap:
-    """Make a layer of ours what it was."""
-    was = origin(module)
+def plan_back(found: Found) -> Swap:
+    """Plan to make a layer of this library what it was."""
+    module, was = found.module, origin(found.module)
+    if targets.is_fsdp(module):
+        raise ValueError(
+            f"{found} is managed by FSDP, which revert would undo: load the full state_dict into the plain network "
+            "instead; its keys are the same"
+        )
     layer = was.layer
-    if issubclass(layer, _LazyNormBase) and not isinstance(module, _LazyNormBase):
+    if issubclass(layer, AnyLazyNorm) and not isinstance(module, AnyLazyNorm):
         layer = layer.cls_to_become  # it has seen its first batch
-    attributes = {"process_group": scopes.found_again(was.process_group)} if issubclass(layer, nn.SyncBatchNorm) else {}
+    synchronized = issubclass(layer, nn.SyncBatchNorm)
+    attributes = {"process_group": targets.restored_group(was.process_group)} if synchronized else {}
     return Swap(module, parametrized(module, layer), attributes, None)
 
 
 def parametrized(module: nn.Module, layer: type[Any]) -> type[Any]:
-    """`layer`, with the properties that `torch.nn.utils.parametrize` gave to the class of `module`."""
+    """Return `layer` with the properties that `torch.nn.utils.parametrize` gave to the class of `module`."""
     if not parametrize.is_parametrized(module):
         return layer
     of_the_class = ("__dict__", "__weakref__", "__module__", "__doc__")
@@ -120,24 +192,44 @@ def parametrized(module: nn.Module, layer: type[Any]) -> type[Any]:
     return type(f"Parametrized{layer.__name__}", (layer,), properties)
 
 
-def _fitting(found: Found, method: Method, was: type[Any]) -> type[BatchNorm]:
-    """The layer of `method` that takes what `was` takes."""
+def _fitting(found: Found, spec: MethodSpec, was: type[Any]) -> type[Any]:
+    """Return the layer of a method that accepts the inputs that `was` accepts."""
     now: type[Any] = parametrize.type_before_parametrizations(found.module)
+    layers: Any = spec.norms
     if _has_drop_and_act(was, found.module):
-        return method.activated
+        return activated(layers[1])
     if now.forward not in FORWARDS:
         raise ValueError(
-            f"{found} is a {now.__module__}.{now.__qualname__}, whose forward is its own: converting would lose it; "
-            "leave it out with where=lambda name, module: type(module) in (nn.BatchNorm2d, ...)"
+            f"{found} is a {now.__module__}.{now.__qualname__}, which defines its own forward, and conversion would "
+            "lose it: exclude it with where=lambda name, module: type(module) in (nn.BatchNorm2d, ...)"
         )
-    plain: Any = was.cls_to_become if issubclass(was, _LazyNormBase) else was
-    for kind, layer in zip(PLAIN, method.ranked, strict=True):
-        if plain._check_input_dim is kind._check_input_dim:
-            return layer
-    return method.norm
+    plain: Any = was.cls_to_become if issubclass(was, AnyLazyNorm) else was
+    for kind, layer in zip(PLAIN, layers, strict=True):
+        if input_check(plain) is input_check(kind):
+            return layer  # type: ignore[no-any-return]
+    return spec.norm  # type: ignore[return-value]
 
 
 def _has_drop_and_act(was: type[Any], module: nn.Module) -> bool:
-    """It is one of timm's layers that drop and activate after the batch norm."""
+    """Return whether this is one of timm's layers that drop and activate after the batch norm."""
     from_timm: bool = was.forward.__module__.startswith("timm.layers")
     return from_timm and all(isinstance(getattr(module, name, None), nn.Module) for name in ("drop", "act"))
+
+
+def _check_eps(found: Found) -> None:
+    try:
+        checks.number("eps", found.module.eps, 0)
+    except ValueError as error:
+        raise ValueError(f"{found} has {error}; set its eps, or exclude the layer with where=") from None
+
+
+def _check_assignable(found: Found, layer: type[nn.Module]) -> None:
+    """Check that Python can change the class, on an empty object: `__slots__` give objects another memory layout."""
+    kind = type(found.module)
+    try:
+        object.__setattr__(object.__new__(kind), "__class__", layer)
+    except TypeError:
+        raise ValueError(
+            f"{found} is a {kind.__module__}.{kind.__qualname__}, which defines __slots__, so its class cannot be "
+            "changed in place: remove __slots__ from it, or exclude the layer with where="
+        ) from None

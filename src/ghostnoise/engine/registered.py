@@ -52,7 +52,7 @@ def _normalize(
     asked = decode(*how, drawn, reference)
     y, moments, pooled, noise, correction = steps.forward(select(x), x, weight, bias, asked, None)
     kept = moments if _returns_moments(x, asked) else (None, None)
-    return y, *(_output(x, table) for table in (*pooled, *kept, *noise, *(correction or (None, None))))
+    return y, *_outputs(x, *pooled, *kept, *noise, *(correction or (None, None)))
 
 
 def _fake_normalize(
@@ -88,7 +88,7 @@ def _normalize_backward(
     saved = Saved(_sample_moments(x, Moments(*kept)), tables)
     corrected = Correction(*correction) if correction[0].numel() else None
     dx, g_weight, g_bias = steps.backward(select(x), dy, x, weight, asked, saved, corrected, None, needs_x)
-    return _output(x, dx), _output(x, g_weight), _output(x, g_bias)
+    return _outputs(x, dx, g_weight, g_bias)
 
 
 def _fake_normalize_backward(
@@ -176,11 +176,14 @@ torch.library.register_autograd(
 torch.library.register_autograd("ghostnoise::inject", _backward_of_inject, setup_context=_setup_inject, lib=_LIBRARY)
 
 
-def _output(x: Tensor, table: Tensor | None) -> Tensor:
-    """Return a table as an output of an op, which must not share memory with another one."""
-    if table is None:
-        return x.new_empty(0)
-    return table.clone() if table._is_view() else table
+def _outputs(x: Tensor, *tables: Tensor | None) -> tuple[Tensor, ...]:
+    """Return tables as outputs of an op, which must not share memory with each other."""
+    found: list[Tensor] = []
+    for table in tables:
+        made = x.new_empty(0) if table is None else table
+        shared = any(made.untyped_storage().data_ptr() == other.untyped_storage().data_ptr() != 0 for other in found)
+        found.append(made.clone() if shared else made)
+    return tuple(found)
 
 
 def _returns_moments(x: Tensor, plan: Plan) -> bool:

@@ -12,7 +12,7 @@ import torch
 from torch import Tensor
 
 from ghostnoise.conversion.insertion import inserted
-from ghostnoise.conversion.selection import Found
+from ghostnoise.conversion.targets import Found
 from ghostnoise.engine import op
 from ghostnoise.meter.gap import (
     METHODS,

@@ -1,6 +1,5 @@
 """`Meter`: which modules of a model are measured, and the hooks that measure them."""
 
-import difflib
 from collections.abc import Sequence
 from fnmatch import fnmatchcase
 from types import TracebackType
@@ -11,12 +10,21 @@ from torch import Tensor, nn
 from torch.utils.hooks import RemovableHandle
 
 from ghostnoise import checks
-from ghostnoise.conversion.channels import is_activation, known_channel_dim
-from ghostnoise.conversion.selection import Found, check_model, everything, is_batch_norm, is_norm_layer, listing
+from ghostnoise.conversion.targets import (
+    Found,
+    check_model,
+    everything,
+    is_activation,
+    is_batch_norm,
+    is_norm_layer,
+    known_channel_dim,
+    listing,
+)
 from ghostnoise.meter.layer import LayerMeter, MeteredModule, Side
 from ghostnoise.meter.reading import Reading
 from ghostnoise.methods import registry
 from ghostnoise.methods.base import is_recomputed
+from ghostnoise.text import did_you_mean
 
 
 class Meter:
@@ -172,7 +180,7 @@ def find_channel_dim(metered: MeteredModule, x: Tensor, given: int | None) -> in
     module = metered.found.module
     dim = given
     if given is None and isinstance(module, registry.noises()):
-        dim = module.channel_dim
+        dim = module.channel_dim  # type: ignore[assignment]
     elif given is None and not (is_activation(module) and x.ndim == 3):  # could be (B, T, C) tokens or (B, C, L)
         dim = known_channel_dim(module)
     if dim is not None and not -x.ndim < dim < x.ndim:
@@ -220,10 +228,9 @@ def _matching(found: list[Found], patterns: list[str], model: str) -> list[Found
     for pattern in patterns:
         if not any(fnmatchcase(name, pattern) for each in found for name in each.names):
             names = [name for each in found for name in each.names if name]
-            close = difflib.get_close_matches(pattern, names, n=1, cutoff=0.5)
-            suggestion = f"did you mean {close[0]!r}? " if close else ""
+            hint = did_you_mean(pattern, names, show=repr)
             raise ValueError(
-                f"modules has {pattern!r}, which nothing in this {model} matches: {suggestion}available: "
+                f"modules has {pattern!r}, which nothing in this {model} matches: {hint and hint + ' '}available: "
                 f"{_available(found)}"
             )
     return [each for each in found if any(fnmatchcase(name, pattern) for name in each.names for pattern in patterns)]

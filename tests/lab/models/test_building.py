@@ -177,4 +177,4 @@ def test_settings_of_batch_norms_where_there_are_none():
 
 def test_errors_of_layers_are_the_users():
     said = refused({"name": "resnet8"}, NormSettings(method="xbn", ghost_size=1))
-    assert said.startswith("ghost_size=1: must be an integer of 2 or more")
+    assert said.startswith("ghost_size=1: must be an integer from 2 to 65536")

@@ -169,7 +169,7 @@ def test_widths_are_theirs():
 
 
 def test_errors_of_convert_are_the_users():
-    with pytest.raises(UserError, match="ghost_size=1: must be an integer of 2 or more"):
+    with pytest.raises(UserError, match="ghost_size=1: must be an integer from 2 to 65536"):
         models.build(ModelSettings(name="timm:test_resnet"), NormSettings(method="xbn", ghost_size=1), (3, 32, 32), 10)
 
 

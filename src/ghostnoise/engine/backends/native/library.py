@@ -1,47 +1,61 @@
-"""The C++ library that is built at install: found, loaded, and called with pointers and numbers.
+"""The C++ library that is built at installation: find it, check its ABI, load it, and call its functions.
 
-It has a C ABI and knows nothing of torch.
+It has a C ABI (`abi`) and does not depend on torch.
 """
 
 import ctypes
 import functools
 import importlib.machinery
 import os
+import warnings
 from pathlib import Path
 from typing import Any
 
 import torch
 
+from ghostnoise.engine.backends.native import abi
+
 LEVELS = ("baseline", "avx2", "avx512")
 GRAIN = 2**15  # elements, as for torch's own operators
 DTYPES = {torch.float32: 0, torch.float64: 1, torch.bfloat16: 2, torch.float16: 3}
+HUGE_PAGES = "GHOSTNOISE_HUGE_PAGES"
+
+Argument = int | float | ctypes.Array[ctypes.c_int64]
 
 
 class Library:
-    """The loaded library, and which copy of its passes is in use."""
+    """The loaded library, with its functions for one instruction set."""
 
     def __init__(self, handle: ctypes.CDLL, level: str) -> None:
         self.handle, self.level = handle, level
-        self.functions: dict[str, Any] = {}
+        self.functions: dict[str, tuple[Any, int]] = {}
+        for name, signature in abi.SIGNATURES.items():
+            function = getattr(handle, f"gn_{name}_{level}")
+            function.argtypes = [abi.TYPES[kind] for kind in signature]
+            self.functions[name] = function, len(signature)
 
-    def run(self, name: str, *arguments: int | float | ctypes.Array[ctypes.c_int64]) -> None:
-        """Run a pass. Pointers are given as integers."""
-        function = self.functions.get(name)
-        if function is None:
-            function = self.functions[name] = getattr(self.handle, f"gn_{name}_{self.level}")
-            function.argtypes = [_c_type(value) for value in arguments]
-        if function(*arguments) != 0:
-            raise RuntimeError(f"the native pass {name} was built without the dtype of code {arguments[0]}")
+    def run(self, name: str, *arguments: Argument) -> None:
+        """Call a function. Addresses are given as integers."""
+        function, count = self.functions[name]
+        if len(arguments) != count:  # ctypes accepts more arguments than declared
+            raise TypeError(f"the native function {name} takes {count} arguments, not {len(arguments)}")
+        status = function(*arguments)
+        if status != 0:
+            raise _error(status, name, arguments)
 
 
-def _c_type(value: int | float | ctypes.Array[ctypes.c_int64]) -> Any:
-    return {int: ctypes.c_int64, float: ctypes.c_double}.get(type(value), ctypes.c_void_p)
+def _error(status: int, name: str, arguments: tuple[Argument, ...]) -> Exception:
+    if status == 2:
+        return MemoryError(f"the native function {name} could not allocate memory for its tables; use a smaller batch")
+    if status == 3:
+        return IndexError(f"the native function {name} got indices outside of the batch: they must lie in [0, B)")
+    return RuntimeError(f"the native function {name} does not support the dtype with code {arguments[0]}")
 
 
 @functools.cache
 def library() -> Library | str:
-    """The library, or why there is none."""
-    folder = Path(os.environ.get("GHOSTNOISE_NATIVE_FOLDER") or Path(__file__).parent)  # elsewhere: another build of it
+    """Return the library, or the reason why there is none."""
+    folder = Path(os.environ.get("GHOSTNOISE_NATIVE_FOLDER") or Path(__file__).parent)  # elsewhere: another build
     files = [path for suffix in importlib.machinery.EXTENSION_SUFFIXES for path in folder.glob(f"_library{suffix}")]
     if not files:
         return "the C++ library was not built; reinstall with a C++ compiler on the machine"
@@ -49,16 +63,42 @@ def library() -> Library | str:
         handle = ctypes.CDLL(str(files[0]))
     except OSError as error:
         return f"the C++ library does not load: {error}"
+    if _abi_number(handle) != abi.number():
+        reason = "the C++ library was built from other sources (its ABI number differs); reinstall to build it again"
+        warnings.warn(f"ghostnoise runs without its native backend: {reason}", RuntimeWarning, stacklevel=2)
+        return reason
+    handle.gn_request_huge_pages(int(_requests_huge_pages()))
     return Library(handle, LEVELS[handle.gn_level()])
 
 
-def run(name: str, *arguments: int | float | ctypes.Array[ctypes.c_int64]) -> None:
-    """Run a pass of the library, which is there."""
+def _abi_number(handle: ctypes.CDLL) -> int | None:
+    try:
+        function = handle.gn_abi
+    except AttributeError:
+        return None
+    function.restype = ctypes.c_int64
+    return int(function())
+
+
+@functools.cache
+def _requests_huge_pages() -> bool:
+    return os.environ.get(HUGE_PAGES, "1") != "0"
+
+
+def huge_pages() -> str:
+    """Describe for `ghostnoise doctor` whether huge pages are requested for the memory of large results."""
+    if _requests_huge_pages():
+        return f"requested for large results (set {HUGE_PAGES}=0 to disable)"
+    return f"not requested ({HUGE_PAGES}=0)"
+
+
+def run(name: str, *arguments: Argument) -> None:
+    """Call a function of the library, which must be available."""
     found = library()
     assert isinstance(found, Library)
     found.run(name, *arguments)
 
 
 def threads(elements: int) -> int:
-    """Torch's number of threads; one for what is done before others have woken up."""
+    """Return torch's number of threads, or 1 if the work is too small to justify waking the thread pool."""
     return torch.get_num_threads() if elements >= GRAIN else 1

@@ -1,194 +1,217 @@
-"""What `native` does between its passes: the pools and tables of `engine.aten` through the C++ library."""
-
-import ctypes
-import functools
-from itertools import accumulate
-from typing import Any
+"""The operations on small tables as calls of the C++ library."""
 
 import torch
 from torch import Tensor
 
-from ghostnoise.engine.backends import aten
+from ghostnoise.engine.backends.aten import Aten
+from ghostnoise.engine.backends.base import Affine, Coefficients, NoiseTables
+from ghostnoise.engine.backends.native.fused import COVERED, group_starts
+from ghostnoise.engine.backends.native.gate import (
+    NotAdmitted,
+    address,
+    buffer,
+    consecutive,
+    empty,
+    optional,
+    or_aten,
+    sample_moments,
+    table,
+)
 from ghostnoise.engine.backends.native.library import DTYPES, run, threads
-from ghostnoise.ghosts import Ramp, ghost_sizes
-from ghostnoise.methods import Batch, Noise, Normalizer
-from ghostnoise.moments import Affine, Moments, Standard, arithmetic_dtype
+from ghostnoise.engine.plan import Batch, Drawn, Noise, Normalizer
+from ghostnoise.statistics.moments import Moments
+from ghostnoise.statistics.samples import Contributors, Exclusive, LinearTerm
+
+TABLE_DTYPES = (torch.float32, torch.float64)
 
 
-def single_position(x: Tensor) -> Moments:
-    """The moments of samples of a single position: x itself, in the dtype of its arithmetic, and no variance."""
-    mean = x.flatten(1).to(arithmetic_dtype(x)).contiguous()
-    return Moments(mean, torch.zeros(1, 1, dtype=torch.float64).expand(mean.shape))
+class NativeTables(Aten):
+    """`Aten` with native operations on tables."""
+
+    @or_aten
+    def pool(self, contributors: Contributors, moments: Moments, reference: Moments | None = None) -> Moments:
+        """Pool ghost batches and exclusive ghost batches."""
+        if not isinstance(contributors, COVERED) or 0 in moments.mean.shape:
+            raise NotAdmitted
+        mean, var = sample_moments(moments)
+        batch_size, channels = mean.shape
+        exclusive = isinstance(contributors, Exclusive)
+        count, starts = group_starts(batch_size, contributors.ghost_size)
+        made = empty((2, batch_size if exclusive else count, channels), torch.float64).unbind()
+        sizes = (DTYPES[mean.dtype], int(exclusive), threads(mean.numel()), count, starts, channels)
+        run("pool", *sizes, *map(address, (mean, var, *made)))
+        return Moments(*made)
+
+    @or_aten
+    def pool_drawn(self, moments: Moments, around: Tensor, indices: Tensor, dtype: torch.dtype) -> Moments:
+        """Pool the samples in each row of `indices`."""
+        drawn = _Drawn(moments, around, indices, dtype)
+        made = empty((2, drawn.rows, drawn.channels), dtype).unbind()
+        run("pool_drawn", *drawn.sizes, *drawn.addresses, *map(address, made))
+        return Moments(*made)
+
+    @or_aten
+    def coefficients(
+        self, normalizer: Normalizer, pooled: Moments, weight: Tensor | None, bias: Tensor | None, dtype: torch.dtype
+    ) -> Coefficients:
+        """Compute the per-pool coefficients; the five tables lie one after another in memory."""
+        rows, channels = _table_shape(pooled.mean, dtype)
+        mean, var = (table(one, torch.float64, (rows, channels)) for one in pooled)
+        given = [optional(one, dtype, (channels,)) for one in (weight, bias)]
+        made = empty((5, rows, channels), dtype)
+        sizes = (DTYPES[dtype], threads(mean.numel()), rows, channels)
+        run("coefficients", *sizes, address(mean), address(var), *_floor(normalizer), *map(address, (*given, made)))
+        return Coefficients(*made.unbind())
+
+    @or_aten
+    def noise_tables(self, noise: Noise, batch: Batch, dtype: torch.dtype) -> NoiseTables:
+        """Compute the noise; drawn samples are pooled in the same call."""
+        m, k, _, _ = self._noise(noise, batch, dtype)
+        return NoiseTables(m, k)
+
+    @or_aten
+    def noisy_affine(
+        self,
+        noise: Noise,
+        batch: Batch,
+        coefficients: Coefficients,
+        weight: Tensor | None,
+        bias: Tensor | None,
+        samples_per_pool: int = 1,
+    ) -> tuple[NoiseTables, Affine]:
+        """Compute the noise on the normalized x and the transformation of x, if all samples share one pool."""
+        if coefficients.rstd.shape[0] != 1:
+            raise NotAdmitted
+        m, k, scale, shift = self._noise(noise, batch, coefficients.rstd.dtype, coefficients, weight, bias)
+        assert scale is not None
+        assert shift is not None
+        return NoiseTables(m, k), Affine(coefficients.center, scale, shift)
+
+    def _noise(
+        self,
+        noise: Noise,
+        batch: Batch,
+        dtype: torch.dtype,
+        coefficients: Coefficients | None = None,
+        weight: Tensor | None = None,
+        bias: Tensor | None = None,
+    ) -> list[Tensor | None]:
+        """Return m and k; with coefficients also the scale and shift of x, else None for these."""
+        samples, channels = _table_shape(batch.moments.mean, dtype)
+        if isinstance(noise, Drawn):
+            drawn = _Drawn(batch.moments, batch.whole.mean, noise.indices, dtype)
+            sizes, given, rows = drawn.sizes, (*drawn.addresses, 0, 0), drawn.rows
+        else:
+            ghost = noise.ghost_moments(batch)
+            rows, _ = _table_shape(ghost.mean, dtype)
+            tables = [table(one, dtype, (rows, channels)) for one in ghost]
+            sizes = (0, DTYPES[dtype], threads(rows * channels), samples, channels, rows, 0)
+            given = (0, 0, 0, 0, *map(address, tables))
+        var, margin = (table(one, torch.float64, (1, channels)) for one in (noise.var(batch), noise.eps * batch.unit))
+        pool = None if coefficients is None else consecutive(coefficients, dtype, (1, channels))
+        parameters = [optional(one, dtype, (channels,)) for one in (weight, bias)]
+        wanted = (noise.shifts, noise.scales, pool is not None, pool is not None)
+        made = [empty((rows, channels), dtype) if wants else None for wants in wanted]
+        ends = (var, margin, pool, *parameters, *made)
+        run("noise_tables", *sizes, *given, int(noise.shifts), int(noise.scales), *map(address, ends))
+        return made
+
+    @or_aten
+    def statistics_gradient(
+        self,
+        normalizer: Normalizer,
+        coefficients: Coefficients,
+        var: Tensor,
+        weight: Tensor | None,
+        total: Tensor,
+        moment: Tensor,
+        noise: NoiseTables,
+        samples_per_pool: int = 1,
+    ) -> tuple[Tensor, Tensor, Moments]:
+        """Return the gradients of weight, bias and the pooled statistics, from the sums over positions."""
+        dtype, rows = total.dtype, var.shape[0]
+        samples, channels = _table_shape(total, dtype)
+        if not 0 < (rows - 1) * samples_per_pool + 1 <= samples:
+            raise NotAdmitted
+        sums = [optional(one, dtype, (samples, channels)) for one in (total, moment, *noise)]
+        pools = consecutive(coefficients, dtype, (rows, channels))
+        var = table(var, torch.float64, (rows, channels))
+        made = (*empty((2, channels), dtype).unbind(), *empty((2, rows, channels), dtype).unbind())
+        sizes = (DTYPES[dtype], threads(total.numel()), samples, channels, rows, samples_per_pool)
+        given = map(address, (*sums, pools, var))
+        run("statistics_gradient", *sizes, *given, *_floor(normalizer), *map(address, made), 0)
+        return made[0], made[1], Moments(*made[2:])
+
+    @or_aten
+    def linear_term(
+        self,
+        contributors: Contributors,
+        kept: Moments,
+        pooled: Moments,
+        gradient: Moments,
+        reference: Moments | None,
+        batch_size: int,
+        spatial: int,
+    ) -> LinearTerm:
+        """Return the gradient of x through the statistics of ghost batches, in the dtype of their gradient."""
+        if not isinstance(contributors, COVERED):
+            raise NotAdmitted
+        dtype, exclusive = gradient.mean.dtype, isinstance(contributors, Exclusive)
+        count, starts = group_starts(batch_size, contributors.ghost_size)
+        shape = (batch_size if exclusive else count, _table_shape(pooled.mean, dtype)[1])
+        tables = [table(pooled.mean, torch.float64, shape), *(table(one, dtype, shape) for one in gradient)]
+        made = empty((3, *shape), dtype).unbind()
+        sizes = (threads(shape[0] * shape[1]), count, starts, shape[1], spatial)
+        if exclusive:
+            mean = table(sample_moments(kept)[0], sample_moments(kept)[0].dtype, shape)
+            codes, ends = (DTYPES[dtype], DTYPES[mean.dtype]), (mean, *tables, *made)
+            run("exclusive_linear_term", *codes, *sizes, *map(address, ends))
+        else:
+            run("linear_term", DTYPES[dtype], *sizes, *map(address, (*tables, *made)))
+        return LinearTerm(*made)
+
+    @or_aten
+    def update_running(
+        self, mean: Tensor | None, var: Tensor | None, count: Tensor | None, momentum: float | None, stats: Moments
+    ) -> None:
+        """Update the buffers in place."""
+        given = [one for one in (mean, var) if one is not None]
+        channels, dtype = stats.mean.shape[-1], given[0].dtype if given else torch.float32
+        if dtype not in TABLE_DTYPES or (momentum is None and count is None):
+            raise NotAdmitted
+        buffers = [buffer(one, dtype, (channels,)) for one in (mean, var)]
+        buffers.append(buffer(count, torch.int64, ()))
+        tables = [table(one, torch.float64, tuple(stats.mean.shape)) for one in stats]
+        factor = -1.0 if momentum is None else float(momentum)
+        run("update_running", DTYPES[dtype], channels, *map(address, (*buffers, *tables)), factor)
+        torch.autograd.graph.increment_version([one for one in buffers if one is not None])
 
 
-def everyone(moments: Moments, ghost_size: int | None) -> Moments:
-    """`aten.everyone`."""
-    return _pool(moments, ghost_size, others=False)
+def _floor(normalizer: Normalizer) -> tuple[float, float]:
+    """Return eps, and the least value of var + eps."""
+    return float(normalizer.eps), float(normalizer.min_std) ** 2
 
 
-def others(moments: Moments, ghost_size: int | None) -> Moments:
-    """`aten.others`."""
-    return _pool(moments, ghost_size, others=True)
+def _table_shape(given: Tensor, dtype: torch.dtype) -> tuple[int, int]:
+    """Return the shape of a table that is not empty, for tables of this dtype."""
+    if dtype not in TABLE_DTYPES or given.ndim != 2 or given.numel() == 0:
+        raise NotAdmitted
+    rows, channels = given.shape
+    return rows, channels
 
 
-def everyone_ramp(pooled: Tensor, gradient: Moments, ghost_size: int | None, batch_size: int, spatial: int) -> Ramp:
-    """`aten.everyone_ramp`, in the dtype of the gradient."""
-    dtype, (count, starts) = gradient.mean.dtype, group_starts(batch_size, ghost_size)
-    made = torch.empty(3, *pooled.shape, dtype=dtype).unbind()
-    tables = [table.contiguous() for table in (pooled, *gradient)]
-    settings = (DTYPES[dtype], threads(pooled.numel()), count, starts, pooled.shape[1], spatial)
-    run("everyone_ramp", *settings, *map(pointer, (*tables, *made)))
-    return Ramp(*made)
+class _Drawn:
+    """Drawn samples as arguments of the library; `alive` owns their memory."""
 
-
-def others_ramp(mean: Tensor, pooled: Tensor, gradient: Moments, ghost_size: int | None, spatial: int) -> Ramp:
-    """`aten.others_ramp`, in the dtype of the gradient."""
-    dtype = gradient.mean.dtype
-    (count, starts), channels = group_starts(mean.shape[0], ghost_size), mean.shape[1]
-    made = torch.empty(3, *mean.shape, dtype=dtype).unbind()
-    settings = (DTYPES[dtype], DTYPES[mean.dtype], threads(mean.numel()), count, starts, channels, spatial)
-    run("others_ramp", *settings, *(table.data_ptr() for table in (mean, pooled, *gradient, *made)))
-    return Ramp(*made)
-
-
-def draws(moments: Moments, around: Tensor, indices: Tensor, dtype: torch.dtype) -> Moments:
-    """`aten.draws`."""
-    around, indices = around.contiguous(), indices.to(torch.int64).contiguous()
-    batch_size, channels = moments.mean.shape
-    made = [torch.empty(indices.shape[0], channels, dtype=dtype) for _ in range(2)]
-    many = threads(indices.numel() * channels)
-    sizes = (DTYPES[moments.mean.dtype], DTYPES[dtype], many, batch_size, channels, *indices.shape)
-    tables = (indices.data_ptr(), around.data_ptr(), *(table.data_ptr() for table in made))
-    run("draws", *sizes, *moment_pointers(moments), *tables)
-    return Moments(*made)
-
-
-def standardize(
-    normalizer: Normalizer, stats: Moments, weight: Tensor | None, bias: Tensor | None, dtype: torch.dtype
-) -> Standard:
-    """`aten.standardize`; the five tables lie one after the other, as `blend` and `pull` take them."""
-    made = torch.empty((5, *stats.mean.shape), dtype=dtype)
-    given = (solid(weight, dtype), solid(bias, dtype))
-    settings = (DTYPES[dtype], threads(stats.mean.numel()), *stats.mean.shape)
-    tables = [table.contiguous() for table in stats]
-    floor = (float(normalizer.eps), float(normalizer.min_std) ** 2)
-    run("standardize", *settings, *map(pointer, tables), *floor, *map(pointer, given), made.data_ptr())
-    return Standard(*made.unbind())
-
-
-def inject(noise: Noise, batch: Batch, dtype: torch.dtype) -> aten.NoiseTables:
-    """`aten.inject`; what is drawn is pooled and injected at once."""
-    m, k = _inject(noise, batch, dtype)
-    return m, k
-
-
-def blend(
-    noise: Noise, batch: Batch, standard: Standard, weight: Tensor | None, bias: Tensor | None, each: int = 1
-) -> tuple[aten.NoiseTables, Affine]:
-    """`aten.blend`."""
-    if standard.rstd.shape[0] != 1:  # statistics of their own for each sample
-        return aten.blend(noise, batch, standard, weight, bias, each)
-    m, k, scale, shift = _inject(noise, batch, standard.rstd.dtype, standard.center, weight, bias)
-    return (m, k), Affine(standard.center, scale, shift)
-
-
-def pull(
-    normalizer: Normalizer,
-    standard: Standard,
-    var: Tensor,
-    weight: Tensor | None,
-    total: Tensor,
-    moment: Tensor,
-    noise: aten.NoiseTables,
-    each: int = 1,
-) -> tuple[Tensor, Tensor, Moments]:
-    """`aten.pull`."""
-    (batch_size, channels), rows, dtype = total.shape, var.shape[0], total.dtype
-    g_mean, g_var = torch.empty(2, rows, channels, dtype=dtype).unbind()
-    g_weight, g_bias = torch.empty(2, channels, dtype=dtype).unbind()
-    given = (total, moment, *noise, standard.center, var.contiguous())
-    settings = (DTYPES[dtype], threads(total.numel()), batch_size, channels, rows, each)
-    floor = (float(normalizer.eps), float(normalizer.min_std) ** 2)
-    made = (solid(weight, dtype), g_weight, g_bias, g_mean, g_var, None)
-    run("pull", *settings, *map(pointer, given), *floor, *map(pointer, made))
-    return g_weight, g_bias, Moments(g_mean, g_var)
-
-
-def follow(
-    mean: Tensor | None, var: Tensor | None, count: Tensor | None, momentum: float | None, stats: Moments
-) -> None:
-    """`aten.follow`."""
-    buffers = [buffer for buffer in (mean, var) if buffer is not None]
-    dtype = buffers[0].dtype if buffers else torch.float32
-    plain = dtype in (torch.float32, torch.float64) and all(_is_plain(buffer, dtype) for buffer in buffers)
-    if not plain or not (count is None or _is_plain(count, torch.int64)):
-        aten.follow(mean, var, count, momentum, stats)
-        return
-    tables = [solid(table, torch.float64) for table in stats]
-    factor = -1.0 if momentum is None else float(momentum)
-    run("follow", DTYPES[dtype], stats.mean.shape[1], *map(pointer, (mean, var, count, *tables)), factor)
-    torch.autograd.graph.increment_version(buffers if count is None else [*buffers, count])
-
-
-def _is_plain(tensor: Tensor, dtype: torch.dtype) -> bool:
-    kind = type(tensor)
-    plain = tensor.is_cpu and (kind is Tensor or kind is torch.nn.Parameter)
-    return plain and tensor.dtype == dtype and tensor.is_contiguous()
-
-
-def _inject(
-    noise: Noise, batch: Batch, dtype: torch.dtype, standard: Tensor | None = None, *parameters: Tensor | None
-) -> Any:
-    """m and k; with the first table of a normalizer's and its weight and bias also the scale and shift of x."""
-    samples, channels = batch.moments.mean.shape
-    if noise.indices is None:
-        ghost = [table.to(dtype).contiguous() for table in noise.ghost(batch)]
-        rows, drawn = ghost[0].shape[0], (0, 0, 0, 0, *(table.data_ptr() for table in ghost))
-        sizes = (samples, channels, rows, 0)
-    else:
-        indices, around = noise.indices.to(torch.int64).contiguous(), batch.whole.mean.contiguous()
-        rows, drawn = indices.shape[0], (*moment_pointers(batch.moments), indices.data_ptr(), around.data_ptr(), 0, 0)
-        sizes = (samples, *(channels, *indices.shape))
-    wanted = (noise.shift, noise.scale, *([True, True] if standard is not None else []))
-    made = [torch.empty(rows, channels, dtype=dtype) if wants else None for wants in wanted]
-    tables = [table.to(torch.float64).contiguous() for table in (noise.var(batch), noise.eps * batch.unit)]
-    given = (*tables, standard, *(solid(parameter, dtype) for parameter in parameters))
-    ends = (*given, *[None] * (5 - len(given)), *made, *[None] * (4 - len(made)))
-    many = threads(rows * channels * max(sizes[-1], 1))
-    settings = (DTYPES[batch.moments.mean.dtype], DTYPES[dtype], many, *sizes)
-    run("inject", *settings, *drawn, int(noise.shift), int(noise.scale), *map(pointer, ends))
-    return made
-
-
-def pointer(tensor: Tensor | None) -> int:
-    """Where a table begins; 0 where there is none."""
-    return 0 if tensor is None else tensor.data_ptr()
-
-
-def solid(table: Tensor | None, dtype: torch.dtype) -> Tensor | None:
-    """A table, contiguous and in `dtype`."""
-    if table is None or (table.dtype == dtype and table.is_contiguous()):
-        return table
-    return table.to(dtype).contiguous()
-
-
-def _pool(moments: Moments, ghost_size: int | None, *, others: bool) -> Moments:
-    batch_size, channels = moments.mean.shape
-    count, starts = group_starts(batch_size, ghost_size)
-    made = [torch.empty(batch_size if others else count, channels, dtype=torch.float64) for _ in range(2)]
-    many = threads(batch_size * channels)
-    settings = (DTYPES[moments.mean.dtype], int(others), many, count, starts, channels)
-    run("pool", *settings, *moment_pointers(moments), *(table.data_ptr() for table in made))
-    return Moments(*made)
-
-
-@functools.lru_cache(maxsize=256)
-def group_starts(batch_size: int, ghost_size: int | None) -> tuple[int, ctypes.Array[ctypes.c_int64]]:
-    """How many ghost batches there are, and their first samples, and the end."""
-    sizes = ghost_sizes(batch_size, ghost_size or batch_size)
-    return len(sizes), (ctypes.c_int64 * (len(sizes) + 1))(*accumulate(sizes, initial=0))
-
-
-def moment_pointers(moments: Moments) -> tuple[int, int]:
-    """Of tables as `moments` makes them; no pointer to the variance of a single position, which is 0."""
-    return moments.mean.data_ptr(), 0 if 0 in moments.var.stride() else moments.var.data_ptr()
+    def __init__(self, moments: Moments, around: Tensor, indices: Tensor, dtype: torch.dtype) -> None:
+        samples, self.channels = _table_shape(moments.mean, dtype)
+        mean, var = sample_moments(moments)
+        if indices.ndim != 2 or indices.numel() == 0:
+            raise NotAdmitted
+        self.rows, drawn = indices.shape
+        indices = table(indices, torch.int64, (self.rows, drawn))
+        around = table(around, torch.float64, (1, self.channels))
+        self.alive = (mean, var, indices, around)
+        many = threads(indices.numel() * self.channels)
+        self.sizes = (DTYPES[mean.dtype], DTYPES[dtype], many, samples, self.channels, self.rows, drawn)
+        self.addresses = tuple(map(address, self.alive))

@@ -1,14 +1,16 @@
-// Pools of per-sample moments: who counts in whose statistics (ghostnoise/ghosts.py), in single passes over the tables.
+// Pools of the samples' moments: consecutive ghost batches, and ghost batches without the sample itself.
 //
 // Means are (B, C) in float or double, variances in double, or absent where samples have a single position. Sums are
-// in double. Work goes by tiles of channels, whose rows of a ghost batch fit a core's cache.
+// in double. Work is split into tiles of channels, whose rows of a ghost batch fit a core's cache.
 
 #include "exports.h"
 
+#include <cmath>
+
 namespace {
 
-// everyone: the moments of each ghost batch (G, C).
-template <class M> void everyone_tile(const Block<M> &x, i64 wide, double *mean, double *var) {
+// The moments of a ghost batch (1, C).
+template <class M> void inclusive_tile(const Block<M> &x, i64 wide, double *mean, double *var) {
     double center[CHUNK] = {}, square[CHUNK] = {};
     for (i64 k = 0; k < x.n; ++k)
 #pragma omp simd
@@ -28,11 +30,12 @@ template <class M> void everyone_tile(const Block<M> &x, i64 wide, double *mean,
     }
 }
 
-// others: for each sample, the moments of the others in its ghost batch (B, C). The most extreme sample is kept out of
-// the totals, and added for everyone but itself: what is then subtracted is never larger than what stays.
-template <bool WITH_VAR, class M> void others_tile(const Block<M> &x, i64 wide, double *mean, double *var) {
+// For each sample, the moments of its ghost batch without it (n, C). The most extreme sample is left out of the sums
+// and added back for all samples but itself, so that what is subtracted is never larger than what remains. A sample
+// that is not finite is the most extreme one: then its own statistics are those of finite samples alone.
+template <bool WITH_VAR, class M> void exclusive_tile(const Block<M> &x, i64 wide, double *mean, double *var) {
     const auto own_var = [&x](i64 k, i64 c) { return WITH_VAR ? x.var[k * x.stride + c] : 0.0; };
-    if (x.n == 2) {  // the other one's own moments: a pool of one sample may be far from any offset
+    if (x.n == 2) {  // a pool of one sample may be far from any center: copy its moments
         for (i64 k = 0; k < 2; ++k)
             for (i64 c = 0; c < wide; ++c) {
                 mean[k * x.stride + c] = x.m(1 - k, c);
@@ -40,12 +43,15 @@ template <bool WITH_VAR, class M> void others_tile(const Block<M> &x, i64 wide, 
             }
         return;
     }
-    double center[CHUNK] = {}, most[CHUNK], sum[CHUNK] = {}, square[CHUNK] = {}, own[CHUNK], own_square[CHUNK];
+    double center[CHUNK] = {}, most[CHUNK], sum[CHUNK] = {}, square[CHUNK] = {}, extreme_d[CHUNK],
+           extreme_energy[CHUNK];
     i64 extreme[CHUNK] = {};
     for (i64 k = 0; k < x.n; ++k)
 #pragma omp simd
-        for (i64 c = 0; c < wide; ++c)
-            center[c] += x.m(k, c);
+        for (i64 c = 0; c < wide; ++c) {
+            const double value = x.m(k, c);
+            center[c] += value - value == 0 ? value : 0;  // finite values only
+        }
     for (i64 c = 0; c < wide; ++c) {
         center[c] /= double(x.n);
         most[c] = -1;
@@ -54,65 +60,66 @@ template <bool WITH_VAR, class M> void others_tile(const Block<M> &x, i64 wide, 
 #pragma omp simd
         for (i64 c = 0; c < wide; ++c) {
             const double d = x.m(k, c) - center[c], energy = own_var(k, c) + d * d;
-            const bool more = !(energy <= most[c]);  // not a number counts as most extreme
-            most[c] = more ? energy : most[c];
+            const bool more = !(energy <= most[c]);  // true if the energy is NaN; then none exceeds it
+            most[c] = more ? (energy == energy ? energy : HUGE_VAL) : most[c];
             extreme[c] = more ? k : extreme[c];
         }
-    const double others = double(x.n - 1);
+    const double n = double(x.n - 1);
     for (i64 k = 0; k < x.n; ++k)
 #pragma omp simd
         for (i64 c = 0; c < wide; ++c)
             sum[c] += k == extreme[c] ? 0 : x.m(k, c);
     for (i64 c = 0; c < wide; ++c) {
-        center[c] = sum[c] / others;
+        center[c] = sum[c] / n;
         sum[c] = 0;
-        own[c] = x.m(extreme[c], c) - center[c];
-        own_square[c] = own_var(extreme[c], c) + own[c] * own[c];
+        extreme_d[c] = x.m(extreme[c], c) - center[c];
+        extreme_energy[c] = own_var(extreme[c], c) + extreme_d[c] * extreme_d[c];
     }
     for (i64 k = 0; k < x.n; ++k)
 #pragma omp simd
         for (i64 c = 0; c < wide; ++c) {
-            const bool counts = k != extreme[c];
+            const bool included = k != extreme[c];
             const double d = x.m(k, c) - center[c];
-            sum[c] += counts ? d : 0;
-            square[c] += counts ? own_var(k, c) + d * d : 0;
+            sum[c] += included ? d : 0;
+            square[c] += included ? own_var(k, c) + d * d : 0;
         }
     for (i64 k = 0; k < x.n; ++k)
 #pragma omp simd
         for (i64 c = 0; c < wide; ++c) {
             const bool itself = k == extreme[c];
             const double d = x.m(k, c) - center[c], energy = own_var(k, c) + d * d;
-            const double total = itself ? sum[c] : sum[c] - d + own[c];
-            const double squares = itself ? square[c] : square[c] - energy + own_square[c];
-            const double shift = total / others, value = squares / others - shift * shift;
+            const double total = itself ? sum[c] : sum[c] - d + extreme_d[c];
+            const double squares = itself ? square[c] : square[c] - energy + extreme_energy[c];
+            const double shift = total / n, value = squares / n - shift * shift;
             mean[k * x.stride + c] = center[c] + shift;
             var[k * x.stride + c] = value < 0 ? 0 : value;
         }
 }
 
 template <class M>
-void pool(i64 others, i64 threads, i64 G, const i64 *starts, i64 C, const M *mean, const double *var, double *to_mean,
-          double *to_var) {
+void pool(i64 exclusive, i64 threads, i64 G, const i64 *starts, i64 C, const M *mean, const double *var,
+          double *to_mean, double *to_var) {
     for_columns(G, C, threads, [=](i64 g, i64 c, i64 wide) {
         const Block<M> x = block(mean, var, starts, g, C, c);
-        const i64 at = (others ? starts[g] : g) * C + c;
-        if (others)
+        const i64 at = (exclusive ? starts[g] : g) * C + c;
+        if (exclusive)
             with_flag(var, [&](auto with_var) {
-                others_tile<decltype(with_var)::value>(x, wide, to_mean + at, to_var + at);
+                exclusive_tile<decltype(with_var)::value>(x, wide, to_mean + at, to_var + at);
             });
         else
-            everyone_tile(x, wide, to_mean + at, to_var + at);
+            inclusive_tile(x, wide, to_mean + at, to_var + at);
     });
 }
 
-} // namespace
+}  // namespace
 
-// `starts` are the first rows of G ghost batches, and the end.
-GN_EXPORT(pool)(i64 means, i64 others, i64 threads, i64 G, const i64 *starts, i64 C, const void *mean,
+GN_EXPORT(pool)(i64 means, i64 exclusive, i64 threads, i64 G, const i64 *starts, i64 C, const void *mean,
                 const double *var, double *to_mean, double *to_var) {
+    if (means != 0 && means != 1)
+        return UNKNOWN_DTYPE;
     if (means == 0)
-        pool(others, threads, G, starts, C, static_cast<const float *>(mean), var, to_mean, to_var);
+        pool(exclusive, threads, G, starts, C, in<float>(mean), var, to_mean, to_var);
     else
-        pool(others, threads, G, starts, C, static_cast<const double *>(mean), var, to_mean, to_var);
-    return means > 1;
+        pool(exclusive, threads, G, starts, C, in<double>(mean), var, to_mean, to_var);
+    return OK;
 }

@@ -1,20 +1,20 @@
-"""What a conversion has made of a model."""
+"""A table of the layers of this library in a model."""
 
 from typing import Any, NamedTuple
 
 from torch import nn
 from torch.nn.utils import parametrize
 
-from ghostnoise.conversion import insertion, scopes, swap, table, watch
+from ghostnoise.conversion import insertion, swap, watch
 from ghostnoise.conversion.schedules import schedule_of
-from ghostnoise.conversion.selection import Found, check_model, everything
+from ghostnoise.conversion.targets import Found, check_model, everything
 from ghostnoise.conversion.variants import Lazy
+from ghostnoise.methods import registry
+from ghostnoise.torch_private import backward_hooks, forward_hooks, is_lazy_hook
 
-HOOKS = ("_forward_pre_hooks", "_forward_hooks", "_backward_pre_hooks", "_backward_hooks")
 
-
-class Row(NamedTuple):
-    """A layer of this library in a model; `was` is empty for standalone noise."""
+class LayerSummary(NamedTuple):
+    """A layer of this library in a model; `was` is empty for noise on its own."""
 
     name: str
     layer: str
@@ -25,15 +25,15 @@ class Row(NamedTuple):
     notes: str
 
 
-class Summary(tuple[Row, ...]):
-    """The rows; prints as a table."""
+class Summary(tuple[LayerSummary, ...]):
+    """The layers of this library in a model; prints as a table."""
 
     __slots__ = ()
 
     def __repr__(self) -> str:
         if not self:
             return "no ghostnoise layers"
-        cells = [Row._fields, *(tuple(map(str, row)) for row in self)]
+        cells = [LayerSummary._fields, *(tuple(map(str, row)) for row in self)]
         widths = [max(map(len, column)) for column in zip(*cells, strict=True)]
         lines = [[cell.ljust(width) for cell, width in zip(row, widths, strict=True)] for row in cells]
         lines.insert(1, ["-" * width for width in widths])
@@ -41,7 +41,10 @@ class Summary(tuple[Row, ...]):
 
 
 def summary(model: nn.Module) -> Summary:
-    """The layers of this library in `model`, a row each: print it for a table.
+    """Return the layers of this library in `model`, one row each; print it to see a table.
+
+    The `method` is the most specific name that `convert` has for the layer, such as "gni-shift". The `scope` is "local"
+    for statistics of this process alone, and "global" for those of a process group.
 
     >>> from ghostnoise import convert
     >>> print(summary(convert(nn.Sequential(nn.Linear(4, 8), nn.BatchNorm1d(8)), "gni", ghost_size=16)))
@@ -56,13 +59,13 @@ def summary(model: nn.Module) -> Summary:
             rows.append(_norm(found))
         noise = insertion.inserted(found.module)
         if noise is not None:
-            rows.append(_row(found, noise, type(noise), "", [_place(found, noise)]))
-        if isinstance(found.module, table.NOISES) and not hasattr(found.module, "place"):
+            rows.append(_row(found, noise, type(noise), "", [_side(found, noise)]))
+        if isinstance(found.module, registry.noises()) and not hasattr(found.module, "insertion_point"):
             rows.append(_row(found, found.module, type(found.module), "", []))
     return Summary(rows)
 
 
-def _norm(found: Found) -> Row:
+def _norm(found: Found) -> LayerSummary:
     module = found.module
     notes = ["lazy"] if isinstance(module, Lazy) else []
     if parametrize.is_parametrized(module):
@@ -70,25 +73,26 @@ def _norm(found: Found) -> Row:
     return _row(found, module, swap.current(module), swap.origin(module).layer.__name__, notes)
 
 
-def _row(found: Found, layer: Any, kind: type[nn.Module], was: str, notes: list[str]) -> Row:
-    size = getattr(layer, "ghost_size", None)
-    method = table.name_of(kind, vars(layer))
+def _row(found: Found, layer: Any, kind: type[nn.Module], was: str, notes: list[str]) -> LayerSummary:
     schedule = schedule_of(layer)
     if schedule is not None:
         notes.append(type(schedule).__name__)
-    hooks = sum(_is_theirs(hook) for name in HOOKS for hook in getattr(found.module, name).values())
+    tables = (*forward_hooks(found.module), *backward_hooks(found.module))
+    hooks = sum(_is_foreign(hook) for table in tables for hook in table.values())
     if hooks:
         notes.append(f"hooks: {hooks}")
     if len(found.names) > 1:
         notes.append(f"also {', '.join(found.names[1:])}")
-    return Row(found.names[0], kind.__name__, was, method, size, scopes.name_of(layer), "; ".join(notes))
+    size, method = getattr(layer, "ghost_size", None), swap.name_of(kind, vars(layer))
+    scope = "local" if layer.process_group is None else "global"
+    return LayerSummary(found.names[0], kind.__name__, was, method, size, scope, "; ".join(notes))
 
 
-def _is_theirs(hook: Any) -> bool:
-    infers = getattr(hook, "__name__", "") == "_infer_parameters"  # a lazy layer's own
-    return not (infers or watch.is_watch(hook) or hook in (insertion.inject_before, insertion.inject_after))
+def _is_foreign(hook: Any) -> bool:
+    ours = watch.is_watch(hook) or hook in (insertion.inject_before, insertion.inject_after)
+    return not (ours or is_lazy_hook(hook))
 
 
-def _place(found: Found, noise: Any) -> str:
+def _side(found: Found, noise: Any) -> str:
     kind = parametrize.type_before_parametrizations(found.module).__name__
-    return f"{'before' if noise.place.before else 'after'} {kind}"
+    return f"{'before' if noise.insertion_point.before else 'after'} {kind}"

@@ -1,9 +1,9 @@
 import pytest
+from support.models import SIZES, convolutional, transformer
 from torch import nn
 
 import ghostnoise
 from ghostnoise import GhostNoise, OffAfter
-from models import SIZES, convolutional, transformer
 
 
 def test_rows_of_converted_layers():
@@ -16,7 +16,9 @@ def test_rows_of_converted_layers():
 
 
 def test_rows_of_noise():
-    model = ghostnoise.convert(transformer(), "agni-conv", 4, before=nn.LayerNorm).append(GhostNoise(3, scale=False))
+    model = ghostnoise.convert(transformer(), "agni-conv", 4, before=nn.LayerNorm).append(
+        GhostNoise(3, components="shift")
+    )
     assert list(ghostnoise.summary(model)) == [
         ("0", "AnalyticalGhostNoise", "", "agni-conv", 4, "local", "before LayerNorm"),
         ("3", "AnalyticalGhostNoise", "", "agni-conv", 4, "local", "before LayerNorm"),

@@ -1,4 +1,4 @@
-"""The copies of the native passes that this machine can run, the best one last."""
+"""The copies of the native functions that this machine can run, the best one last."""
 
 from ghostnoise.engine.backends.native import library
 

@@ -1,0 +1,148 @@
+"""Conversion of the layers of a model, and back: everything is checked first, then the model is changed."""
+
+import inspect
+import warnings
+from collections.abc import Sequence
+from typing import Any, TypeVar
+
+from torch import nn
+
+from ghostnoise.conversion import insertion, swap, targets, watch
+from ghostnoise.conversion.swap import Method
+from ghostnoise.conversion.targets import Found, Types, Where
+from ghostnoise.methods import registry
+
+Model = TypeVar("Model", bound=nn.Module)
+
+
+def convert(
+    model: Model,
+    method: str,
+    ghost_size: targets.Sizes = ...,
+    *,
+    after: Types | None = None,
+    before: Types | None = None,
+    where: Where | None = None,
+    channel_dim: int | None = None,
+    scope: str | None = None,
+    process_group: targets.Group = ...,
+    **options: Any,
+) -> Model:
+    """Convert every batch norm of `model` to a method of this library, or insert noise at other layers.
+
+    Layers are changed in place, and `model` is returned: parameters, buffers, state_dict keys, hooks and an optimizer
+    that was created before stay valid. Converting again changes the method. A call that raises leaves the model
+    unchanged.
+
+    Args:
+        model: any network that is not yet wrapped by FSDP.
+        method: the name of a method that has a batch norm, such as "gbn", "xbn", "en" or "gni", or a shorthand such as
+            "gni-shift"; `ghostnoise.methods.registry.names()` has them all.
+        ghost_size: the number of samples in a ghost batch; or a `Schedule`; or a mapping from patterns of module names
+            to these, whose first matching pattern applies. None disables ghost batches.
+        after, before: a type of module, or a tuple of types, at which to insert noise, for methods that have noise.
+        where: a function of a module's name and the module that returns whether to convert it. Alone, with a method
+            that has noise, it also selects modules that are not batch norms: noise is inserted after them.
+        channel_dim: the channel dimension of inserted noise, where it is not known from the type of the module.
+        scope: "local" is short for `process_group=None`, "global" for `process_group="world"`.
+        process_group: the ranks that share a batch, as in the layers: None is this process alone, "world" is all
+            ranks, or a process group or its name. If neither this nor `scope` is given, an `nn.SyncBatchNorm` keeps its
+            group, and every other layer uses this process alone.
+        options: options of the method's layer, such as `noise_eps`, `components`, `alpha`, `generator` or `uneven`.
+
+    >>> model = nn.Sequential(nn.Conv2d(3, 8, 3), nn.BatchNorm2d(8), nn.ReLU())
+    >>> convert(model, "gni", ghost_size=32)[1]
+    GhostNoiseBatchNorm2d(8, eps=1e-05, momentum=0.1, affine=True, bias=True, track_running_stats=True,
+    ghost_size=32, noise_eps=0.001, components='both')
+    """
+    targets.check_model(model, "convert")
+    chosen = Method(method, *registry.find(method))
+    noisy = chosen.spec.noise is not None
+    types = targets.check_places(after, before, where)
+    group = targets.requested_group(scope, process_group)
+    if types is not None and not noisy:
+        known = [name for name, (spec, _) in registry.names().items() if spec.noise is not None]
+        raise ValueError(
+            f"{method!r} with after= or before=: it has no noise to insert; use one of "
+            f"{', '.join(map(repr, known))}, or leave after= and before= out"
+        )
+    arguments = list(inspect.signature(convert).parameters)[2:-1]
+    swap.check_options(chosen, chosen.spec.norm if types is None else chosen.spec.noise, options, arguments)
+    norms, hosts = targets.select(model, noisy, types, where)
+    if hosts:
+        swap.check_options(chosen, chosen.spec.noise, options, arguments)
+    targets.check_changeable(model, [*norms, *hosts])
+    if channel_dim is not None and not hosts:
+        raise ValueError(
+            f"channel_dim={channel_dim!r} without after= or before=: batch norms have their channels in dimension 1; "
+            "leave it out"
+        )
+    sizes = targets.ghost_sizes(ghost_size, [*norms, *hosts], chosen.spec, method)
+    count = len(norms)
+    swaps = [swap.plan(each, chosen, size, options, group) for each, size in zip(norms, sizes[:count], strict=True)]
+    insertions = _insertions(hosts, chosen, sizes[count:], options, channel_dim, before is not None, group)
+    for place in insertions:
+        place.report()
+    for change in swaps:
+        change.commit()
+    for place in insertions:
+        place.commit()
+    _watch(model)
+    return model
+
+
+def revert(model: Model) -> Model:
+    """Restore converted layers to what they were, with their present weights, and remove inserted noise.
+
+    Layers of this library that were not made by `convert` become the `nn.BatchNorm*d` of the same rank. A model without
+    such layers is returned unchanged.
+
+    >>> model = nn.Sequential(nn.Linear(4, 8), nn.BatchNorm1d(8))
+    >>> revert(convert(model, "gbn", ghost_size=16))[1]
+    BatchNorm1d(8, eps=1e-05, momentum=0.1, affine=True, bias=True, track_running_stats=True)
+    """
+    targets.check_model(model, "revert")
+    found = targets.everything(model)
+    ours = [each for each in found if swap.is_ours(each.module)]
+    swaps = [swap.plan_back(each) for each in ours]
+    specs = [swap.spec_of(type(each.module)) for each in ours]
+    for spec in registry.specs().values():
+        if spec.changes_inference and spec in specs:
+            warnings.warn(
+                f"{specs.count(spec)} {spec.title} layers become plain batch norm: their eval output changes",
+                stacklevel=2,
+            )
+    for change in swaps:
+        change.commit()
+    for each in found:
+        insertion.remove(each.module)
+        watch.remove(each.module)
+    return model
+
+
+def _insertions(
+    hosts: Sequence[Found],
+    method: Method,
+    sizes: Sequence[Any],
+    options: dict[str, Any],
+    channel_dim: int | None,
+    before: bool,
+    group: Any,
+) -> list[insertion.Insertion]:
+    dims = targets.channel_dims(hosts, channel_dim)
+    plans = []
+    for host, size, dim in zip(hosts, sizes, dims, strict=True):
+        guessed = channel_dim is None and targets.is_activation(host.module)
+        point = insertion.InsertionPoint(host, before, guessed)
+        plans.append(insertion.plan(host, method, size, options, point, dim, group))
+    return plans
+
+
+def _watch(model: nn.Module) -> None:
+    found = targets.everything(model)
+    names = [name for each in found if swap.is_ours(each.module) for name in each.names if name]
+    hook = watch.install(model, names)
+    for each in found:
+        noise = insertion.inserted(each.module)
+        if noise is not None:
+            noise.insertion_point.count_for(hook)

@@ -1,0 +1,172 @@
+"""All steps of a normalizer's forward pass, or of its backward pass, in one call of the C++ library.
+
+It covers ghost batches and exclusive ghost batches, and if all samples share one pool also drawn noise or a correction
+towards running statistics. The library runs the same functions in the same order as the steps, so the results are the
+same to the last bit.
+"""
+
+import ctypes
+import functools
+import math
+from itertools import accumulate
+from typing import Any, NamedTuple
+
+import torch
+from torch import Tensor
+
+from ghostnoise.engine.backends.base import Gradients, NoiseTables, Normalized, Saved
+from ghostnoise.engine.backends.native.gate import (
+    ARITHMETIC,
+    NotAdmitted,
+    address,
+    admits,
+    admitted_gradient,
+    empty,
+    layouts,
+    like,
+    optional,
+    paired,
+    sample_moments,
+    single_position,
+    table,
+)
+from ghostnoise.engine.backends.native.library import DTYPES, GRAIN, run
+from ghostnoise.engine.plan import Correction, Drawn, Noise, Normalizer, Plan
+from ghostnoise.statistics.moments import Moments
+from ghostnoise.statistics.samples import Exclusive, GhostBatch, ghost_sizes
+
+COVERED = (GhostBatch, Exclusive)
+
+
+def forward(x: Tensor, weight: Tensor | None, bias: Tensor | None, plan: Plan) -> Normalized | None:
+    """Run all steps of the forward pass; None for plans that are not covered."""
+    normalizer, noise, reference = plan
+    if type(normalizer.contributors) not in COVERED or not (noise is None or type(noise) is Drawn):
+        return None
+    shape, strides = _admitted(x)
+    geometry = _geometry(shape, strides, strides, normalizer)
+    batch_size, channels, pools = shape[0], shape[1], geometry.pools
+    if pools != 1 and (noise is not None or plan.corrects):
+        return None
+    dtype = ARITHMETIC[x.dtype]
+    weight, bias = optional(weight, dtype, (channels,)), optional(bias, dtype, (channels,))
+    m, k, correction = None, None, None
+    drawn: tuple[int, int, float] = 0, 0, 0.0
+    corrects: tuple[int, ...] = 0, 0, 0, 0, 0
+    if noise is not None:
+        indices = _indices(noise, batch_size)
+        drawn = address(indices), indices.shape[1], float(noise.eps)
+        m, k = _noise_tables(noise, (batch_size, channels), dtype)
+    if reference is not None and reference.limits is not None:
+        known = [table(one, torch.float64, (channels,)) for one in reference.moments]
+        known.append(table(reference.limits, torch.float64, (2,)))
+        correction = Correction(*empty((2, channels), dtype).unbind())
+        corrects = tuple(map(address, (*known, *correction)))
+    if geometry.positions == 1:
+        moments = single_position(x)
+        means = DTYPES[dtype], address(moments.mean), 0
+    else:
+        moments = Moments(*empty((2, batch_size, channels), torch.float64).unbind())
+        means = DTYPES[torch.float64], address(moments.mean), address(moments.var)
+    pooled, y = empty((2, pools, channels), torch.float64), torch.empty_like(x)
+    run(
+        *("fused_forward", DTYPES[x.dtype], geometry.numbers, address(x), address(weight), address(bias)),
+        *(float(normalizer.eps), float(normalizer.min_std) ** 2, *drawn, *means),
+        *(address(pooled), address(m), address(k), *corrects, address(y)),
+    )
+    return Normalized(y, moments, Moments(*pooled.unbind()), NoiseTables(m, k), correction)
+
+
+def backward(dy: Tensor, x: Tensor, weight: Tensor | None, plan: Plan, saved: Saved, needs_x: bool) -> Gradients | None:
+    """Run all steps of the backward pass; None for plans that are not covered."""
+    normalizer = plan.normalizer
+    if type(normalizer.contributors) not in COVERED:
+        return None
+    shape, strides = _admitted(x)
+    dy, gradient_strides = admitted_gradient(dy, x, shape, strides)
+    geometry = _geometry(shape, strides, gradient_strides, normalizer)
+    batch_size, channels, dtype = shape[0], shape[1], ARITHMETIC[x.dtype]
+    weight = optional(weight, dtype, (channels,))
+    m, k = saved.noise
+    m, k = optional(m, dtype, (batch_size, channels)), optional(k, dtype, (batch_size, channels))
+    var: Tensor | None
+    if type(normalizer.contributors) is Exclusive:
+        mean, var = sample_moments(saved.kept, (batch_size, channels))
+    else:
+        mean, var = (table(one, torch.float64, (geometry.pools, channels)) for one in saved.kept)
+    parameters, dx = empty((2, channels), dtype), torch.empty_like(x) if needs_x else None
+    run(
+        *("fused_backward", DTYPES[x.dtype], geometry.numbers, address(dy), address(x), address(weight)),
+        *(float(normalizer.eps), float(normalizer.min_std) ** 2, DTYPES[mean.dtype]),
+        *(address(mean), address(var), address(m), address(k), address(parameters), address(dx)),
+    )
+    return Gradients(dx, *parameters.unbind())
+
+
+def _admitted(x: Tensor) -> tuple[torch.Size, tuple[int, ...]]:
+    """Return the shape and the strides of an admitted x."""
+    if admits(x) and x.dtype in DTYPES:
+        return x.shape, x.stride()
+    raise NotAdmitted
+
+
+class _Geometry(NamedTuple):
+    """The numbers of the C++ struct of that name, which stay the same from call to call, and some of them by name."""
+
+    numbers: ctypes.Array[ctypes.c_int64]
+    pools: int
+    positions: int
+
+
+def _geometry(
+    shape: torch.Size, strides: tuple[int, ...], gradient: tuple[int, ...], normalizer: Normalizer
+) -> _Geometry:
+    contributors: Any = normalizer.contributors
+    exclusive = type(contributors) is Exclusive
+    found = _cached(shape, strides, gradient, exclusive, contributors.ghost_size, torch.get_num_threads())
+    if found is None:
+        raise NotAdmitted
+    return found
+
+
+@functools.lru_cache(maxsize=4096)
+def _cached(
+    shape: torch.Size,
+    strides: tuple[int, ...],
+    gradient: tuple[int, ...],
+    exclusive: bool,
+    ghost_size: int | None,
+    threads: int,
+) -> _Geometry | None:
+    """None for an input or a gradient whose layout the library does not take."""
+    pair = paired(shape, strides)
+    same = None if pair is None else like(layouts(shape, gradient), pair.input)
+    if pair is None or same is None:
+        return None
+    batch_size, channels, positions = *shape[:2], math.prod(shape[2:])
+    count, starts = group_starts(batch_size, ghost_size)
+    pools = batch_size if exclusive else count
+    per_pool = 1 if pools == batch_size else starts[1]
+    tensors = [stride for layout in (pair.input, same, pair.result) for stride in layout[1:]]
+    sizes = (pair.input.last, threads, GRAIN, channels, positions, *tensors, exclusive, per_pool, batch_size, count)
+    numbers = (*sizes, *starts)
+    return _Geometry((ctypes.c_int64 * len(numbers))(*numbers), pools, positions)
+
+
+@functools.lru_cache(maxsize=256)
+def group_starts(batch_size: int, ghost_size: int | None) -> tuple[int, ctypes.Array[ctypes.c_int64]]:
+    """Return the number of ghost batches, and an array of their first samples and the number of samples."""
+    sizes = ghost_sizes(batch_size, ghost_size or batch_size)
+    return len(sizes), (ctypes.c_int64 * (len(sizes) + 1))(*accumulate(sizes, initial=0))
+
+
+def _indices(noise: Noise, batch_size: int) -> Tensor:
+    assert isinstance(noise, Drawn)
+    if noise.indices.ndim != 2 or noise.indices.shape[1] == 0:
+        raise NotAdmitted
+    return table(noise.indices, torch.int64, (batch_size, noise.indices.shape[1]))
+
+
+def _noise_tables(noise: Noise, shape: tuple[int, int], dtype: torch.dtype) -> NoiseTables:
+    made = iter(empty((noise.shifts + noise.scales, *shape), dtype).unbind())
+    return NoiseTables(next(made) if noise.shifts else None, next(made) if noise.scales else None)

@@ -1,0 +1,234 @@
+// The small tables between the passes: from statistics to coefficients, the gradient of the statistics, the linear
+// terms of the input gradient, and running statistics. Tables are in the arithmetic of x, statistics and sums in
+// double.
+
+#include "exports.h"
+
+#include <cmath>
+
+namespace {
+
+template <class A>
+void coefficients(i64 threads, i64 R, i64 C, const double *mean, const double *var, Floor floor, const A *weight,
+                  const A *bias, Coefficients<A> to) {
+#pragma omp parallel for num_threads(int(threads)) schedule(static)
+    for (i64 r = 0; r < R; ++r) {
+        const i64 at = r * C;
+#pragma omp simd
+        for (i64 c = 0; c < C; ++c) {
+            const A center = A(mean[at + c]), rounding = A(double(center) - mean[at + c]);
+            const A rstd = A(1.0 / std::sqrt(floor.of(var[at + c]))), factor = weight ? rstd * weight[c] : rstd;
+            to.center[at + c] = center;
+            to.rounding[at + c] = rounding;
+            to.rstd[at + c] = rstd;
+            to.factor[at + c] = factor;
+            to.shift[at + c] = bias ? factor * rounding + bias[c] : factor * rounding;
+        }
+    }
+}
+
+constexpr i64 SHORT = 16;  // samples that are summed in the arithmetic of x before their sum is added in double
+
+// Adds a sample to the sums of k * a, k * d, a and k * m * a, for its sums a and d and its noise m and k.
+template <class A> void add_sample(i64 wide, const A *a, const A *d, const A *m, const A *k, A (&sums)[4][CHUNK]) {
+    with_flag(k, [&](auto scales) {
+        with_flag(m, [&](auto shifts) {
+#pragma omp simd
+            for (i64 c = 0; c < wide; ++c) {
+                const A scale = decltype(scales)::value ? k[c] : A(1), total = scale * a[c];
+                sums[0][c] += total;
+                sums[1][c] += scale * d[c];
+                sums[2][c] += a[c];
+                if constexpr (decltype(shifts)::value)
+                    sums[3][c] += total * m[c];
+            }
+        });
+    });
+}
+
+// a and d are the sums `total` and `moment` of the samples, m and k the shift and the scale of their noise.
+template <class A>
+void statistics_gradient(i64 threads, i64 B, i64 C, i64 R, i64 per_pool, const A *a, const A *d, const A *m, const A *k,
+                         const A *tables, const double *var, Floor floor, A *to_weight, A *to_bias, A *to_mean,
+                         A *to_var, double *carried) {
+    const Coefficients<A> pools(const_cast<A *>(tables), R * C);
+    for_columns(1, C, threads, [=](i64, i64 c0, i64 wide) {
+        double g_weight[CHUNK] = {}, g_bias[CHUNK] = {};
+        for (i64 c = 0; carried && c < wide; ++c) {
+            g_weight[c] = carried[c0 + c];
+            g_bias[c] = carried[C + c0 + c];
+        }
+        const auto finish_pool = [&](i64 r, const auto *sum, const auto *product) {
+            const i64 at = r * C + c0;
+#pragma omp simd
+            for (i64 c = 0; c < wide; ++c) {
+                const double total = double(sum[c]), rstd = double(pools.rstd[at + c]);
+                const double moment = double(product[c]) + double(pools.rounding[at + c]) * total;  // around the mean
+                const double factor = double(pools.factor[at + c]);
+                g_weight[c] += rstd * moment;
+                to_mean[at + c] = A(-factor * total);
+                to_var[at + c] =
+                    var[at + c] + floor.eps >= floor.least ? A(-0.5 * rstd * rstd * factor * moment) : A(0);
+            }
+        };
+        for (i64 r = 0; r < R; ++r) {
+            if (R == B && !m && !k) {  // each sample has a pool of its own
+                finish_pool(r, a + r * C + c0, d + r * C + c0);
+                for (i64 c = 0; c < wide; ++c)
+                    g_bias[c] += double(a[r * C + c0 + c]);
+                continue;
+            }
+            double sum[CHUNK] = {}, product[CHUNK] = {};
+            const i64 end = r == R - 1 ? B : (r + 1) * per_pool;
+            for (i64 b = r * per_pool; b < end;) {
+                A part[4][CHUNK] = {};
+                const i64 stop = end - b < SHORT ? end : b + SHORT;
+                for (; b < stop; ++b) {
+                    const i64 at = b * C + c0;
+                    add_sample(wide, a + at, d + at, m ? m + at : nullptr, k ? k + at : nullptr, part);
+                }
+                for (i64 c = 0; c < wide; ++c) {
+                    sum[c] += double(part[0][c]);
+                    product[c] += double(part[1][c]);
+                    g_bias[c] += double(part[2][c]);
+                    g_weight[c] -= double(part[3][c]);
+                }
+            }
+            finish_pool(r, sum, product);
+        }
+        for (i64 c = 0; c < wide; ++c) {
+            to_weight[c0 + c] = A(g_weight[c]);
+            to_bias[c0 + c] = A(g_bias[c]);
+        }
+        for (i64 c = 0; carried && c < wide; ++c) {
+            carried[c0 + c] = g_weight[c];
+            carried[C + c0 + c] = g_bias[c];
+        }
+    });
+}
+
+// Around the sample's own mean, since it may be far from those of the other samples.
+template <class M, class A>
+void exclusive_linear_term(i64 threads, i64 G, const i64 *starts, i64 C, i64 S, const M *mean, const double *pooled,
+                           const A *g_mean, const A *g_var, A *center, A *slope, A *offset) {
+    for_columns(G, C, threads, [=](i64 g, i64 c0, i64 wide) {
+        const i64 n = starts[g + 1] - starts[g], first = starts[g] * C + c0;
+        double middle[CHUNK] = {}, vars[CHUNK] = {}, means[CHUNK] = {};
+        for (i64 k = 0; k < n; ++k)
+#pragma omp simd
+            for (i64 c = 0; c < wide; ++c)
+                middle[c] += double(mean[first + k * C + c]);
+        for (i64 c = 0; c < wide; ++c)
+            middle[c] /= double(n);
+        const auto through_mean = [=, &middle](i64 at, i64 c) {
+            return double(g_mean[at]) - 2 * double(g_var[at]) * (pooled[at] - middle[c]);
+        };
+        for (i64 k = 0; k < n; ++k)
+#pragma omp simd
+            for (i64 c = 0; c < wide; ++c) {
+                const i64 at = first + k * C + c;
+                vars[c] += double(g_var[at]);
+                means[c] += through_mean(at, c);
+            }
+        const double share = 1.0 / double(n - 1);
+        for (i64 k = 0; k < n; ++k)
+#pragma omp simd
+            for (i64 c = 0; c < wide; ++c) {
+                const i64 at = first + k * C + c;
+                const double own = double(mean[at]), own_var = (vars[c] - double(g_var[at])) * share;
+                const double own_mean = (means[c] - through_mean(at, c)) * share + 2 * (own - middle[c]) * own_var;
+                const double steep = 2 * own_var / double(S);
+                center[at] = A(own);
+                slope[at] = A(steep);
+                offset[at] = A(own_mean / double(S) + steep * (double(A(own)) - own));
+            }
+    });
+}
+
+// Around the mean of the ghost batch, to which each of its n * S values contributes alike.
+template <class A>
+void linear_term(i64 threads, i64 G, const i64 *starts, i64 C, i64 S, const double *mean, const A *g_mean,
+                 const A *g_var, A *center, A *slope, A *offset) {
+#pragma omp parallel for num_threads(int(threads)) schedule(static)
+    for (i64 g = 0; g < G; ++g) {
+        const double share = 1.0 / double((starts[g + 1] - starts[g]) * S);
+#pragma omp simd
+        for (i64 at = g * C; at < (g + 1) * C; ++at) {
+            const double steep = 2 * double(g_var[at]) * share, rounded = double(A(mean[at]));
+            center[at] = A(mean[at]);
+            slope[at] = A(steep);
+            offset[at] = A(double(g_mean[at]) * share + steep * (rounded - mean[at]));
+        }
+    }
+}
+
+// from + factor * (to - from), exactly `from` or `to` where the factor is 0 or 1, as torch.lerp computes it.
+template <class A> A interpolate(A from, double to, double factor) {
+    const A end = A(to), gap = end - from, weight = A(factor);
+    return factor < 0.5 ? from + weight * gap : end - gap * (A(1) - weight);
+}
+
+template <class A>
+void update_running(i64 C, A *mean, A *var, i64 *count, const double *to_mean, const double *to_var, double factor) {
+    if (factor < 0)
+        factor = 1.0 / double(*count + 1);
+    double sum = 0;
+    for (i64 c = 0; c < C; ++c) {  // 0 if all values are finite, else NaN
+        sum += mean ? 0 * double(interpolate(mean[c], to_mean[c], factor)) : var ? 0 : 0 * to_mean[c];
+        sum += var ? 0 * double(interpolate(var[c], to_var[c], factor)) : mean ? 0 : 0 * to_var[c];
+    }
+    if (sum != 0)
+        return;
+    for (i64 c = 0; mean && c < C; ++c)
+        mean[c] = interpolate(mean[c], to_mean[c], factor);
+    for (i64 c = 0; var && c < C; ++c)
+        var[c] = interpolate(var[c], to_var[c], factor);
+    if (count)
+        ++*count;
+}
+
+}  // namespace
+
+// clang-format off
+#define GN_TABLES(call)                                                                                                \
+    switch (dtype) {                                                                                                   \
+        case 0: { using A = float; call; return OK; }                                                                  \
+        case 1: { using A = double; call; return OK; }                                                                 \
+        default: return UNKNOWN_DTYPE;                                                                                 \
+    }
+// clang-format on
+
+GN_EXPORT(coefficients)(i64 dtype, i64 threads, i64 R, i64 C, const double *mean, const double *var, double eps,
+                        double least, const void *weight, const void *bias, void *to) {
+    GN_TABLES(coefficients<A>(threads, R, C, mean, var, {eps, least}, in<A>(weight), in<A>(bias),
+                              Coefficients<A>(out<A>(to), R * C)));
+}
+
+GN_EXPORT(statistics_gradient)(i64 dtype, i64 threads, i64 B, i64 C, i64 R, i64 per_pool, const void *total,
+                               const void *moment, const void *m, const void *k, const void *coefficients,
+                               const double *var, double eps, double least, void *to_weight, void *to_bias,
+                               void *to_mean, void *to_var, double *carried) {
+    GN_TABLES(statistics_gradient<A>(threads, B, C, R, per_pool, in<A>(total), in<A>(moment), in<A>(m), in<A>(k),
+                                     in<A>(coefficients), var, {eps, least}, out<A>(to_weight), out<A>(to_bias),
+                                     out<A>(to_mean), out<A>(to_var), carried));
+}
+
+GN_EXPORT(linear_term)(i64 dtype, i64 threads, i64 G, const i64 *starts, i64 C, i64 S, const double *mean,
+                       const void *g_mean, const void *g_var, void *center, void *slope, void *offset) {
+    GN_TABLES(linear_term(threads, G, starts, C, S, mean, in<A>(g_mean), in<A>(g_var), out<A>(center), out<A>(slope),
+                          out<A>(offset)));
+}
+
+GN_EXPORT(exclusive_linear_term)(i64 dtype, i64 means, i64 threads, i64 G, const i64 *starts, i64 C, i64 S,
+                                 const void *mean, const double *pooled, const void *g_mean, const void *g_var,
+                                 void *center, void *slope, void *offset) {
+    GN_TABLES(if (means == 0) exclusive_linear_term(threads, G, starts, C, S, in<float>(mean), pooled, in<A>(g_mean),
+                                                    in<A>(g_var), out<A>(center), out<A>(slope), out<A>(offset));
+              else exclusive_linear_term(threads, G, starts, C, S, in<double>(mean), pooled, in<A>(g_mean),
+                                         in<A>(g_var), out<A>(center), out<A>(slope), out<A>(offset)));
+}
+
+GN_EXPORT(update_running)(i64 dtype, i64 C, void *mean, void *var, i64 *count, const double *to_mean,
+                          const double *to_var, double factor) {
+    GN_TABLES(update_running<A>(C, out<A>(mean), out<A>(var), count, to_mean, to_var, factor));
+}

@@ -1,0 +1,274 @@
+// All steps of a normalizer's forward pass, and all steps of its backward pass, in one call each: the passes over x and
+// the tables between them. The threads stay awake from step to step, and tables that only the next step needs are in
+// scratch memory.
+//
+// Ghost batches do not depend on each other, so all steps run on a few of them, then on the next few: where tables are
+// large, as with few positions, they stay in the caches from step to step.
+
+#include "exports.h"
+
+#include <cmath>
+
+namespace {
+
+// What stays the same from call to call; fused.py lists the numbers in this order, and then the starts.
+struct Geometry {
+    i64 last, threads, grain, C, S;
+    i64 x_b, x_inner, dy_b, dy_inner, made_b, made_inner;  // the last two are the strides of y, or dx
+    i64 exclusive, per_pool, B, G;
+
+    i64 pools() const { return exclusive ? B : G; }
+    i64 many(i64 elements) const { return elements >= grain ? threads : 1; }
+};
+
+struct Drawn {
+    const i64 *indices;
+    i64 N;
+    double eps;
+};
+
+// Batch Renormalization: from the pool's statistics towards reference statistics, within limits.
+template <class A> struct Renormalization {
+    const double *mean, *var, *limits;  // the reference (C,), r_max and d_max
+    A *r, *d;
+};
+
+template <class A> constexpr i64 TABLES = sizeof(A) == sizeof(double);  // the dtype of tables in A
+
+template <class T> T *offset(T *at, i64 by) { return at ? at + by : at; }
+inline void *offset(void *at, i64 by, i64 size) { return at ? static_cast<char *>(at) + by * size : at; }
+
+// The moments of samples; the variance is null where it is zero.
+struct Samples {
+    i64 means;
+    void *mean;
+    double *var;
+
+    Samples from(i64 at) const { return {means, offset(mean, at, means ? 8 : 4), offset(var, at)}; }
+};
+
+// Some consecutive ghost batches: the geometry with their numbers, their starts relative to the first of them, and how
+// many samples and pools precede them.
+struct Part {
+    Geometry geometry;
+    const i64 *starts;
+    i64 sample, pool;
+};
+
+constexpr i64 LARGE =
+    i64(1) << 23;  // bytes of a result that passes write with non-temporal stores; keep parts as large
+
+// Runs step(part) over all ghost batches, until it returns other than OK.
+template <class Step> int for_parts_of_batch(const Geometry &n, const i64 *starts, i64 bytes, Step step) {
+    const bool large = n.B * n.C * n.S * bytes >= LARGE;
+    // The least that is worth the threads where a dozen tables have a row for each sample, and else a few times that.
+    const i64 entries = n.exclusive ? n.grain : 4 * n.grain;
+    const Scratch<i64> relative(n.G + 1);
+    if (!relative.at)
+        return OUT_OF_MEMORY;
+    for (i64 g = 0, end = 0; g < n.G; g = end) {
+        i64 count = 0;
+        for (; end < n.G && (count * n.C < entries || (large && count * n.C * n.S * bytes < LARGE)); ++end)
+            count = starts[end + 1] - starts[g];
+        for (i64 k = g; k <= end; ++k)
+            relative.at[k - g] = starts[k] - starts[g];
+        Part part = {n, relative.at, starts[g], n.exclusive ? starts[g] : g};
+        part.geometry.B = count;
+        part.geometry.G = end - g;
+        if (const int status = step(part))
+            return status;
+    }
+    return OK;
+}
+
+inline double clip(double value, double low, double high) {  // NaN stays NaN
+    return value < low ? low : value > high ? high : value;
+}
+
+template <class A> struct Forward {
+    i64 dtype, bytes;
+    void *x, *y;
+    const A *weight, *bias;
+    Floor floor;
+    Drawn drawn;
+    Renormalization<A> renormalization;
+    Samples samples;
+    double *means, *vars;  // of the pools
+    A *m, *k;              // shift and scale of the noise
+
+    int operator()(const Part &part) const {
+        const Geometry &n = part.geometry;
+        const i64 B = n.B, C = n.C, S = n.S, R = n.pools(), many = n.many(B * C * S), at = part.sample * C;
+        const Scratch<A> tables(Coefficients<A>::TABLES * R * C);
+        if (!tables.at)
+            return OUT_OF_MEMORY;
+        const Samples own = samples.from(at);
+        void *from = offset(x, part.sample * n.x_b, bytes), *to = offset(y, part.sample * n.made_b, bytes);
+        if (S > 1)
+            if (const int status = GN_FUNCTION(moments)(dtype, n.last, many, B, C, S, from, n.x_b, n.x_inner,
+                                                        static_cast<double *>(own.mean), own.var))
+                return status;
+        double *mean = means + part.pool * C, *var = vars + part.pool * C;
+        GN_FUNCTION(pool)(own.means, n.exclusive, n.many(B * C), n.G, part.starts, C, own.mean, own.var, mean, var);
+        const Coefficients<A> pools(tables.at, R * C);
+        GN_FUNCTION(coefficients)(TABLES<A>, n.many(R * C), R, C, mean, var, floor.eps, floor.least, weight, bias,
+                                  tables.at);
+        if (drawn.indices)
+            return with_noise(n, from, mean, var, pools, to);
+        if (renormalization.mean)
+            renormalize(C, mean, var, pools);
+        return GN_FUNCTION(transform)(dtype, n.last, many, B, C, S, from, n.x_b, n.x_inner, pools.center, n.per_pool,
+                                      R - 1, pools.factor, n.per_pool, R - 1, pools.shift, n.per_pool, R - 1, to,
+                                      n.made_b, n.made_inner);
+    }
+
+    // All samples share one pool. The affine map that follows normalization becomes weight * r and bias + weight * d.
+    void renormalize(i64 C, const double *mean, const double *var, const Coefficients<A> &pool) const {
+        const double r_max = renormalization.limits[0], d_max = renormalization.limits[1];
+        for (i64 c = 0; c < C; ++c) {
+            const double reference_std = std::sqrt(floor.of(renormalization.var[c]));
+            const A r = A(clip(std::sqrt(floor.of(var[c])) / reference_std, 1 / r_max, r_max));
+            const A d = A(clip((mean[c] - renormalization.mean[c]) / reference_std, -d_max, d_max));
+            pool.factor[c] *= r;
+            const A shift = pool.factor[c] * pool.rounding[c] + (weight ? weight[c] * d : d);
+            pool.shift[c] = bias ? shift + bias[c] : shift;
+            renormalization.r[c] = r;
+            renormalization.d[c] = d;
+        }
+    }
+
+    // All samples share one pool.
+    int with_noise(const Geometry &n, void *from, double *mean, double *var, const Coefficients<A> &pool,
+                   void *to) const {
+        const i64 B = n.B, C = n.C;
+        const Scratch<double> margin(C);
+        const Scratch<A> rows(NoisyAffine<A>::ROWS * C);
+        if (!margin.at || !rows.at)
+            return OUT_OF_MEMORY;
+        for (i64 c = 0; c < C; ++c)  // eps in units of the variance that normalization maps to 1
+            margin.at[c] = double(A(drawn.eps) * (A(1) / (pool.rstd[c] * pool.rstd[c])));
+        if (const int status = GN_FUNCTION(noise_tables)(samples.means, TABLES<A>, n.many(B * C * drawn.N), B, C, B,
+                                                         drawn.N, samples.mean, samples.var, drawn.indices, mean,
+                                                         nullptr, nullptr, m != nullptr, k != nullptr, var, margin.at,
+                                                         pool.center, weight, bias, m, k, nullptr, nullptr))
+            return status;
+        const NoisyAffine<A> affine(rows.at, C);
+        affine.fill(pool, weight, bias, C);
+        return GN_FUNCTION(noisy_transform)(dtype, n.last, n.many(B * C * n.S), B, C, n.S, from, n.x_b, n.x_inner,
+                                            rows.at, m, k, to, n.made_b, n.made_inner);
+    }
+};
+
+template <class A> struct Backward {
+    i64 dtype, bytes;
+    void *dy, *x, *dx;
+    const A *weight;
+    Floor floor;
+    Samples saved;
+    A *m, *k, *g_weight;  // the gradient of weight, and that of bias after it
+    double *carried;
+
+    int operator()(const Part &part) const {
+        const Geometry &n = part.geometry;
+        const i64 B = n.B, C = n.C, S = n.S, R = n.pools(), size = R * C, many = n.many(B * C * S),
+                  at = part.sample * C;
+        const Scratch<double> pooled(n.exclusive ? 2 * size : 0);
+        const Scratch<A> tables((Coefficients<A>::TABLES + 5) * size + 2 * B * C);
+        if (!pooled.at || !tables.at)
+            return OUT_OF_MEMORY;
+        void *gradient = offset(dy, part.sample * n.dy_b, bytes), *from = offset(x, part.sample * n.x_b, bytes);
+        const Samples own = saved.from((n.exclusive ? part.sample : part.pool) * C);
+        if (n.exclusive)
+            GN_FUNCTION(pool)(own.means, 1, n.many(B * C), n.G, part.starts, C, own.mean, own.var, pooled.at,
+                              pooled.at + size);
+        const double *mean = n.exclusive ? pooled.at : static_cast<double *>(own.mean);
+        const double *var = n.exclusive ? pooled.at + size : own.var;
+        const Coefficients<A> pools(tables.at, size);
+        GN_FUNCTION(coefficients)(TABLES<A>, n.many(size), R, C, mean, var, floor.eps, floor.least, weight, nullptr,
+                                  tables.at);
+        A *g_mean = tables.at + Coefficients<A>::TABLES * size, *g_var = g_mean + size, *center = g_var + size;
+        A *slope = center + size, *shift = slope + size, *total = shift + size, *moment = total + B * C;
+        A *gain = offset(k, at);
+        // For a single position, dy itself may serve as its sum.
+        const bool single = S == 1 && n.last && dtype < 2 && (n.dy_b == C || B == 1);
+        if (const int status = GN_FUNCTION(gradient_sums)(dtype, n.last, many, B, C, S, gradient, n.dy_b, n.dy_inner,
+                                                          from, n.x_b, n.x_inner, pools.center, n.per_pool, R - 1,
+                                                          single ? nullptr : total, moment))
+            return status;
+        GN_FUNCTION(statistics_gradient)(TABLES<A>, n.many(B * C), B, C, R, n.per_pool, single ? gradient : total,
+                                         moment, offset(m, at), gain, tables.at, var, floor.eps, floor.least, g_weight,
+                                         g_weight + C, g_mean, g_var, carried);
+        if (!dx)
+            return OK;
+        if (n.exclusive)
+            GN_FUNCTION(exclusive_linear_term)(TABLES<A>, own.means, n.many(B * C), n.G, part.starts, C, S, own.mean,
+                                               mean, g_mean, g_var, center, slope, shift);
+        else
+            GN_FUNCTION(linear_term)(TABLES<A>, n.many(size), n.G, part.starts, C, S, mean, g_mean, g_var, center,
+                                     slope, shift);
+        A *ones = total;  // the sums are no longer needed
+        for (i64 c = 0; !k && c < C; ++c)
+            ones[c] = 1;
+        return GN_FUNCTION(input_gradient)(
+            dtype, n.last, many, B, C, S, gradient, n.dy_b, n.dy_inner, from, n.x_b, n.x_inner, pools.factor,
+            n.per_pool, R - 1, k ? gain : ones, 1, k ? B - 1 : 0, center, n.per_pool, R - 1, slope, n.per_pool, R - 1,
+            shift, n.per_pool, R - 1, offset(dx, part.sample * n.made_b, bytes), n.made_b, n.made_inner);
+    }
+};
+
+inline i64 size_of(i64 dtype) { return dtype == 1 ? 8 : dtype == 0 ? 4 : 2; }
+
+}  // namespace
+
+#define GN_FUSED(...)                                                                                                  \
+    const Geometry &n = *reinterpret_cast<const Geometry *>(geometry);                                                 \
+    const i64 *starts = geometry + sizeof(Geometry) / sizeof(i64), bytes = size_of(dtype);                             \
+    if (dtype == 1) {                                                                                                  \
+        using A = double;                                                                                              \
+        return for_parts_of_batch(n, starts, bytes, __VA_ARGS__);                                                      \
+    } else {                                                                                                           \
+        using A = float;                                                                                               \
+        return for_parts_of_batch(n, starts, bytes, __VA_ARGS__);                                                      \
+    }
+
+GN_EXPORT(fused_forward)(i64 dtype, const i64 *geometry, void *x, const void *weight, const void *bias, double eps,
+                         double least, const i64 *indices, i64 N, double noise_eps, i64 means, void *mean, double *var,
+                         double *pooled, void *m, void *k, const double *reference_mean, const double *reference_var,
+                         const double *limits, void *r, void *d, void *y) {
+    GN_FUSED(Forward<A>{dtype,
+                        bytes,
+                        x,
+                        y,
+                        in<A>(weight),
+                        in<A>(bias),
+                        {eps, least},
+                        {indices, N, noise_eps},
+                        {reference_mean, reference_var, limits, out<A>(r), out<A>(d)},
+                        {means, mean, var},
+                        pooled,
+                        pooled + n.pools() * n.C,
+                        out<A>(m),
+                        out<A>(k)});
+}
+
+GN_EXPORT(fused_backward)(i64 dtype, const i64 *geometry, void *dy, void *x, const void *weight, double eps,
+                          double least, i64 means, void *mean, double *var, void *m, void *k, void *parameters,
+                          void *dx) {
+    const i64 channels = reinterpret_cast<const Geometry *>(geometry)->C;
+    const Scratch<double> carried(2 * channels);
+    if (!carried.at)
+        return OUT_OF_MEMORY;
+    std::memset(carried.at, 0, sizeof(double) * 2 * channels);
+    GN_FUSED(Backward<A>{dtype,
+                         bytes,
+                         dy,
+                         x,
+                         dx,
+                         in<A>(weight),
+                         {eps, least},
+                         {means, mean, var},
+                         out<A>(m),
+                         out<A>(k),
+                         out<A>(parameters),
+                         carried.at});
+}

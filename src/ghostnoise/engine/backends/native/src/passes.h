@@ -1,0 +1,183 @@
+// What the passes over x share: tensors in both layouts, the split of work over threads, and how results are written.
+//
+// The passes are plain C++ without Torch headers and without randomness, compiled once for each instruction set, which
+// GN_ISA names. Loops are marked for vectorization; only marked reductions may be reassociated, since the statistics
+// rely on x - rough being computed as written.
+//
+// A tensor is (B, C, S) in one of two layouts: rows, where the S positions of each (b, c) are contiguous, and
+// channels-last, where the C channels of each (b, s) are. Arithmetic is in float, and in double for double; long sums
+// are accumulated in double.
+
+#pragma once
+
+#include "exports.h"
+
+#if defined(__linux__)
+#include <sys/mman.h>
+#endif
+
+extern "C" int gn_huge_pages_requested;
+
+namespace {
+
+struct Shape {
+    i64 B, C, S;
+};
+
+template <class T> struct Tensor {  // strides over b, and over c (rows) or s (channels-last); the third stride is 1
+    T *at;
+    i64 b, inner;
+
+    T *row(i64 sample, i64 i) const { return at + sample * b + i * inner; }
+};
+
+constexpr i64 TILE = 512;  // channels of a tile in channels-last passes, whose accumulators fit a core's first cache
+constexpr i64 RUN =
+    256;  // positions that a lane or a channel sums in the arithmetic of x before the sum is added in double
+constexpr i64 SHORT = 1024;  // positions up to which several rows are processed together
+
+template <class Part> void for_steps(i64 end, i64 step, Part part) {
+    for (i64 from = 0; from < end; from += step)
+        part(from, end - from < step ? end : from + step);
+}
+
+// Runs part(b, from, to) over the samples and over steps of `count` channels or positions.
+template <class Part> void for_parts(i64 B, i64 count, i64 step, int threads, Part part) {
+    const i64 parts = (count + step - 1) / step;
+#pragma omp parallel num_threads(threads)
+    {
+#pragma omp for collapse(2) schedule(static)
+        for (i64 b = 0; b < B; ++b)
+            for (i64 p = 0; p < parts; ++p)
+                part(b, p * step, count - p * step < step ? count : (p + 1) * step);
+        fence();
+    }
+}
+
+// Channels per call of a part in rows passes: more where rows are short.
+template <class A> i64 rows_step(i64 S) { return S <= 64 ? 64 : S <= SHORT ? Pack<A>::LANES : 1; }
+
+// Calls run with the number of positions, as a compile-time constant where it is a common small number.
+template <class Run> void with_positions(i64 S, Run run) {
+    if (S == 16)
+        run(std::integral_constant<i64, 16>());
+    else if (S == 64)
+        run(std::integral_constant<i64, 64>());
+    else
+        run(S);
+}
+
+// Whether to use non-temporal stores: for results that the caches could not hold, in rows of whole, aligned lines.
+template <class T> bool streams(const Shape &n, i64 row, const Tensor<T> &to) {
+    constexpr i64 LANES = 64 / sizeof(T), LARGE = i64(1) << 23;
+    const bool aligned =
+        reinterpret_cast<std::uintptr_t>(to.at) % 64 == 0 && to.b % LANES == 0 && to.inner % LANES == 0;
+    return n.B * n.C * n.S * i64(sizeof(T)) >= LARGE && row % LANES == 0 && aligned;
+}
+
+// Requests huge pages for the memory of a large result. Where malloc returns freed memory to the system, a large result
+// is new memory each time, and page faults would take most of the time of a pass.
+template <class T> Tensor<T> with_huge_pages(const Shape &n, const Tensor<T> &to) {
+#if defined(__linux__) && defined(MADV_HUGEPAGE)
+    constexpr std::uintptr_t PAGE = std::uintptr_t(1) << 21;
+    const i64 bytes = n.B * n.C * n.S * i64(sizeof(T));
+    const std::uintptr_t begin = reinterpret_cast<std::uintptr_t>(to.at);
+    const std::uintptr_t from = (begin + PAGE - 1) / PAGE * PAGE, end = (begin + std::uintptr_t(bytes)) / PAGE * PAGE;
+    if (gn_huge_pages_requested && to.b == n.C * n.S && end > from)
+        madvise(reinterpret_cast<void *>(from), end - from, MADV_HUGEPAGE);  // only a request: failing is harmless
+#endif
+    return to;
+}
+
+// Writes value(i) to each i of a row.
+template <class T, class Length, class Value> void fill(T *to, Length length, bool non_temporal, Value value) {
+    constexpr i64 LANES = 64 / sizeof(T);
+    if (!non_temporal) {
+#pragma omp simd
+        for (i64 i = 0; i < length; ++i)
+            store(to[i], value(i));
+        return;
+    }
+    for (i64 i = 0; i < length; i += LANES) {
+        alignas(64) T line[LANES];
+#pragma omp simd
+        for (i64 k = 0; k < LANES; ++k)
+            store(line[k], value(i + k));
+        stream(to + i, line);
+    }
+}
+
+template <class... Value> void clear(i64 count, Value *...values) {
+    (std::memset(values, 0, sizeof(Value) * count), ...);
+}
+
+// Runs part(r, s, count) over the packs of `rows` rows from `from` to `to`; the last pack of a row may be partial.
+template <class A, class Count, class Part> void for_packs(Count rows, i64 from, i64 to, Part part) {
+    constexpr i64 LANES = Pack<A>::LANES;
+    for (i64 r = 0; r < rows; ++r) {
+        i64 s = from;
+        for (; s + LANES <= to; s += LANES)
+            part(r, s, std::integral_constant<i64, LANES>());
+        if (s < to)
+            part(r, s, to - s);
+    }
+}
+
+template <class A, class T, class Count> Pack<A> values(const T *from, Count count, A rest) {
+    Pack<A> pack;
+    if constexpr (std::is_same_v<Count, std::integral_constant<i64, Pack<A>::LANES>>)
+        pack.load_from(from);
+    else
+        pack.load_part(from, count, rest);
+    return pack;
+}
+
+// Runs block(c, rows) over channels, with as many rows at a time as a pack has lanes.
+template <class A, class Block> void for_blocks(i64 from, i64 to, Block block) {
+    constexpr i64 LANES = Pack<A>::LANES;
+    for (; from + LANES <= to; from += LANES)
+        block(from, std::integral_constant<i64, LANES>());
+    if (from < to)
+        block(from, to - from);
+}
+
+// Runs part(s, c, count) over positions and packs of channels; the count of a full pack is a compile-time constant.
+template <class A, class Part> void for_tile_packs(i64 from, i64 to, i64 wide, Part part) {
+    constexpr i64 LANES = Pack<A>::LANES;
+    for (i64 s = from; s < to; ++s) {
+        i64 c = 0;
+        for (; c + LANES <= wide; c += LANES)
+            part(s, c, std::integral_constant<i64, LANES>());
+        if (c < wide)
+            part(s, c, wide - c);
+    }
+}
+
+// Adds a pack to the values at `to`, an array whose length is a multiple of a pack.
+template <class A> void add(A *to, const Pack<A> &pack) {
+    Pack<A> sum;
+    std::memcpy(&sum, to, 64);
+    sum.lanes += pack.lanes;
+    std::memcpy(to, &sum, 64);
+}
+
+}  // namespace
+
+// clang-format off
+#ifdef __FLT16_MAX__
+#define GN_FLOAT16(call) case 3: { using T = float16; using A = float; call; return OK; }
+#else
+#define GN_FLOAT16(call)
+#endif
+#define GN_DISPATCH(call)                                                                                              \
+    switch (dtype) {                                                                                                   \
+        case 0: { using T = float; using A = float; call; return OK; }                                                 \
+        case 1: { using T = double; using A = double; call; return OK; }                                               \
+        case 2: { using T = bfloat16; using A = float; call; return OK; }                                              \
+        GN_FLOAT16(call)                                                                                               \
+        default: return UNKNOWN_DTYPE;                                                                                 \
+    }
+#define GN_IN(name) Tensor<const T>{static_cast<const T *>(name), name##_b, name##_inner}
+#define GN_OUT(name) with_huge_pages(n, Tensor<T>{static_cast<T *>(name), name##_b, name##_inner})
+#define GN_ROWS(name) Rows<A>{static_cast<const A *>(name), name##_per_row, name##_last, n.C}
+// clang-format on

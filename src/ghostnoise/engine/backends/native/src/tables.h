@@ -1,0 +1,113 @@
+// Tables of channels: rows shared by samples, the moments of ghost batches, per-pool coefficients, and scratch memory.
+
+#pragma once
+
+#include "vectors.h"
+
+#include <cstdlib>
+
+namespace {
+
+// Scratch memory that is allocated before a parallel region; `at` is null if the allocation failed. No std::vector: the
+// linker would merge its code across the copies for different instruction sets, and it throws.
+template <class A> struct Scratch {
+    A *at;
+
+    explicit Scratch(i64 count) : at(static_cast<A *>(std::malloc(std::size_t(count > 0 ? count : 1) * sizeof(A)))) {}
+    ~Scratch() { std::free(at); }
+    Scratch(const Scratch &) = delete;
+    Scratch &operator=(const Scratch &) = delete;
+};
+
+// A table (R, C) of which each row serves `per_row` consecutive samples, and the last row also those left over.
+template <class A> struct Rows {
+    const A *at;
+    i64 per_row, last, C;
+
+    const A *of(i64 b) const {
+        const i64 row = b / per_row;
+        return at + (row < last ? row : last) * C;
+    }
+};
+
+// The moments of the n samples of a ghost batch, from one channel on.
+template <class M> struct Block {
+    const M *mean;
+    const double *var;  // null: all zero
+    i64 n, stride;
+
+    double m(i64 row, i64 c) const { return double(mean[row * stride + c]); }
+    double v(i64 row, i64 c) const { return var ? var[row * stride + c] : 0.0; }
+};
+
+template <class M> Block<M> block(const M *mean, const double *var, const i64 *starts, i64 g, i64 C, i64 c) {
+    const i64 at = starts[g] * C + c;
+    return {mean + at, var ? var + at : nullptr, starts[g + 1] - starts[g], C};
+}
+
+// Channels that one tile of a table keeps in registers.
+constexpr i64 CHUNK = 64;
+
+// Runs tile(g, first channel, channels) over G groups of rows and tiles of channels.
+template <i64 WIDE = CHUNK, class Tile> void for_columns(i64 G, i64 C, i64 threads, Tile tile) {
+    const i64 tiles = (C + WIDE - 1) / WIDE;
+#pragma omp parallel for collapse(2) num_threads(int(threads)) schedule(static)
+    for (i64 t = 0; t < tiles; ++t)
+        for (i64 g = 0; g < G; ++g)
+            tile(g, t * WIDE, C - t * WIDE < WIDE ? C - t * WIDE : WIDE);
+}
+
+// Calls run with true or false as a constant.
+template <class Run> void with_flag(bool flag, Run run) {
+    if (flag)
+        run(std::true_type());
+    else
+        run(std::false_type());
+}
+
+// The denominator of a normalizer: max(var + eps, least).
+struct Floor {
+    double eps, least;
+
+    double of(double var) const {
+        const double value = var + eps;
+        return value < least ? least : value;
+    }
+};
+
+// The coefficients of pools (R, C), one table after another, in the arithmetic of x:
+// center = the rounded mean, rounding = center - mean, rstd, factor = rstd * weight, shift = factor * rounding + bias.
+template <class A> struct Coefficients {
+    static constexpr i64 TABLES = 5;
+    A *center, *rounding, *rstd, *factor, *shift;
+
+    Coefficients(A *at, i64 size)
+        : center(at), rounding(at + size), rstd(at + 2 * size), factor(at + 3 * size), shift(at + 4 * size) {}
+};
+
+// What is applied to x where all samples share a pool and each has noise (shift m, scale k) of its own:
+// y = k * factor * (x - center) + bias - weight * k * (m - rest), with rest = rstd * rounding.
+// Every function that applies noise uses these expressions, so that all of them round alike.
+template <class A> struct NoisyAffine {
+    static constexpr i64 ROWS = 5;
+    A *center, *factor, *rest, *weight, *bias;
+
+    NoisyAffine(A *at, i64 C) : center(at), factor(at + C), rest(at + 2 * C), weight(at + 3 * C), bias(at + 4 * C) {}
+
+    void fill(const Coefficients<A> &pool, const A *given_weight, const A *given_bias, i64 C) const {
+        for (i64 c = 0; c < C; ++c) {
+            center[c] = pool.center[c];
+            factor[c] = pool.factor[c];
+            rest[c] = pool.rstd[c] * pool.rounding[c];
+            weight[c] = given_weight ? given_weight[c] : A(1);
+            bias[c] = given_bias ? given_bias[c] : A(0);
+        }
+    }
+    A scale(i64 c, A k) const { return k * factor[c]; }
+    A shift(i64 c, A m, A k) const { return bias[c] - weight[c] * k * (m - rest[c]); }
+};
+
+template <class A> const A *in(const void *table) { return static_cast<const A *>(table); }
+template <class A> A *out(void *table) { return static_cast<A *>(table); }
+
+}  // namespace
