@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 from ghostnoise.lab import models
 from ghostnoise.lab.config.schema import ModelSettings, NormSettings
 from ghostnoise.lab.errors import UserError
-from support.networks import CASES, batch, build, images, norm, trained
+from support.lab_networks import CASES, batch, build, images, norm, trained
 
 FIRST = {name: ("activation", network.placements[0]) for name, network in models.CATALOG.items()}
 # The first method of each network, and its ghost noise at the first place and before activations.

@@ -8,7 +8,7 @@ import torch
 from ghostnoise.lab import models
 from ghostnoise.lab.config.schema import ModelSettings, NormSettings
 from ghostnoise.lab.errors import UserError
-from support.networks import images, parameters, trained
+from support.lab_networks import images, parameters, trained
 
 
 def reference(width, classes):

@@ -13,7 +13,7 @@ import ghostnoise
 from ghostnoise.lab import models
 from ghostnoise.lab.config.schema import ModelSettings, NormSettings
 from ghostnoise.lab.errors import UserError
-from support.networks import SETTINGS, images, norm, trained
+from support.lab_networks import SETTINGS, images, norm, trained
 
 importlib.import_module("startup.sitecustomize")
 METHODS = ("bn", "gbn", "xbn", "en", "gni", "agni")

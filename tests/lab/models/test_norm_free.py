@@ -9,7 +9,7 @@ from torch import nn
 from ghostnoise.lab import models
 from ghostnoise.lab.config.schema import ModelSettings, NormSettings
 from ghostnoise.lab.models.norm_free import NormFreeBlock
-from support.networks import build, images, parameters, trained
+from support.lab_networks import build, images, parameters, trained
 
 
 def reference(width, classes=10):

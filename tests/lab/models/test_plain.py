@@ -3,7 +3,7 @@ from torch import nn
 
 from ghostnoise.lab import models
 from ghostnoise.lab.config.schema import ModelSettings, NormSettings
-from support.networks import images, parameters
+from support.lab_networks import images, parameters
 
 PLAIN = NormSettings(method="bn")
 

@@ -10,7 +10,7 @@ from torch import nn
 from ghostnoise import WSConv2d
 from ghostnoise.lab import models
 from ghostnoise.lab.config.schema import ModelSettings, NormSettings
-from support.networks import build, images, parameters, trained
+from support.lab_networks import build, images, parameters, trained
 
 PLAIN = NormSettings(method="bn")
 

@@ -22,7 +22,7 @@ from ghostnoise.lab import models
 from ghostnoise.lab.models.noisy import Noisy
 from ghostnoise.lab.models.norm_free import NormFreeBlock
 from ghostnoise.lab.models.slots import Slots
-from support.networks import CASES, WIDTHS, baseline, batch, build, images, norm, trained
+from support.lab_networks import CASES, WIDTHS, baseline, batch, build, images, norm, trained
 
 NOISES = (GhostNoise, AnalyticalGhostNoise, AdditiveGaussianNoise, NoisyDropout)
 FUSED = (GhostNoiseBatchNorm, AnalyticalGhostNoiseBatchNorm)

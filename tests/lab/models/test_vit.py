@@ -10,7 +10,7 @@ from ghostnoise.lab import models
 from ghostnoise.lab.config.schema import ModelSettings, NormSettings
 from ghostnoise.lab.errors import UserError
 from ghostnoise.lab.models.vit import positions
-from support.networks import build, images, parameters, trained
+from support.lab_networks import build, images, parameters, trained
 
 
 def layer_norm(x, norm):

@@ -124,9 +124,7 @@ def select_device(name: str, local_rank: int | None = None) -> torch.device:
         raise UserError(f"train.device={name}: must be auto, cpu, cuda or mps; leave it out for auto")
     if not available[name]:
         usable = ", ".join(kind for kind, usable in available.items() if usable)
-        raise UserError(
-            f"train.device={name}: not available in torch {torch.__version__} on this machine; use one of: {usable}"
-        )
+        raise UserError(f"train.device={name}: not available with torch {torch.__version__} here; use one of: {usable}")
     return torch.device(name, local_rank) if name == "cuda" and local_rank is not None else torch.device(name)
 
 

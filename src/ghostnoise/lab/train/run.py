@@ -71,7 +71,7 @@ def train(chosen: Recipe, options: Options) -> Outcome:
     with machine.machine(chosen.settings.train.device) as here:
         return _train(
             chosen, options, here, raised
-        )  # a function, so that nothing refers to the process group when it ends
+        )  # in a function: nothing may refer to the process group when it ends
 
 
 def _train(chosen: Recipe, options: Options, here: Machine, raised: bool) -> Outcome:
@@ -214,8 +214,8 @@ def _out_of_memory(settings: Settings) -> Iterator[None]:
             raise
         size = settings.train.batch_size
         raise UserError(
-            f"train.batch_size={size}: out of memory on {settings.train.device}; try train.batch_size={max(1, size // 2)} "
-            "with a lower learning rate, or train.amp=bf16"
+            f"train.batch_size={size}: out of memory on {settings.train.device}; try "
+            f"train.batch_size={max(1, size // 2)} with a lower learning rate, or train.amp=bf16"
         ) from error
 
 
