@@ -17,7 +17,7 @@ test-all: test sanitize
 
 # Runs the tests of the C++ library with AddressSanitizer and UndefinedBehaviorSanitizer.
 sanitize: .venv/ready
-	CXXFLAGS='-g -fsanitize=address,undefined -fno-sanitize-recover=all' \
+	CXXFLAGS='-g -O1 -fsanitize=address,undefined -fno-sanitize-recover=all' \
 		$(BIN)/python setup.py -q build_ext --build-lib build/sanitized
 	GHOSTNOISE_NATIVE_FOLDER=build/sanitized/ghostnoise/engine/backends/native ASAN_OPTIONS=detect_leaks=0 \
 		LD_PRELOAD="$$($${CXX:-c++} -print-file-name=libasan.so) $$($${CXX:-c++} -print-file-name=libubsan.so)" \

@@ -1,6 +1,7 @@
 """The package as a whole: its public names, and the direction of its imports."""
 
 import ast
+import graphlib
 import subprocess
 import sys
 from pathlib import Path
@@ -8,59 +9,108 @@ from pathlib import Path
 import pytest
 
 import ghostnoise
+from ghostnoise.methods import registry
 
 SOURCE = Path(ghostnoise.__file__).parent
-# A batch walks down this list. A module imports from below it only, or from its own room. The lab stands beside the
-# library: the commands at the top of the walk run it, and it imports any of the library.
-WALK = [
-    "__main__", "cli", "bench", "doctor", "meter", "conversion", "layers", "functional", "engine", "distributed",
-    "methods", "laws", "ghosts", "moments",
-]  # fmt: skip
+# The layers of the library, from the top. A module imports from the layers below its own, or from its own. The lab is
+# beside the library: only commands import it, and it imports any part of the library.
+LAYERS = [
+    ["__main__"],
+    ["cli", "bench", "doctor"],
+    ["meter"],
+    ["conversion"],
+    ["functional", "layers"],
+    ["methods"],
+    ["engine"],
+    ["statistics"],
+    ["checks", "randomness", "tracing"],
+    ["torch_private", "suggest"],
+]
+DEPTH = {part: depth for depth, parts in enumerate(LAYERS) for part in parts}
 COMMANDS = {"cli", "bench"}
-ANYWHERE = {"checks", "element", "randomness", "text", "tracing", "weights"}  # outside the walk, and below it
-
-
-def room(path):
-    return path.relative_to(SOURCE).parts[0].removesuffix(".py")
-
-
-def imported_rooms(path):
-    for node in ast.walk(ast.parse(path.read_text())):
-        names = []
-        if isinstance(node, ast.ImportFrom) and (node.module or "").startswith("ghostnoise"):
-            names = [f"{node.module}.{alias.name}" for alias in node.names]
-        elif isinstance(node, ast.Import):
-            names = [alias.name for alias in node.names if alias.name.startswith("ghostnoise")]
-        yield from (name.split(".")[1] for name in names if "." in name)
 
 
 def modules():
-    return [path for path in SOURCE.rglob("*.py") if room(path) not in ("__init__", "lab")]
+    """Return the paths of all modules by name."""
+    names = {}
+    for path in SOURCE.rglob("*.py"):
+        parts = ["ghostnoise", *path.relative_to(SOURCE).with_suffix("").parts]
+        names[".".join(parts[:-1] if parts[-1] == "__init__" else parts)] = path
+    return names
 
 
-@pytest.mark.parametrize("path", modules(), ids=lambda path: str(path.relative_to(SOURCE)))
-def test_imports_point_forward(path):
-    here = room(path)
-    for there in set(imported_rooms(path)) - {here}:
-        assert there != "lab" or here in COMMANDS, "the library never imports the lab"
-        if there == "lab":
+def imported_names(path):
+    """Yield the names that a file imports from the package when it is imported itself."""
+
+    def visit(node):
+        for child in ast.iter_child_nodes(node):
+            if isinstance(child, ast.FunctionDef | ast.AsyncFunctionDef | ast.Lambda):
+                continue
+            if isinstance(child, ast.If) and "TYPE_CHECKING" in ast.unparse(child.test):
+                continue
+            if isinstance(child, ast.ImportFrom) and (child.module or "").split(".")[0] == "ghostnoise":
+                yield from (f"{child.module}.{alias.name}" for alias in child.names)
+            elif isinstance(child, ast.Import):
+                yield from (alias.name for alias in child.names if alias.name.split(".")[0] == "ghostnoise")
+            else:
+                yield from visit(child)
+
+    yield from visit(ast.parse(path.read_text()))
+
+
+def import_graph():
+    """Return, for each module, the modules that it imports: a name of a package, or the package itself."""
+    known = modules()
+    return {
+        name: {each if each in known else each.rpartition(".")[0] for each in imported_names(path)} - {name}
+        for name, path in known.items()
+    }
+
+
+def part(name):
+    return name.split(".")[1]
+
+
+def test_imports_point_down():
+    wrong = []
+    for name, imports in import_graph().items():
+        if name == "ghostnoise" or part(name) == "lab":
             continue
-        if here in ANYWHERE:
-            assert there in ("checks", "randomness", "tracing")
-        elif there not in ANYWHERE:
-            assert WALK.index(there) > WALK.index(here), f"{here} imports {there}, which comes before it"
+        assert part(name) in DEPTH, f"{name} has no place in the layers"
+        for there in {part(each) for each in imports if each != "ghostnoise"} - {part(name)}:
+            allowed = part(name) in COMMANDS if there == "lab" else DEPTH.get(there, -1) > DEPTH[part(name)]
+            if not allowed:
+                wrong.append(f"{name} imports {there}")
+    assert wrong == []
 
 
-def test_every_module_has_a_place_on_the_walk():
-    assert {room(path) for path in modules()} == {*WALK, *ANYWHERE}
+def test_there_are_no_import_cycles():
+    # The package's own __init__ imports nothing until a name is used.
+    graph = {name: imports - {"ghostnoise"} for name, imports in import_graph().items()}
+    try:
+        tuple(graphlib.TopologicalSorter(graph).static_order())
+    except graphlib.CycleError as error:
+        raise AssertionError(f"import cycle: {' -> '.join(error.args[1])}") from None
 
 
 def test_every_public_name_is_there():
     for name in ghostnoise.__all__:
         assert getattr(ghostnoise, name) is not None
-        assert name in dir(ghostnoise)
     with pytest.raises(AttributeError, match="no attribute 'nothing'"):
         _ = ghostnoise.nothing
+
+
+def test_dir_lists_public_names_only():
+    assert dir(ghostnoise) == sorted([*ghostnoise.__all__, "__version__"])
+    assert set(registry.layers()) <= set(dir(ghostnoise))
+    assert {"backend", "convert", "revert", "summary", "Meter", "functional", "layers", "meter"} <= set(dir(ghostnoise))
+    assert not {"importlib", "TYPE_CHECKING", "Any", "annotations"} & set(dir(ghostnoise))
+
+
+def test_names_of_methods_are_those_of_the_registry():
+    for name, layer in registry.layers().items():
+        assert getattr(ghostnoise, name) is layer
+    assert ghostnoise.decompose is registry.functions()["decompose"]
 
 
 def test_import_loads_no_torch_until_a_name_is_used():
@@ -68,7 +118,7 @@ def test_import_loads_no_torch_until_a_name_is_used():
     code = """
 import sys, ghostnoise
 assert 'torch' not in sys.modules
-ghostnoise.GhostNoise, ghostnoise.convert
+ghostnoise.GhostNoise, ghostnoise.convert, ghostnoise.backend
 assert 'torch._dynamo' not in sys.modules
 """
     subprocess.run([sys.executable, "-c", code], check=True)

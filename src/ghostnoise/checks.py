@@ -97,6 +97,8 @@ def floating(x: object, name: str) -> None:
             f"{name} got a nested tensor: must be a dense tensor; pad with torch.nested.to_padded_tensor(x, 0.0), or "
             "normalize each part alone"
         )
+    if x.layout is not torch.strided:
+        raise ValueError(f"{name} got a tensor of layout {x.layout}: must be a dense tensor; convert with x.to_dense()")
     if x.dtype not in DTYPES:
         raise ValueError(
             f"{name} got an input of dtype {x.dtype}: must be float16, bfloat16, float32 or float64; convert with "
@@ -116,7 +118,8 @@ def dimension(channel_dim: object) -> None:
 def layout(x: Tensor, name: str, channel_dim: int, channels: dict[str, Tensor | None] | None = None) -> tuple[int, int]:
     """Check that `x` is a batch with a channel dimension, whose size is that of each given (C,) tensor.
 
-    Returns the number of channels C and of positions S.
+    Returns the number of channels C and of positions S; under `torch.jit.trace`, which records sizes as tensors, S is 0
+    and channels are not compared.
     """
     floating(x, name)
     if not 2 <= x.ndim <= 5:
@@ -131,6 +134,8 @@ def layout(x: Tensor, name: str, channel_dim: int, channels: dict[str, Tensor | 
             "other than the batch; use 1, or -1 if channels come last"
         )
     count = x.shape[channel_dim]
+    if traced():
+        return count, 0
     for key, tensor in (channels or {}).items():
         if tensor is not None and tensor.shape != (count,):
             raise ValueError(
@@ -140,17 +145,22 @@ def layout(x: Tensor, name: str, channel_dim: int, channels: dict[str, Tensor | 
     return count, math.prod(x.shape[1:]) // count if count else 0
 
 
+def traced() -> bool:
+    """Return whether `torch.jit.trace` records the operators."""
+    return not torch.compiler.is_compiling() and is_traced()
+
+
 def trainable(shape: torch.Size, name: str) -> None:
     """Check that statistics can be computed: at least one sample, no empty dimension, and no `torch.jit.trace`."""
+    if traced():
+        raise RuntimeError(
+            f"{name} under torch.jit.trace in training mode: a trace would record the draws of one batch; call eval() "
+            "before tracing, or use torch.compile"
+        )
     if 0 in shape:
         raise ValueError(
             f"{name} got an empty input of shape {tuple(shape)}: training needs at least one sample and no empty "
             "dimension; skip empty batches, or call eval()"
-        )
-    if not torch.compiler.is_compiling() and is_traced():
-        raise RuntimeError(
-            f"{name} under torch.jit.trace in training mode: a trace would record the draws of one batch; call eval() "
-            "before tracing, or use torch.compile"
         )
 
 
@@ -196,8 +206,12 @@ def writable(buffers: Sequence[Tensor | None], stats: Tensor) -> None:
         )
 
 
-def index_table(indices: Tensor, rows: int, size: int, batch_size: int) -> None:
+def index_table(indices: object, rows: int, size: int, batch_size: int) -> None:
     """Check a table of `size` sample numbers for each of `rows` samples, out of a batch of `batch_size`."""
+    if not isinstance(indices, Tensor):
+        raise ValueError(
+            f"indices of type {type(indices).__name__}: must be a torch.Tensor (B, N); convert with torch.as_tensor"
+        )
     if indices.dtype not in (torch.int64, torch.int32):
         raise ValueError(f"indices of dtype {indices.dtype}: must be int64 or int32")
     if indices.shape != (rows, size):

@@ -28,6 +28,7 @@ __all__ = [
     "intercepted",
     "is_lazy_hook",
     "is_traced",
+    "is_view",
     "is_zero_tensor",
     "process_group_by_name",
     "standard_gamma",
@@ -101,6 +102,11 @@ def in_backward() -> bool:
 def is_zero_tensor(tensor: Tensor) -> bool:
     """Return whether a tensor has no memory because all of its elements are known to be 0."""
     return tensor._is_zerotensor()
+
+
+def is_view(tensor: Tensor) -> bool:
+    """Return whether a tensor is a view of another one."""
+    return tensor._is_view()
 
 
 def standard_gamma(concentration: Tensor, **generator: torch.Generator) -> Tensor:

@@ -3,86 +3,78 @@ import torch
 from torch.autograd import forward_ad
 from torch.utils._python_dispatch import TorchDispatchMode
 
-from ghostnoise import functional, methods
+import ghostnoise
+from ghostnoise import functional
 from ghostnoise.engine import op
-from ghostnoise.ghosts import Itself
-from ghostnoise.methods import Noise
-from ghostnoise.moments import Moments
+from ghostnoise.engine.plan import Plan
+from ghostnoise.statistics.samples import Exclusive, GhostBatch
+from support import plans
+from support.plans import ConstantNoise, inputs, normalizer
 
-INDICES = torch.randint(6, (6, 5), generator=torch.Generator().manual_seed(0))
-
-
-def constant_ghosts(batch):
-    """Ghost batches of the normalized x that are the same whatever x is, as gradcheck needs it."""
-    generator = torch.Generator().manual_seed(1)
-    mean, var = (torch.rand(6, 2, dtype=torch.float64, generator=generator) + 0.5 for _ in range(2))
-    return Moments(mean * batch.unit.sqrt(), var * batch.unit)
-
-
-def constant_noise(shift=True, scale=True):
-    return Noise(constant_ghosts, 1e-3, shift, scale, normalized=True)
-
-
-METHODS = {
-    "batch": (methods.batch(1e-5), None),
-    "ghost": (methods.ghost(1e-5, 3), None),
-    "ragged ghost": (methods.ghost(1e-5, 4), None),
-    "exclusive": (methods.exclusive(1e-5, 3, 0.0), None),
-    "ragged exclusive": (methods.exclusive(1e-5, 4, 0.0), None),
-    "floored exclusive": (methods.exclusive(1e-5, None, 0.9), None),
-    "instance, which has no layer": (methods.Normalizer(Itself(), 1e-5), None),
-    "noisy batch": (methods.batch(1e-5), constant_noise()),
-    "shifted batch": (methods.batch(1e-5), constant_noise(scale=False)),
-    "scaled batch": (methods.batch(1e-5), constant_noise(shift=False)),
-    "noisy ragged ghost": (methods.ghost(1e-5, 4), constant_noise()),
-    "noisy exclusive": (methods.exclusive(1e-5, 3, 0.0), constant_noise()),
+# Noise that does not depend on x, so that gradcheck applies.
+CONSTANT = {
+    "noisy bn": Plan(normalizer(GhostBatch()), ConstantNoise(1e-3, "both")),
+    "shifted bn": Plan(normalizer(GhostBatch()), ConstantNoise(1e-3, "shift")),
+    "scaled bn": Plan(normalizer(GhostBatch()), ConstantNoise(1e-3, "scale")),
+    "noisy ragged gbn": Plan(normalizer(GhostBatch(4)), ConstantNoise(1e-3, "both")),
+    "noisy xbn": Plan(normalizer(Exclusive(3)), ConstantNoise(1e-3, "both")),
 }
-every_method = pytest.mark.parametrize(("normalizer", "noise"), METHODS.values(), ids=METHODS)
-
-
-def inputs(dtype=torch.float64, shape=(6, 2, 3, 2)):
-    generator = torch.Generator().manual_seed(2)
-    tensors = (torch.randn(size, dtype=torch.float64, generator=generator) for size in (shape, (2,), (2,)))
-    return tuple(tensor.to(dtype).requires_grad_() for tensor in tensors)
+DIFFERENTIABLE = plans.NORMALIZERS | CONSTANT
+INDICES = plans.indices()
+ALL = DIFFERENTIABLE | plans.NOISY | plans.CORRECTED
 
 
 def test_a_method_without_a_layer_needs_nothing_from_the_engine():
-    """Instance normalization is one line of `methods`; its gradient comes from differentiating `pool`."""
+    """Instance normalization is a `Contributors` with a `pool`, which is differentiated."""
     x, weight, bias = inputs()
-    y, _ = op.normalize(x, methods.Normalizer(Itself(), 1e-5), None, weight, bias)
+    y, _ = op.normalize(x, plans.PLANS["instance"], weight, bias)
     torch.testing.assert_close(y, torch.nn.functional.instance_norm(x, weight=weight, bias=bias))
 
 
-@every_method
-def test_gradients(normalizer, noise):
-    def fused(x, weight, bias):
-        return op.normalize(x, normalizer, noise, weight, bias)[0]
+@pytest.mark.parametrize("plan", DIFFERENTIABLE.values(), ids=DIFFERENTIABLE)
+def test_gradients(plan):
+    def eager(x, weight, bias):
+        return op.normalize(x, plan, weight, bias)[0]
 
     def composite(x, weight, bias):
-        return op._composite(x, weight, bias, normalizer, noise)[0]
+        return op._composite(x, weight, bias, plan)[0]
 
-    assert torch.autograd.gradcheck(fused, inputs(), check_forward_ad=True)
+    assert torch.autograd.gradcheck(eager, inputs(), check_forward_ad=True)
     assert torch.autograd.gradcheck(composite, inputs(), check_forward_ad=True)
-    assert torch.autograd.gradgradcheck(fused, inputs())
+    assert torch.autograd.gradgradcheck(eager, inputs())
     assert torch.autograd.gradgradcheck(composite, inputs())
 
 
-@every_method
+FORMS = {"eager": (False, False), "registered": (False, True), "composite": (True, False)}
+
+
+@pytest.mark.parametrize("plan", ALL.values(), ids=ALL)
 @pytest.mark.parametrize("dtype", [torch.float64, torch.float32, torch.bfloat16])
-def test_the_two_forms_agree(normalizer, noise, dtype):
-    x, weight, bias = inputs(dtype)
+@pytest.mark.parametrize("shape", [(6, 2), (6, 2, 3, 2)])
+def test_the_forms_agree(plan, dtype, shape, monkeypatch):
+    if len(shape) == 2 and plan is plans.PLANS["instance"]:
+        return  # a single value has no variance: its gradient is rounding error
+    x, weight, bias = inputs(dtype, shape)
     dy = torch.randn(x.shape, dtype=torch.float64, generator=torch.Generator().manual_seed(3)).to(dtype)
-    results = []
-    with pytest.MonkeyPatch.context() as patch:
-        for composite in (False, True):
-            patch.setattr(op, "_needs_composite", lambda *tensors, answer=composite: answer)
-            y, seen = op.normalize(x, normalizer, noise, weight, bias)
-            tables = (*seen.moments, *seen.stats)
-            results.append((y, *tables, *torch.autograd.grad(y, (x, weight, bias), dy)))
-            assert not any(table.requires_grad for table in tables)
+    results = {}
+    for form, (composite, registered) in FORMS.items():
+        if registered and isinstance(plan.noise, ConstantNoise):
+            continue
+        monkeypatch.setattr(op, "_needs_composite", lambda *tensors, answer=composite: answer)
+        monkeypatch.setattr(op, "_needs_registered", lambda answer=registered: answer)
+        y, measured = op.normalize(x, plan, weight, bias)
+        tables = (
+            (*measured.moments, *measured.pooled) if plan.normalizer.contributors.keeps_moments else measured.pooled
+        )
+        results[form] = (y, *tables, *torch.autograd.grad(y, (x, weight, bias), dy))
+        assert not any(table.requires_grad for table in (*measured.moments, *measured.pooled))
     tolerance = {torch.float64: 1e-12, torch.float32: 1e-5, torch.bfloat16: 2**-7}[dtype]
-    for fused, composite in zip(*results, strict=True):
-        torch.testing.assert_close(fused, composite, rtol=tolerance, atol=tolerance)
+    eager = results.pop("eager")
+    for form, found in results.items():
+        for ours, theirs in zip(found, eager, strict=True):
+            torch.testing.assert_close(
+                ours, theirs, rtol=tolerance, atol=tolerance, msg=lambda text, form=form: f"{form}: {text}"
+            )
 
 
 @pytest.mark.parametrize("shape", [(6, 2), (6, 2, 3)])
@@ -90,7 +82,7 @@ def test_inject_has_the_gradient_of_a_constant_transformation(shape):
     x, _, _ = inputs(shape=shape)
 
     def run(x):
-        return op.inject(x, constant_noise())
+        return op.inject(x, ConstantNoise(1e-3, "both"))
 
     assert torch.autograd.gradcheck(run, x, check_forward_ad=True)
     assert torch.autograd.gradgradcheck(run, x)
@@ -113,7 +105,7 @@ def test_torch_func_transforms():
 
 @pytest.mark.parametrize("noise", [False, True])
 def test_compile_without_graph_breaks(noise):
-    """The composite form is what a compiler sees; it is one graph, with the results of eager."""
+    """One graph, with the results of eager."""
     x, weight, bias = inputs()
 
     def run(x, weight, bias):
@@ -134,16 +126,16 @@ def test_compile_without_graph_breaks(noise):
 
 def test_only_what_needs_a_gradient_gets_one():
     x, weight, bias = inputs()
-    y = op.normalize(x.detach(), *METHODS["batch"], weight, bias)[0]
+    y = op.normalize(x.detach(), plans.PLANS["bn"], weight, bias)[0]
     gradients = torch.autograd.grad(y.cos().sum(), (weight, bias))
-    full = op.normalize(x, *METHODS["batch"], weight, bias)[0]
+    full = op.normalize(x, plans.PLANS["bn"], weight, bias)[0]
     for ours, theirs in zip(gradients, torch.autograd.grad(full.cos().sum(), (weight, bias)), strict=True):
         torch.testing.assert_close(ours, theirs)
-    assert not op.normalize(x.detach(), *METHODS["batch"])[0].requires_grad
+    assert not op.normalize(x.detach(), plans.PLANS["bn"])[0].requires_grad
 
 
 class Largest(TorchDispatchMode):
-    """Records the most elements and bytes that any op returned."""
+    """Records the largest number of elements and of bytes that an operator returned."""
 
     def __init__(self):
         super().__init__()
@@ -164,28 +156,29 @@ CALLS = {
     "exclusive": lambda x: functional.exclusive_batch_norm(x, None, None, training=True, ghost_size=24),
     "noisy batch": lambda x: functional.ghost_noise_batch_norm(x, None, None, training=True, ghost_size=200),
     "noise": lambda x: functional.ghost_noise(x, 200),
-    "analytical": lambda x: functional.analytical_ghost_noise(x, 200, kind="conv"),
+    "analytical": lambda x: functional.analytical_ghost_noise(x, 200, law="conv"),
 }
 
 
 @pytest.mark.parametrize("call", CALLS.values(), ids=CALLS)
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
-def test_nothing_larger_than_x_is_made(call, dtype):
-    """Not even in bytes, although statistics of bfloat16 are taken in float32, nor B x N x C for 200 draws."""
+def test_nothing_larger_than_x_is_allocated(call, dtype, monkeypatch):
+    """Not even in bytes, although statistics of bfloat16 are computed in float32, nor B x N x C for 200 draws."""
+    monkeypatch.setattr(op, "_needs_registered", lambda: False)  # so that the mode sees the operators of `aten`
     x = torch.randn(64, 32, 16, 16).to(dtype).requires_grad_()
-    with Largest() as largest:
+    with ghostnoise.backend("aten"), Largest() as largest:
         call(x).backward(torch.ones_like(x))
     assert largest.elements == x.numel()
     assert largest.bytes <= x.numel() * x.element_size()
 
 
-# Tables of (B, C) that are saved beside x. Ghost batches' own statistics are smaller, and not counted.
+# The number of tables (B, C) that are saved besides x. The statistics of ghost batches are smaller and not counted.
 SAVED = {"batch": 0, "ghost": 0, "exclusive": 2, "noisy batch": 2, "noise": 1, "analytical": 1}
 
 
 @pytest.mark.parametrize("name", CALLS)
 def test_what_is_saved_for_backward(name):
-    """A normalizer saves x and at most two tables, noise one table; x is saved as it is, not as a copy."""
+    """A normalizer saves x itself and at most two tables; noise saves one table."""
     x = torch.randn(64, 32, 8, 8, requires_grad=True)
     saved = []
     with torch.autograd.graph.saved_tensors_hooks(lambda tensor: saved.append(tensor) or tensor, lambda tensor: tensor):
@@ -193,3 +186,30 @@ def test_what_is_saved_for_backward(name):
     whole = [tensor.data_ptr() for tensor in saved if tensor.numel() > 64 * 32]
     assert whole == ([] if name in ("noise", "analytical") else [x.data_ptr()])
     assert sum(tensor.numel() == 64 * 32 for tensor in saved) == SAVED[name]
+
+
+@pytest.mark.parametrize("name", CALLS)
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
+@pytest.mark.parametrize("shape", [(64, 32), (64, 32, 4, 4)])
+def test_eager_and_dispatch_modes_give_the_same(name, dtype, shape):
+    """A mode sees the registered op; the numbers are those without it, bit for bit."""
+    results = []
+    for mode in (None, Largest()):
+        torch.manual_seed(0)
+        x = torch.randn(shape).to(dtype).requires_grad_()
+        with ghostnoise.backend("aten"):
+            if mode is None:
+                y = CALLS[name](x)
+                y.backward(torch.ones_like(x))
+            else:
+                with mode:
+                    y = CALLS[name](x)
+                    y.backward(torch.ones_like(x))
+        results.append((y, x.grad))
+    for ours, theirs in zip(*results, strict=True):
+        assert torch.equal(ours, theirs)
+
+
+def test_ranks_are_refused_where_they_cannot_exchange():
+    with pytest.raises(RuntimeError, match=r"process_group with torch.func"):
+        op._check_no_ranks(object())

@@ -3,8 +3,8 @@
 import pytest
 import torch
 
-from converted import METHODS, converted
-from models import images
+from support.converted import METHODS, converted
+from support.models import images
 
 
 @pytest.mark.parametrize("method", METHODS)
@@ -28,7 +28,7 @@ def test_each_micro_batch_has_its_own_statistics_and_noise(method):
 
 @pytest.mark.parametrize("method", ["bn", "gni", "agni"])
 def test_accumulated_batches_are_no_larger_batch(method):
-    """What the guide warns of: statistics and ghost batches do not reach over micro-batches."""
+    """As the guide warns: statistics and ghost batches do not extend over micro-batches."""
     torch.manual_seed(0)
     whole = converted(method)(images(16))
     torch.manual_seed(0)

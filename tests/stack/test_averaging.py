@@ -8,8 +8,8 @@ from torch import nn
 from torch.optim.swa_utils import AveragedModel, get_ema_multi_avg_fn, update_bn
 
 import ghostnoise
-from converted import METHODS, NOISY, assert_same, converted, step
-from models import images, trained
+from support.converted import METHODS, NOISY, assert_same, converted, step
+from support.models import images, trained
 
 every_method = pytest.mark.parametrize("method", METHODS)
 

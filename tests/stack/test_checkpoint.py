@@ -8,8 +8,8 @@ from torch import nn
 from torch.utils.checkpoint import checkpoint, checkpoint_sequential
 
 import ghostnoise
-from converted import METHODS, assert_same, converted, step, twins
-from models import images, tokens, transformer
+from support.converted import METHODS, assert_same, converted, step, twins
+from support.models import images, tokens, transformer
 
 both_modes = pytest.mark.parametrize("use_reentrant", [True, False])
 

@@ -5,8 +5,8 @@ import torch
 from torch import nn
 
 import ghostnoise
-from converted import assert_same, converted, step, twins
-from models import images, tokens, transformer
+from support.converted import assert_same, converted, step, twins
+from support.models import images, tokens, transformer
 
 
 @pytest.fixture(autouse=True)

@@ -1,4 +1,4 @@
-"""A training step leaves the device alone: nothing waits for it, buffers stay in their place, draws follow the seed."""
+"""A training step does not synchronize with the device; buffers are updated in place; the seed decides the draws."""
 
 import pytest
 import torch
@@ -6,8 +6,9 @@ from torch import nn
 from torch.utils._python_dispatch import TorchDispatchMode
 
 import ghostnoise
-from converted import METHODS, NOISY, assert_same, converted, step
-from models import SIZES, convolutional, images, tokens, transformer
+from ghostnoise.engine import op
+from support.converted import METHODS, NOISY, assert_same, converted, step
+from support.models import SIZES, convolutional, images, tokens, transformer
 
 WAITING = ("_local_scalar_dense", "item", "nonzero", "is_nonzero", "equal", "masked_select", "unique", "_unique2")
 every_method = pytest.mark.parametrize("method", METHODS)
@@ -28,7 +29,8 @@ def test_waiting_is_noticed():
 
 @every_method
 @pytest.mark.parametrize("momentum", [0.1, None])
-def test_the_host_does_not_wait(method, momentum):
+def test_the_host_does_not_wait(method, momentum, monkeypatch):
+    monkeypatch.setattr(op, "_needs_registered", lambda: False)  # so that the mode sees the operators of `aten`
     model, x = converted(method), images()
     model[1].momentum = model[4][1].momentum = momentum
     with ghostnoise.backend("aten"), NoWaiting():
@@ -44,7 +46,8 @@ def test_no_value_is_needed_on_the_host(method):
 
 
 @pytest.mark.parametrize("method", NOISY)
-def test_inserted_noise_does_not_wait(method):
+def test_inserted_noise_does_not_wait(method, monkeypatch):
+    monkeypatch.setattr(op, "_needs_registered", lambda: False)
     model, x = ghostnoise.convert(transformer(), method, **SIZES[method], after=nn.LayerNorm), tokens()
     with ghostnoise.backend("aten"), NoWaiting():
         model(x).square().sum().backward()

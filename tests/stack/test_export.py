@@ -8,17 +8,15 @@ import torch
 from torch import nn
 
 import ghostnoise
-from converted import METHODS, converted
-from models import images, tokens, trained, transformer
-
-PLAIN = [method for method in METHODS if method != "en"]
+from support.converted import PLAIN_AT_INFERENCE, converted
+from support.models import images, tokens, trained, transformer
 
 
 def targets(exported):
     return [str(node.target) for node in exported.graph.nodes]
 
 
-@pytest.mark.parametrize("method", PLAIN)
+@pytest.mark.parametrize("method", PLAIN_AT_INFERENCE)
 def test_eval_exports_as_plain_batch_norm(method):
     model, x = converted(method).eval(), images()
     exported = torch.export.export(model, (x,))

@@ -7,8 +7,8 @@ import torch
 from torch.func import functional_call, grad, stack_module_state, vmap
 
 import ghostnoise
-from converted import METHODS, NOISY, assert_same, converted, step
-from models import images
+from support.converted import METHODS, NOISY, assert_same, converted, step
+from support.models import images
 
 every_method = pytest.mark.parametrize("method", METHODS)
 # torch has no rule for embedding bags, and takes the models one by one.

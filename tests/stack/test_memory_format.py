@@ -7,8 +7,8 @@ import torch
 from torch import nn
 
 import ghostnoise
-from converted import METHODS, assert_same, step
-from models import SIZES, images
+from support.converted import METHODS, assert_same, step
+from support.models import SIZES, images
 
 
 def network():

@@ -11,7 +11,7 @@ from typing import Any, NamedTuple
 import torch
 from torch import Tensor
 
-from ghostnoise.engine import registered, steps
+from ghostnoise.engine import composite, registered, steps
 from ghostnoise.engine.backends import aten
 from ghostnoise.engine.backends.aten import ATEN
 from ghostnoise.engine.backends.base import Affine, Backend, NoiseTables, Saved
@@ -90,11 +90,8 @@ def inject(x: Tensor, noise: Noise, channel_dim: int = 1, ranks: Ranks | None = 
 
 
 def _composite(x: Tensor, weight: Tensor | None, bias: Tensor | None, plan: Plan) -> tuple[Tensor, Measured]:
-    moments = aten.measure(x)
-    affine, pooled, _, _ = steps.decide(ATEN, moments, weight, bias, plan, x)
-    shared = plan.normalizer.contributors.samples_per_pool(x.shape[0])
-    y = aten.apply(x, *(expand_pools(table, x.shape[0], shared) for table in affine)).to(x.dtype)
-    return y, Measured(moments.detach(), pooled.detach(), ATEN)
+    y, moments, pooled = composite.normalize(x, weight, bias, plan)
+    return y, Measured(moments, pooled, ATEN)
 
 
 class _Normalize(torch.autograd.Function):
@@ -123,29 +120,13 @@ class _Normalize(torch.autograd.Function):
         x, weight, bias, mean, var, m, k, *correction = ctx.saved_tensors
         if torch.is_grad_enabled() or _needs_composite(dy):
             _check_no_ranks(ctx.ranks)
-            return *_composite_gradient(ctx.plan, x, weight, bias, dy), None, None, None
+            return *composite.gradient(ctx.plan, x, weight, bias, dy), None, None, None
         saved, needs_x = Saved(Moments(mean, var), NoiseTables(m, k)), ctx.needs_input_grad[0]
         corrected = Correction(*correction) if correction else None
         dx, g_weight, g_bias = steps.backward(
             ctx.backend, dy, x, weight, ctx.plan, saved, corrected, ctx.ranks, needs_x
         )
         return dx, _cast(g_weight, weight), _cast(g_bias, bias), None, None, None
-
-
-def _composite_gradient(
-    plan: Plan, x: Tensor, weight: Tensor | None, bias: Tensor | None, dy: Tensor
-) -> tuple[Tensor | None, ...]:
-    """Return the gradients of x, weight and bias, differentiable themselves."""
-    given = [tensor for tensor in (weight, bias) if tensor is not None]
-
-    def run(x: Tensor, *parameters: Tensor) -> Tensor:
-        left = iter(parameters)
-        own_weight = None if weight is None else next(left)
-        return _composite(x, own_weight, None if bias is None else next(left), plan)[0]
-
-    dx, *gradients = torch.func.vjp(run, x, *given)[1](dy)
-    left = iter(gradients)
-    return dx, None if weight is None else next(left), None if bias is None else next(left)
 
 
 class _Inject(torch.autograd.Function):

@@ -177,6 +177,8 @@ class Plan(NamedTuple):
         `torch.compile` traces this, and specializes on the numbers.
         """
         contributors, noise = self.normalizer.contributors, self.noise
+        if not (noise is None or isinstance(noise, Drawn | Tables)):
+            raise TypeError(f"noise of type {type(noise).__name__}: must be Drawn or Tables to be part of a graph")
         names, integers, floats = [type(contributors).__name__], [], [self.normalizer.eps, self.normalizer.min_std]
         for value in contributors.numbers():
             if isinstance(value, float):

@@ -10,12 +10,14 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from ghostnoise.engine import steps
+from ghostnoise.engine import composite, steps
+from ghostnoise.engine.backends import aten
 from ghostnoise.engine.backends.base import NoiseTables, Saved
 from ghostnoise.engine.backends.select import select
 from ghostnoise.engine.plan import Correction, Noise, Normalizer, Plan, decode, positions
 from ghostnoise.statistics.moments import Moments, arithmetic_dtype, table_dtype
 from ghostnoise.statistics.samples import SampleItself
+from ghostnoise.torch_private import is_view
 
 
 def normalize(x: Tensor, weight: Tensor | None, bias: Tensor | None, plan: Plan) -> tuple[Tensor, Moments, Moments]:
@@ -140,16 +142,21 @@ def _setup_normalize(ctx: Any, inputs: tuple[Any, ...], output: tuple[Tensor, ..
     ctx.set_materialize_grads(False)
     ctx.keeps_moments = decode(*ctx.how, drawn, reference).normalizer.contributors.keeps_moments
     kept = tables[2:4] if ctx.keeps_moments else tables[:2]
-    ctx.save_for_backward(x, weight, bias, *kept, *tables[4:], *reference)
+    ctx.save_for_backward(x, weight, bias, *kept, *tables[4:], *drawn, *reference)
 
 
 def _backward_of_normalize(ctx: Any, dy: Tensor | None, *tables: Any) -> tuple[Any, ...]:
-    x, weight, bias, mean, var, m, k, r, d, *reference = ctx.saved_tensors
+    x, weight, bias, mean, var, m, k, r, d, *given = ctx.saved_tensors
     if dy is None:
         return None, None, None, *ctx.lists, None, None, None
+    count = len(ctx.lists[0])
+    drawn, reference = given[:count], given[count:]
+    if torch.is_grad_enabled():  # for a second derivative, which the op of the backward pass does not have
+        plan = decode(*ctx.how, drawn, reference)
+        return *composite.gradient(plan, x, weight, bias, dy), *ctx.lists, None, None, None
     needs_x = ctx.needs_input_grad[0]
-    given = (dy, x, weight, [mean, var], [m, k], [r, d], reference, *ctx.how, needs_x)
-    dx, g_weight, g_bias = torch.ops.ghostnoise.normalize_backward(*given)
+    arguments = (dy, x, weight, [mean, var], [m, k], [r, d], reference, *ctx.how, needs_x)
+    dx, g_weight, g_bias = torch.ops.ghostnoise.normalize_backward(*arguments)
     return dx if needs_x else None, _cast(g_weight, weight), _cast(g_bias, bias), *ctx.lists, None, None, None
 
 
@@ -160,14 +167,13 @@ def _setup_inject(ctx: Any, inputs: tuple[Any, ...], output: tuple[Tensor, Tenso
     ctx.save_for_backward(output[1])
 
 
-def _backward_of_inject(ctx: Any, dy: Tensor | None, scale: Any) -> tuple[Any, ...]:
-    return (
-        None if dy is None else torch.ops.ghostnoise.inject_backward(dy, *ctx.saved_tensors),
-        ctx.lists,
-        None,
-        None,
-        None,
-    )
+def _backward_of_inject(ctx: Any, dy: Tensor | None, *tables: Any) -> tuple[Any, ...]:
+    (scale,) = ctx.saved_tensors
+    if dy is None:
+        return None, ctx.lists, None, None, None
+    if torch.is_grad_enabled():
+        return aten.rescale(dy, scale).to(dy.dtype), ctx.lists, None, None, None
+    return torch.ops.ghostnoise.inject_backward(dy, scale), ctx.lists, None, None, None
 
 
 torch.library.register_autograd(

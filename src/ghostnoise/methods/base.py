@@ -217,7 +217,7 @@ class NormLayer(Leaf, AnyBatchNorm):
                 f"{name} got an input of shape {shape}: expected {expected}D input (got {input.ndim}D input); use the "
                 "1d, 2d or 3d layer that fits, or reshape"
             )
-        if input.shape[1] != self.num_features:
+        if not checks.traced() and input.shape[1] != self.num_features:
             raise ValueError(
                 f"{name} got {input.shape[1]} channels in dimension 1 of an input of shape {shape}: must be "
                 f"num_features={self.num_features}; build the layer for {input.shape[1]}, or move the channels there"

@@ -86,7 +86,8 @@ class Contributors:
     ) -> LinearTerm:
         """Return the gradient of x through the pooled statistics, given their gradient (R, C).
 
-        This default differentiates `pool`. `kept` are the moments of the samples.
+        `kept` are the moments of the samples. This default differentiates `pool` with `torch.func`, which dispatch modes
+        such as `FakeTensorMode` do not support: give a closed form where they matter.
         """
         vjp = torch.func.vjp(lambda moments: self.pool(moments, reference), kept)[1]
         ((g_mean, g_var),) = vjp(Moments(*(table.to(pooled.mean.dtype) for table in gradient)))
@@ -185,6 +186,18 @@ class SampleItself(Contributors):
         """Return the sample's own moments (B, C)."""
         return moments
 
+    def linear_term(
+        self,
+        kept: Moments,
+        pooled: Moments,
+        gradient: Moments,
+        reference: Moments | None,
+        batch_size: int,
+        spatial: int,
+    ) -> LinearTerm:
+        """Expand around the sample's own mean."""
+        return LinearTerm(kept.mean, gradient.var * (2 / spatial), gradient.mean / spatial)
+
 
 @dataclass(frozen=True)
 class Mixture(Contributors):
@@ -198,6 +211,21 @@ class Mixture(Contributors):
         share, (mean, var) = self.share, reference
         between = share * (1 - share) * (moments.mean - mean).square()
         return Moments((1 - share) * mean + share * moments.mean, (1 - share) * var + share * moments.var + between)
+
+    def linear_term(
+        self,
+        kept: Moments,
+        pooled: Moments,
+        gradient: Moments,
+        reference: Moments | None,
+        batch_size: int,
+        spatial: int,
+    ) -> LinearTerm:
+        """Expand around the sample's own mean; the running statistics are constants."""
+        assert reference is not None
+        share = self.share
+        own_mean = share * gradient.mean + 2 * share * (1 - share) * (kept.mean - reference.mean) * gradient.var
+        return LinearTerm(kept.mean, gradient.var * (2 * share / spatial), own_mean / spatial)
 
 
 def pool_all(mean: Tensor, var: Tensor) -> Moments:

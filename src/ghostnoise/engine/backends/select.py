@@ -37,11 +37,13 @@ class backend:
             raise RuntimeError(f"backend={name!r} cannot run here: {reason}")
         self.name, self.is_block = name, False
         before = _choices.get()
-        # A choice without a block is superseded for good by the next one without a block.
-        _choices.set((*(choice for choice in before[:-1] if choice.is_block), *before[-1:], self))
+        # Only the latest choice without a block can count again, unless this one turns out to be without a block too.
+        last = next((choice for choice in reversed(before) if not choice.is_block), None)
+        _choices.set((*(choice for choice in before if choice.is_block or choice is last), self))
 
     def __enter__(self) -> None:
         self.is_block = True
+        _choices.set((*(choice for choice in _choices.get() if choice is not self), self))
 
     def __exit__(
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None

@@ -5,8 +5,6 @@ from typing import Any
 
 import torch
 from torch import nn
-from torch.nn.modules.batchnorm import _BatchNorm
-from torch.nn.modules.conv import _ConvNd
 
 from ghostnoise.conversion import convert
 from ghostnoise.lab.config.methods import NONE, Placement, methods
@@ -15,6 +13,7 @@ from ghostnoise.lab.errors import UserError
 from ghostnoise.lab.models.catalog import having
 from ghostnoise.lab.models.slots import group, refuse_batch_norm_settings
 from ghostnoise.text import nearest
+from ghostnoise.torch_private import AnyBatchNorm, AnyConvolution
 
 PREFIX = "timm:"
 # By name, since timm defines its own. Sigmoid, tanh and softmax are gates there, not activations.
@@ -40,7 +39,7 @@ def build(model: ModelSettings, norm: NormSettings, shape: tuple[int, int, int],
             f"{', '.join(map(repr, methods()[norm.method].placements))}; the default is {default!r}"
         )
     made = _create(model.name, shape, classes)
-    norms = [module for module in made.modules() if isinstance(module, _BatchNorm)]
+    norms = [module for module in made.modules() if isinstance(module, AnyBatchNorm)]
     if norm.method == "none" or not norms:
         refuse_batch_norm_settings(norm, model.name)
     if norm.method != "none":
@@ -63,7 +62,7 @@ def placement(name: str, method: str) -> Placement | None:
         return None
     with torch.device("meta"):
         made = timm.create_model(name.removeprefix(PREFIX))
-    return "inside" if any(isinstance(module, _BatchNorm) for module in made.modules()) else "after"
+    return "inside" if any(isinstance(module, AnyBatchNorm) for module in made.modules()) else "after"
 
 
 def _timm(name: str) -> Any:
@@ -135,7 +134,7 @@ def _after_norms(model: nn.Module, name: str) -> dict[str, int]:
     dims = {}
     for path, module in model.named_modules():
         kind = type(module).__name__
-        if not isinstance(module, (_BatchNorm, nn.GroupNorm, nn.LayerNorm, nn.RMSNorm)) and not kind.startswith(
+        if not isinstance(module, (AnyBatchNorm, nn.GroupNorm, nn.LayerNorm, nn.RMSNorm)) and not kind.startswith(
             ("RmsNorm", "SimpleNorm")
         ):
             continue
@@ -144,7 +143,7 @@ def _after_norms(model: nn.Module, name: str) -> dict[str, int]:
                 f"norm.placement='after' for {name!r}: its {kind} {path!r} includes the activation, so that noise "
                 "would come after the activation; use 'inside' or 'activation'"
             )
-        first = isinstance(module, (_BatchNorm, nn.GroupNorm)) or "2d" in kind
+        first = isinstance(module, (AnyBatchNorm, nn.GroupNorm)) or "2d" in kind
         dims[path] = 1 if first else -1
     if not dims:
         raise UserError(f"norm.placement='after' for {name!r}: it has no norms; use 'activation'")
@@ -166,7 +165,7 @@ def _channel_dim(activation: nn.Module, parent: nn.Module) -> int:
     """Return -1 if the nearest layer in the activation's parent, looking backward first, is linear; else 1."""
     beside = list(parent.modules())
     at = beside.index(activation)
-    telling = (nn.Linear, _ConvNd, _BatchNorm)
+    telling = (nn.Linear, AnyConvolution, AnyBatchNorm)
     near = (each for each in [*reversed(beside[:at]), *beside[at:]] if isinstance(each, telling))
     return -1 if isinstance(next(near, None), nn.Linear) else 1
 

@@ -163,7 +163,7 @@ class NativeTables(Aten):
         made = empty((3, *shape), dtype).unbind()
         sizes = (threads(shape[0] * shape[1]), count, starts, shape[1], spatial)
         if exclusive:
-            mean = table(sample_moments(kept)[0], sample_moments(kept)[0].dtype, shape)
+            mean, _ = sample_moments(kept, shape)
             codes, ends = (DTYPES[dtype], DTYPES[mean.dtype]), (mean, *tables, *made)
             run("exclusive_linear_term", *codes, *sizes, *map(address, ends))
         else:
@@ -181,7 +181,7 @@ class NativeTables(Aten):
             raise NotAdmitted
         buffers = [buffer(one, dtype, (channels,)) for one in (mean, var)]
         buffers.append(buffer(count, torch.int64, ()))
-        tables = [table(one, torch.float64, tuple(stats.mean.shape)) for one in stats]
+        tables = [table(one, torch.float64, (1, channels)) for one in stats]
         factor = -1.0 if momentum is None else float(momentum)
         run("update_running", DTYPES[dtype], channels, *map(address, (*buffers, *tables)), factor)
         torch.autograd.graph.increment_version([one for one in buffers if one is not None])

@@ -194,7 +194,7 @@ def _tables(x: Tensor, part: _Part, dtype: torch.dtype) -> tuple[Tensor, Tensor]
 
 
 def _aligned(dy: Tensor, x: Tensor) -> Tensor:
-    """Return dy if its strides fit those of x (or are 0) where x has stride 1; else a copy with the strides of x."""
+    """Return dy if its stride is 1 or 0 where that of x is 1; else a copy with the strides of x."""
     strides = _strides(dy)
     if strides is not None and strides[2 if _is_rows(x) else 1] in (0, 1) and not dy.is_neg():
         return dy

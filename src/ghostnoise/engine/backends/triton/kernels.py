@@ -23,7 +23,17 @@ try:
     import triton  # type: ignore[import-not-found,import-untyped,unused-ignore]
     import triton.language as tl  # type: ignore[import-not-found,import-untyped,unused-ignore]
 except ImportError:
-    triton = None
+    triton = tl = None
+
+__all__ = [
+    "INTERPRETED",
+    "combine_kernel",
+    "draws_kernel",
+    "gradient_sums_kernel",
+    "moments_kernel",
+    "tl",
+    "triton",
+]
 
 INTERPRETED = os.environ.get("TRITON_INTERPRET") == "1"  # read when the kernels are defined, as Triton does
 

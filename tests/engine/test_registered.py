@@ -1,0 +1,260 @@
+"""The registered ops: their schemas, fakes and gradients, and what compilers and dispatch modes see of them."""
+
+import contextlib
+from dataclasses import dataclass
+
+import pytest
+import torch
+from torch._subclasses.fake_tensor import FakeTensorMode
+from torch.library import opcheck
+from torch.utils._python_dispatch import TorchDispatchMode
+
+import ghostnoise
+from ghostnoise import functional
+from ghostnoise.engine import op
+from ghostnoise.engine.plan import Drawn, Normalizer, Plan
+from ghostnoise.statistics.moments import Moments
+from ghostnoise.statistics.samples import Contributors, SampleItself, pool_all
+from support import families, plans
+
+OPS = torch.ops.ghostnoise
+SHAPES = {"S = 1": (6, 2, 1), "S > 1": (6, 2, 3, 2)}
+NAMES = (
+    "bn",
+    "ragged gbn",
+    "xbn",
+    "instance",
+    "mixture",
+    "drawn",
+    "drawn shift",
+    "drawn scale",
+    "law fc",
+    "law conv",
+    "corrected",
+)
+every_plan = pytest.mark.parametrize("name", NAMES)
+every_input = pytest.mark.parametrize(
+    ("shape", "dtype", "layout"),
+    [
+        *((shape, dtype, torch.contiguous_format) for shape in SHAPES.values() for dtype in (torch.float32, torch.bfloat16)),
+        (SHAPES["S > 1"], torch.float32, torch.channels_last),
+    ],
+)  # fmt: skip
+
+
+@pytest.fixture(autouse=True)
+def _fresh():
+    torch._dynamo.reset()  # its limit of recompilations counts those of earlier tests
+
+
+def arguments(plan, shape, dtype, layout, requires_grad=True):
+    x, weight, bias = (tensor.requires_grad_(requires_grad) for tensor in plans.inputs(dtype, shape, layout))
+    return x, weight, bias, *plan.tensors(), plan.encode()
+
+
+@every_plan
+@every_input
+def test_normalize(name, shape, dtype, layout):
+    plan = plans.PLANS[name]
+    opcheck(OPS.normalize.default, arguments(plan, shape, dtype, layout))
+    x, _, _, *rest = arguments(plan, shape, dtype, layout)
+    opcheck(OPS.normalize.default, (x, None, None, *rest), test_utils=("test_schema", "test_faketensor"))
+
+
+@every_plan
+@every_input
+@pytest.mark.parametrize("needs_x", [True, False])
+def test_normalize_backward(name, shape, dtype, layout, needs_x):
+    plan = plans.PLANS[name]
+    x, weight, bias, drawn, reference, text = arguments(plan, shape, dtype, layout, requires_grad=False)
+    _, *pooled, mean, var, m, k, r, d = OPS.normalize(x, weight, bias, drawn, reference, text)
+    kept = [mean, var] if plan.normalizer.contributors.keeps_moments else pooled
+    given = (torch.randn_like(x), x, weight, kept, [m, k], [r, d], reference, text, needs_x)
+    opcheck(OPS.normalize_backward.default, given, test_utils=("test_schema", "test_faketensor"))
+
+
+def noise_plan(name, spatial):
+    noise = {
+        "drawn": Drawn(1e-3, "both", plans.indices()),
+        "drawn shift": Drawn(1e-3, "shift", plans.indices()),
+        "drawn scale": Drawn(1e-3, "scale", plans.indices()),
+        "law fc": plans.tables("fc", spatial, normalized=False),
+        "law conv": plans.tables("conv", spatial, normalized=False),
+    }[name]
+    return Plan(Normalizer(SampleItself(), 0.0), noise)
+
+
+@pytest.mark.parametrize("name", plans.NOISY)
+@every_input
+def test_inject(name, shape, dtype, layout):
+    x, _, _ = plans.inputs(dtype, shape, layout)
+    plan = noise_plan(name, x[0, 0].numel())
+    opcheck(OPS.inject.default, (x, plan.tensors()[0], plan.encode()))
+    _, scale = OPS.inject(x.detach(), plan.tensors()[0], plan.encode())
+    opcheck(OPS.inject_backward.default, (torch.randn_like(x), scale), test_utils=("test_schema", "test_faketensor"))
+
+
+# Compiled and eager.
+
+
+def calls(spatial):
+    draws = {law: plans.tables(law, spatial).draws for law in ("fc", "conv")}
+    indices = plans.indices()
+    norm = (None, None)
+    return {
+        "bn": lambda x, w, b: functional.batch_norm(x, *norm, w, b, True),
+        "gbn": lambda x, w, b: functional.ghost_batch_norm(x, *norm, w, b, True, ghost_size=4),
+        "xbn": lambda x, w, b: functional.exclusive_batch_norm(x, *norm, w, b, True, ghost_size=3),
+        "en": lambda x, w, b: functional.eval_norm(x, *plans.RUNNING, w, b, ghost_size=4),
+        "gni": lambda x, w, b: functional.ghost_noise_batch_norm(
+            x, *norm, w, b, True, ghost_size=5, indices=indices
+        ),
+        "agni fc": lambda x, w, b: functional.analytical_ghost_noise_batch_norm(
+            x, *norm, w, b, True, ghost_size=5, draws=draws["fc"]
+        ),
+        "agni conv": lambda x, w, b: functional.analytical_ghost_noise_batch_norm(
+            x, *norm, w, b, True, ghost_size=5, law="conv", draws=draws["conv"]
+        ),
+        "noise": lambda x, w, b: functional.ghost_noise(x, 5, indices=indices) * w.sum() + b.sum(),
+        "analytical noise": lambda x, w, b: functional.analytical_ghost_noise(x, 5, law="conv", draws=draws["conv"])
+        * w.sum()
+        + b.sum(),
+    }  # fmt: skip
+
+
+def results(run, inputs):
+    y = run(*inputs)
+    return y, *torch.autograd.grad(y.square().sum(), inputs)
+
+
+@pytest.mark.parametrize("name", calls(6))
+@pytest.mark.parametrize("layout", [torch.contiguous_format, torch.channels_last])
+def test_compiled_equals_eager(name, layout):
+    inputs, run = plans.inputs(shape=SHAPES["S > 1"], layout=layout), calls(6)[name]
+    compiled = torch.compile(run, fullgraph=True, backend="aot_eager")
+    for ours, theirs in zip(results(compiled, inputs), results(run, inputs), strict=True):
+        torch.testing.assert_close(ours, theirs, rtol=1e-10, atol=1e-10)
+        assert ours.stride() == theirs.stride()
+
+
+def test_compiled_fully_connected():
+    inputs, run = plans.inputs(torch.float32, (6, 2)), calls(1)["gni"]
+    compiled = torch.compile(run, fullgraph=True, backend="aot_eager")
+    for ours, theirs in zip(results(compiled, inputs), results(run, inputs), strict=True):
+        torch.testing.assert_close(ours, theirs)
+
+
+def test_inductor_equals_eager():
+    inputs, run = plans.inputs(), calls(6)["gni"]
+    for ours, theirs in zip(results(torch.compile(run, fullgraph=True), inputs), results(run, inputs), strict=True):
+        torch.testing.assert_close(ours, theirs, rtol=1e-10, atol=1e-10)
+
+
+# Dispatch modes.
+
+
+class Seen(TorchDispatchMode):
+    """Records the names of the operators that are called."""
+
+    def __init__(self):
+        super().__init__()
+        self.names = []
+
+    def __torch_dispatch__(self, func, types, args=(), kwargs=None):
+        self.names.append(func.name())
+        return func(*args, **(kwargs or {}))
+
+    def ours(self):
+        return [name for name in self.names if name.startswith("ghostnoise::")]
+
+
+@pytest.mark.parametrize("name", calls(6))
+def test_a_dispatch_mode_sees_one_op_per_direction(name):
+    inputs, kind = plans.inputs(), "inject" if "noise" in name else "normalize"
+    with Seen() as seen:
+        results(calls(6)[name], inputs)
+    assert seen.ours() == [f"ghostnoise::{kind}", f"ghostnoise::{kind}_backward"]
+    assert "aten::embedding_bag" not in seen.names
+
+
+@pytest.mark.parametrize("name", calls(6))
+def test_second_derivatives_in_a_dispatch_mode(name):
+    """They equal those without the mode."""
+    found = []
+    for mode in (contextlib.nullcontext(), Seen()):
+        inputs = plans.inputs()
+        with mode:
+            gradients = torch.autograd.grad(calls(6)[name](*inputs).cos().sum(), inputs, create_graph=True)
+            found.append(torch.autograd.grad(sum(each.square().sum() for each in gradients), inputs))
+    for ours, theirs in zip(*found, strict=True):
+        torch.testing.assert_close(ours, theirs, rtol=1e-10, atol=1e-10)
+
+
+@pytest.mark.parametrize("family", families.FAMILIES)
+@pytest.mark.parametrize("training", [True, False])
+@pytest.mark.parametrize("layout", [torch.contiguous_format, torch.channels_last])
+def test_fake_tensors(family, training, layout):
+    """Shapes, strides, dtypes and gradients as of real tensors, without any memory."""
+    with FakeTensorMode():
+        layer = families.build(family, 2, dtype=torch.bfloat16).train(training)
+        x = torch.randn(10, 3, 4, 5, dtype=torch.bfloat16).contiguous(memory_format=layout).requires_grad_()
+        y = layer(x)
+        y.sum().backward()
+    assert y.shape == x.shape
+    assert y.dtype == torch.bfloat16
+    assert y.stride() == x.stride() == x.grad.stride()
+    assert layer.weight.grad.shape == (3,)
+    assert layer.weight.grad.dtype == torch.bfloat16
+
+
+@pytest.mark.parametrize("layer", [ghostnoise.GhostNoise(4), ghostnoise.AnalyticalGhostNoise(4, law="conv")])
+def test_fake_tensors_of_noise(layer):
+    with FakeTensorMode():
+        x = torch.randn(10, 3, 4, 5).contiguous(memory_format=torch.channels_last).requires_grad_()
+        y = layer(x)
+        y.sum().backward()
+    assert y.stride() == x.stride() == x.grad.stride()
+
+
+def test_the_backend_that_is_chosen_runs_inside_the_ops():
+    """The ops look up the backend when they run, so a compiled function follows `ghostnoise.backend`."""
+    x, weight, bias = plans.inputs()
+    plan = plans.PLANS["bn"]
+    with ghostnoise.backend("aten"):
+        aten = OPS.normalize(x, weight, bias, *plan.tensors(), plan.encode())[0]
+    auto = OPS.normalize(x, weight, bias, *plan.tensors(), plan.encode())[0]
+    torch.testing.assert_close(auto, aten)
+
+
+def test_outputs_of_an_op_do_not_share_memory():
+    for plan in plans.PLANS.values():
+        for shape in SHAPES.values():
+            found = OPS.normalize(*arguments(plan, shape, torch.float32, torch.contiguous_format, requires_grad=False))
+            addresses = [tensor.untyped_storage().data_ptr() for tensor in found if tensor.numel()]
+            assert len(set(addresses)) == len(addresses)
+
+
+@dataclass(frozen=True)
+class Shrunk(Contributors):
+    """A method of a user's own: only `pool`."""
+
+    share: float
+
+    def pool(self, moments, reference):
+        whole = pool_all(*moments)
+        return Moments(
+            self.share * moments.mean + (1 - self.share) * whole.mean, moments.var + self.share * whole.var.square()
+        )
+
+
+def test_contributors_need_only_pool():
+    """Their gradient is differentiated, in eager and compiled."""
+    inputs, plan = plans.inputs(), Plan(Normalizer(Shrunk(0.25), 1e-5))
+
+    def run(x, weight, bias):
+        return op.normalize(x, plan, weight, bias)[0]
+
+    assert torch.autograd.gradcheck(run, inputs)
+    compiled = torch.compile(run, fullgraph=True, backend="aot_eager")
+    for ours, theirs in zip(results(compiled, inputs), results(run, inputs), strict=True):
+        torch.testing.assert_close(ours, theirs, rtol=1e-10, atol=1e-10)

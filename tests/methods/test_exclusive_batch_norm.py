@@ -1,0 +1,123 @@
+import pytest
+import torch
+from hypothesis import given
+from hypothesis import strategies as st
+
+from ghostnoise import ExclusiveBatchNorm1d, ExclusiveBatchNorm2d, functional
+from support import reference
+from support.comparison import assert_equals_naive
+from support.families import example
+from support.inputs import cases
+
+ALL_DTYPES = (torch.float64, torch.float32, torch.bfloat16, torch.float16)
+
+
+def train(case, **options):
+    """Return the function of (x, weight, bias) in training mode, without running buffers."""
+    return lambda x, weight, bias: functional.exclusive_batch_norm(
+        x, None, None, weight, bias, True, channel_dim=case.channel_dim, **options
+    )
+
+
+@given(cases(least_batch=3, least_values=3, least_ghost=3), st.booleans(), st.booleans())
+def test_exclusive_batch_norm_equals_naive_loop(case, affine, whole_batch):
+    size = None if whole_batch else case.ghost_size
+    function = train(case, ghost_size=size)
+    assert_equals_naive(function, lambda x, w, b: reference.exclusive_batch_norm(x, size, w, b), case, affine)
+
+
+@given(cases(least_batch=3, least_values=16, least_ghost=3, dtypes=ALL_DTYPES), st.floats(0.1, 2), st.floats(0.2, 2))
+def test_exclusive_batch_norm_floors_and_clamps(case, min_std, clamp):
+    function = train(case, ghost_size=case.ghost_size, min_std=min_std, clamp_output=clamp)
+
+    def naive(x, weight, bias):
+        return reference.exclusive_batch_norm(x, case.ghost_size, weight, bias, min_std=min_std, clamp=clamp)
+
+    assert_equals_naive(function, naive, case)
+
+
+@given(cases(least_batch=8, least_values=16, least_ghost=8, dtypes=ALL_DTYPES))
+def test_every_dtype_keeps_its_precision(case):
+    function = train(case, ghost_size=case.ghost_size)
+    assert_equals_naive(function, lambda x, w, b: reference.exclusive_batch_norm(x, case.ghost_size, w, b), case)
+
+
+def test_exclusive_batch_norm_output_is_not():
+    """Identity 3: the paper's example, all others equal; only eps bounds it."""
+    x = torch.zeros(8, 1, dtype=torch.float64)
+    x[3] = 1.0
+    y = functional.exclusive_batch_norm(x, None, None, training=True, eps=1e-10)
+    assert y[3].item() == pytest.approx(1e5)
+    bound = functional.exclusive_batch_norm(x, None, None, training=True, eps=1e-10, min_std=0.1)
+    assert bound[3].item() == pytest.approx(10)
+    clamped = functional.exclusive_batch_norm(x, None, None, training=True, eps=1e-10, clamp_output=5.0)
+    assert clamped[3].item() == 5.0
+
+
+def test_a_floored_constant_channel_has_a_gradient():
+    x = torch.ones(6, 2, 3, dtype=torch.float64, requires_grad=True)
+    y = functional.exclusive_batch_norm(x, None, None, training=True, eps=0.0, min_std=0.5)
+    (gradient,) = torch.autograd.grad(y.square().sum(), x)
+    assert (gradient == 0).all()
+
+
+def test_exclusive_statistics_of_fewer_than_two_values():
+    with pytest.raises(ValueError, match=r"batch of 1 sample.*use a larger batch"):
+        functional.exclusive_batch_norm(torch.randn(1, 3, 4), None, None, training=True)
+    with pytest.raises(ValueError, match=r"single value; raise ghost_size"):
+        functional.exclusive_batch_norm(torch.randn(8, 3), None, None, training=True, ghost_size=2)
+    functional.exclusive_batch_norm(torch.randn(8, 3, 2), None, None, training=True, ghost_size=2)
+    functional.exclusive_batch_norm(torch.randn(8, 3), None, None, training=True, ghost_size=3)
+    functional.exclusive_batch_norm(torch.randn(3, 3), None, None, training=True, ghost_size=2)  # one ghost batch of 3
+
+
+@pytest.mark.parametrize("bad", [float("inf"), float("nan")])
+@pytest.mark.parametrize("spatial", [(), (4,)])
+def test_a_non_finite_value_in_a_sample(bad, spatial):
+    """The other samples of its ghost batch are NaN; the sample's own statistics and other ghost batches are finite."""
+    x = torch.randn(12, 3, *spatial, generator=torch.Generator().manual_seed(0))
+    wanted = functional.exclusive_batch_norm(x, None, None, training=True, ghost_size=4)
+    x[(5, 1, *(2 for _ in spatial))] = bad
+    y = functional.exclusive_batch_norm(x, None, None, training=True, ghost_size=4)
+    finite = x[5, 1].isfinite()
+    assert torch.equal(y[5, 1][finite], wanted[5, 1][finite])
+    assert not y[5, 1][~finite].isfinite().any()
+    assert y[[4, 6, 7], 1].isnan().all()
+    rest = [k for k in range(12) if not 4 <= k < 8]
+    assert torch.equal(y[rest], wanted[rest])
+    assert torch.equal(y[:, [0, 2]], wanted[:, [0, 2]])
+
+
+def test_forward_is_the_function():
+    options = {"ghost_size": 4, "min_std": 0.5, "clamp_output": 2.0}
+    layer = ExclusiveBatchNorm2d(3, **options)
+    mean, var = torch.zeros(3), torch.ones(3)
+    y = functional.exclusive_batch_norm(example(2), mean, var, layer.weight, layer.bias, True, **options)
+    assert torch.equal(layer(example(2)), y)
+    assert torch.equal(layer.running_mean, mean)
+    assert torch.equal(layer.running_var, var)
+
+
+def test_the_whole_batch_by_default():
+    x = torch.randn(6, 2, dtype=torch.float64)
+    y = ExclusiveBatchNorm1d(2, dtype=torch.float64)(x)
+    others = x[1:]
+    expected = (x[0] - others.mean(0)) / (others.var(0, correction=0) + 1e-5).sqrt()
+    torch.testing.assert_close(y[0], expected)
+
+
+def test_options_are_checked_when_built():
+    for options in ({"ghost_size": 1}, {"ghost_size": 2.0}, {"min_std": -1}, {"clamp_output": -1}, {"min_std": None}):
+        (name,) = options
+        with pytest.raises(ValueError, match=f"{name}="):
+            ExclusiveBatchNorm2d(3, **options)
+
+
+def test_options_outside_their_range():
+    x = torch.randn(4, 3, 2)
+    with pytest.raises(ValueError, match=r"ghost_size=1: must be an integer from 2 to 65536"):
+        functional.exclusive_batch_norm(x, None, None, ghost_size=1)
+    with pytest.raises(ValueError, match=r"min_std=-1: must be a number in \[0, inf\)"):
+        functional.exclusive_batch_norm(x, None, None, min_std=-1)
+    with pytest.raises(ValueError, match=r"clamp_output=nan"):
+        functional.exclusive_batch_norm(x, None, None, clamp_output=float("nan"))

@@ -1,0 +1,414 @@
+import copy
+import pickle
+import warnings
+
+import pytest
+import torch
+from hypothesis import given
+from hypothesis import strategies as st
+from scipy import stats
+from torch import nn
+
+from ghostnoise import AnalyticalGhostNoise, GhostNoise, GhostNoiseBatchNorm2d, functional
+from ghostnoise.engine.plan import COMPONENTS
+from support import reference
+from support.comparison import assert_equals_naive
+from support.families import example
+from support.inputs import cases
+
+ALL_DTYPES = (torch.float64, torch.float32, torch.bfloat16, torch.float16)
+pytestmark = pytest.mark.filterwarnings("ignore:ghost_size=1 on samples")
+both = pytest.mark.parametrize("layer", [GhostNoise, AnalyticalGhostNoise])
+
+
+@given(cases(least_values=1, dtypes=ALL_DTYPES), st.sampled_from(COMPONENTS))
+def test_ghost_noise_equals_naive_loop(case, components):
+    indices = case.indices()
+
+    def function(x, weight, bias):
+        return functional.ghost_noise(
+            x, case.ghost_size, components=components, channel_dim=case.channel_dim, indices=indices
+        )
+
+    def naive(x, weight, bias):
+        return reference.ghost_noise(x, indices, components=components)
+
+    assert_equals_naive(function, naive, case, affine=False)
+
+
+@given(cases(least_values=1))
+def test_ghost_noise_of_everyone_is_the_identity(case):
+    """Identity 1: each sample draws the whole batch, once each."""
+    x = case.tensor()
+    everyone = torch.arange(case.batch_size).expand(case.batch_size, -1)
+    y = functional.ghost_noise(x, case.batch_size, channel_dim=case.channel_dim, indices=everyone)
+    torch.testing.assert_close(y, x, rtol=1e-12, atol=1e-12)
+
+
+def test_a_single_sample_gets_no_noise():
+    x = torch.randn(1, 3, 4, 4)
+    torch.testing.assert_close(functional.ghost_noise(x, 16), x, rtol=1e-6, atol=1e-6)
+
+
+def test_gradient_is_that_of_the_transformation_alone():
+    torch.manual_seed(0)
+    x = torch.randn(5, 2, 3, dtype=torch.float64, requires_grad=True)
+    indices = torch.randint(5, (5, 4))
+    (gradient,) = torch.autograd.grad(functional.ghost_noise(x, 4, indices=indices).sum(), x)
+    still = x.detach()
+    step = torch.zeros_like(still).fill_(1.0)
+    apart = functional.ghost_noise(still + step, 4, indices=indices) - functional.ghost_noise(still, 4, indices=indices)
+    torch.testing.assert_close(gradient, apart)  # moving all of x together leaves the noise as it is
+
+
+@pytest.mark.parametrize("function", [functional.ghost_noise, functional.analytical_ghost_noise])
+def test_second_derivatives(function):
+    """The noise is a constant of x, so gradcheck in x would differ; in the upstream gradient the op is linear."""
+    x = torch.randn(5, 2, 3, dtype=torch.float64, requires_grad=True)
+    y = function(x, 4, generator=torch.Generator().manual_seed(1))
+    dy = torch.randn_like(y).requires_grad_()
+    (gradient,) = torch.autograd.grad(y, x, dy, create_graph=True)
+    (back,) = torch.autograd.grad(gradient, dy, torch.ones_like(gradient), retain_graph=True)
+    torch.testing.assert_close(back * dy, gradient)
+    assert torch.autograd.grad(gradient.sum(), x, allow_unused=True)[0] is None
+
+
+def test_law_of_the_drawn_moments():
+    """Identity 4: given a batch, E[m] = μ, Var[m] = Var_b(mean_b)/N, E[s²] = σ² - Var_b(mean_b)/N."""
+    torch.manual_seed(0)
+    repeats, size, batch_size = 500, 6, 16
+    x = torch.randn(batch_size, 3, 5, dtype=torch.float64) + torch.randn(batch_size, 3, 1, dtype=torch.float64)
+    _, var = reference.statistics(x)
+    expected = x.mean(2).var(0, correction=0) / size
+    shifts, squares = [], []
+    for _ in range(repeats):
+        indices = torch.randint(batch_size, (batch_size, size))
+        shifts.append((x - functional.ghost_noise(x, size, components="shift", indices=indices))[:, :, 0])
+        scaled = functional.ghost_noise(x, size, noise_eps=0, components="scale", indices=indices)
+        squares.append(var * (x / scaled)[:, :, 0] ** 2)
+    shift, square = torch.cat(shifts), torch.cat(squares)  # (n, C) independent draws
+    deviations = 5 / (repeats * batch_size) ** 0.5  # five standard errors, in standard deviations of a draw
+    assert (shift.mean(0).abs() <= deviations * shift.std(0)).all()
+    assert ((shift.square().mean(0) - expected).abs() <= deviations * shift.square().std(0)).all()
+    assert ((square.mean(0) - (var - expected)).abs() <= deviations * square.std(0)).all()
+
+
+def test_law_in_fully_connected_layers():
+    """Identity 5: shift ~ N(0, 1/N), and scale² ~ χ²(N-1)/N; with 80,000 draws KS rejects χ²(N)/N."""
+    torch.manual_seed(0)
+    size, batch_size = 32, 80_000
+    x = torch.randn(batch_size, 1, dtype=torch.float64)
+    x = (x - x.mean()) / x.std(correction=0)
+    indices = torch.randint(batch_size, (batch_size, size))
+    shift = (x - functional.ghost_noise(x, size, components="shift", indices=indices)).flatten()
+    square = (x / functional.ghost_noise(x, size, noise_eps=0, components="scale", indices=indices)).flatten() ** 2
+    # The probability that a right implementation fails here is 1e-4 a line; the seed is fixed.
+    assert stats.kstest(shift, stats.norm(scale=size**-0.5).cdf).pvalue > 1e-4
+    assert stats.kstest(square * size, stats.chi2(size - 1).cdf).pvalue > 1e-4
+    assert stats.kstest(square * size, stats.chi2(size).cdf).pvalue < 1e-9
+
+
+def test_share_of_oneself_in_expectation():
+    """Identity 7: under GNI each of the N draws is oneself with probability 1/B."""
+    torch.manual_seed(0)
+    batch_size, size, repeats = 8, 4, 2000
+    hits = sum(
+        (torch.randint(batch_size, (batch_size, size)) == torch.arange(batch_size)[:, None]).double().mean().item()
+        for _ in range(repeats)
+    )
+    n = repeats * batch_size * size
+    assert abs(hits / repeats - 1 / batch_size) <= 5 * (1 / batch_size / n) ** 0.5
+    # One sample is far from the others: only those who drew it are shifted, by its share in their draws.
+    x = torch.zeros(batch_size, 1, dtype=torch.float64)
+    x[0] = 1.0
+    indices = torch.randint(batch_size, (batch_size, size))
+    shift = (x - functional.ghost_noise(x, size, components="shift", indices=indices)).flatten()
+    torch.testing.assert_close(shift, (indices == 0).double().mean(1) - 1 / batch_size)
+
+
+def test_precision_with_an_outlier_that_was_not_drawn():
+    torch.manual_seed(0)
+    x = torch.randn(16, 4, 8, 8)
+    x[0] += 1e8
+    indices = torch.randint(1, 16, (16, 5))
+    y = functional.ghost_noise(x, 5, indices=indices)
+    expected = reference.unfold(reference.ghost_noise(reference.fold(x), indices), x)
+    assert (y[1:] - expected[1:]).abs().max() <= 1e-5 * expected[1:].abs().max()
+
+
+@pytest.mark.parametrize("function", [functional.ghost_noise, functional.analytical_ghost_noise])
+def test_reproducible_by_seed_and_by_generator(function):
+    x = torch.randn(8, 3, 4)
+    torch.manual_seed(3)
+    first, second = function(x, 4), function(x, 4)
+    torch.manual_seed(3)
+    assert torch.equal(function(x, 4), first)
+    assert not torch.equal(first, second)
+    with_generator = [function(x, 4, generator=torch.Generator().manual_seed(7)) for _ in range(2)]
+    assert torch.equal(*with_generator)
+    state = torch.get_rng_state()
+    function(x, 4, generator=torch.Generator().manual_seed(7))
+    assert torch.equal(torch.get_rng_state(), state)
+
+
+def test_ghost_batches_of_a_single_value_warn_once():
+    x = torch.randn(6, 19)
+    with pytest.warns(UserWarning, match=r"ghost_size=1 on samples of shape \(19,\).*raise ghost_size"):
+        functional.ghost_noise(x, 1)
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        functional.ghost_noise(x, 1)
+        functional.ghost_noise(torch.randn(6, 19, 2), 1)
+        functional.ghost_noise(torch.randn(6, 23), 1, components="shift")
+        functional.analytical_ghost_noise(torch.randn(6, 23), 1)
+        functional.ghost_noise(torch.randn(1, 23), 1)  # one sample: no noise at all
+    with pytest.warns(UserWarning, match="no variance"):
+        functional.analytical_ghost_noise(torch.randn(6, 23), 1, dof="exact")
+
+
+def test_indices_that_do_not_fit():
+    x = torch.randn(6, 3)
+    with pytest.raises(ValueError, match=r"indices of shape \(6, 3\): must be \(B, N\) = \(6, 4\)"):
+        functional.ghost_noise(x, 4, indices=torch.zeros(6, 3, dtype=torch.int64))
+    with pytest.raises(ValueError, match=r"indices from 0 to 6: must lie in \[0, B\) = \[0, 6\)"):
+        functional.ghost_noise(x, 4, indices=torch.tensor([[0, 1, 2, 6]]).expand(6, 4))
+    with pytest.raises(ValueError, match=r"dtype torch.float32: must be int64 or int32"):
+        functional.ghost_noise(x, 4, indices=torch.zeros(6, 4))
+    int32 = torch.randint(6, (6, 4), dtype=torch.int32)
+    expected = functional.ghost_noise(x, 4, indices=int32.long())
+    assert torch.equal(functional.ghost_noise(x, 4, indices=int32), expected)
+
+
+def test_indices_may_be_used_again_before_backward():
+    x = torch.randn(6, 3, requires_grad=True)
+    indices = torch.randint(6, (6, 4))
+    y = functional.ghost_noise_batch_norm(x, None, None, training=True, ghost_size=4, indices=indices)
+    (wanted,) = torch.autograd.grad(y.cos().sum(), x, retain_graph=True)
+    indices.zero_()
+    (gradient,) = torch.autograd.grad(y.cos().sum(), x)
+    assert torch.equal(gradient, wanted)
+
+
+@pytest.mark.parametrize(
+    ("function", "drawn"), [(functional.ghost_noise, "indices"), (functional.analytical_ghost_noise, "draws")]
+)
+def test_without_ghost_batches_the_input_is_returned(function, drawn):
+    x = torch.randn(6, 3)
+    before = torch.get_rng_state()
+    assert function(x, None) is x
+    assert torch.equal(torch.get_rng_state(), before)
+    with pytest.raises(ValueError, match=f"{drawn} with ghost_size=None: .*give a ghost_size"):
+        function(x, None, **{drawn: torch.zeros(6, 4, dtype=torch.int64)})
+
+
+def test_options_outside_their_range():
+    x = torch.randn(6, 3)
+    with pytest.raises(ValueError, match=r"noise_eps=-1: must be a number in \[0, inf\)"):
+        functional.ghost_noise(x, 4, noise_eps=-1)
+    with pytest.raises(ValueError, match="components='mean': must be one of 'both', 'shift', 'scale'"):
+        functional.ghost_noise(x, 4, components="mean")
+    with pytest.raises(ValueError, match="got an empty input"):
+        functional.ghost_noise(torch.randn(0, 3), 4)
+
+
+@both
+def test_forward_is_the_function(layer):
+    x = torch.randn(6, 5, 3)
+    options = {"components": "scale", "channel_dim": -1}
+    function = functional.ghost_noise if layer is GhostNoise else functional.analytical_ghost_noise
+    expected = function(x, 4, 1e-2, **options, generator=torch.Generator().manual_seed(1))
+    assert torch.equal(layer(4, 1e-2, **options, generator=torch.Generator().manual_seed(1))(x), expected)
+
+
+@both
+def test_eval_returns_the_input_itself(layer):
+    x = torch.randn(6, 3)
+    assert layer(4).eval()(x) is x
+
+
+@both
+def test_no_state(layer):
+    assert list(layer(4).state_dict()) == []
+
+
+@both
+@pytest.mark.parametrize("shape", [(6, 3), (6, 3, 4), (6, 3, 4, 2), (6, 3, 4, 2, 2)])
+def test_any_rank(layer, shape):
+    x = torch.randn(shape)
+    assert layer(4)(x).shape == shape
+    assert layer(4, channel_dim=-1)(x).shape == shape
+
+
+@both
+def test_repr_pickle_and_deepcopy(layer):
+    original = layer(4, components="scale", channel_dim=-1)
+    assert "ghost_size=4, noise_eps=0.001" in repr(original)
+    assert "components='scale', channel_dim=-1" in repr(original)
+    x = torch.randn(6, 3)
+    for twin in (pickle.loads(pickle.dumps(original)), copy.deepcopy(original)):
+        assert repr(twin) == repr(original)
+        torch.manual_seed(0)
+        y = original(x)
+        torch.manual_seed(0)
+        assert torch.equal(twin(x), y)
+
+
+@both
+def test_options_are_checked_when_built(layer):
+    with pytest.raises(ValueError, match="ghost_size=0"):
+        layer(0)
+    with pytest.raises(ValueError, match="noise_eps=-1"):
+        layer(4, -1)
+    with pytest.raises(ValueError, match="channel_dim=0"):
+        layer(4, channel_dim=0)
+
+
+@both
+def test_without_ghost_batches_the_input_itself_is_returned(layer):
+    x = torch.randn(6, 3)
+    assert layer(None)(x) is x
+
+
+# Inside batch norm.
+
+
+def noisy(case, **options):
+    return lambda x, weight, bias: functional.ghost_noise_batch_norm(
+        x, None, None, weight, bias, True, ghost_size=case.ghost_size, channel_dim=case.channel_dim, **options
+    )
+
+
+@given(cases(), st.booleans(), st.sampled_from(COMPONENTS))
+def test_ghost_noise_batch_norm_equals_naive_loop(case, affine, components):
+    indices = case.indices()
+    assert_equals_naive(
+        noisy(case, indices=indices, components=components),
+        lambda x, w, b: reference.ghost_noise_batch_norm(x, indices, w, b, components=components),
+        case,
+        affine,
+    )
+
+
+@given(cases(least_batch=8, least_values=16, least_ghost=8, dtypes=ALL_DTYPES))
+def test_every_dtype_keeps_its_precision(case):
+    indices = case.indices()
+    assert_equals_naive(
+        noisy(case, indices=indices), lambda x, w, b: reference.ghost_noise_batch_norm(x, indices, w, b), case
+    )
+
+
+def test_one_op_equals_batch_norm_then_noise_then_affine():
+    torch.manual_seed(0)
+    x, dy = (torch.randn(12, 3, 4, 4, dtype=torch.float64) for _ in range(2))
+    weight, bias = (torch.randn(3, dtype=torch.float64, requires_grad=True) for _ in range(2))
+    indices = torch.randint(12, (12, 5))
+    leaf = x.requires_grad_()
+    fused = functional.ghost_noise_batch_norm(leaf, None, None, weight, bias, True, ghost_size=5, indices=indices)
+    hat = nn.functional.batch_norm(leaf, None, None, training=True)
+    noisy = functional.ghost_noise(hat, 5, indices=indices)
+    chained = noisy * weight[:, None, None] + bias[:, None, None]
+    torch.testing.assert_close(fused, chained, rtol=1e-12, atol=1e-12)
+    for ours, theirs in zip(
+        torch.autograd.grad(fused, (leaf, weight, bias), dy),
+        torch.autograd.grad(chained, (leaf, weight, bias), dy),
+        strict=True,
+    ):
+        torch.testing.assert_close(ours, theirs, rtol=1e-10, atol=1e-10)
+
+
+def test_the_noise_is_constant_in_the_normalized_input_not_in_the_raw_one():
+    """Detaching the drawn moments of raw x instead gives the same output and another gradient."""
+    torch.manual_seed(0)
+    x = torch.randn(6, 2, 3, dtype=torch.float64, requires_grad=True)
+    indices = torch.randint(6, (6, 4))
+    y = functional.ghost_noise_batch_norm(x, None, None, training=True, ghost_size=4, indices=indices)
+    raw = functional.batch_norm(functional.ghost_noise(x, 4, indices=indices), None, None, training=True)
+    (ours,) = torch.autograd.grad(y.square().sum(), x, retain_graph=True)
+    hat = nn.functional.batch_norm(x, None, None, training=True)
+    (wanted,) = torch.autograd.grad(functional.ghost_noise(hat, 4, indices=indices).square().sum(), x)
+    (other,) = torch.autograd.grad(raw.square().sum(), x)
+    torch.testing.assert_close(ours, wanted)
+    assert not torch.allclose(ours, other)
+
+
+def test_second_derivatives_of_the_composite_form():
+    """Against the naive loop, whose noise is constant in the same sense; gradgradcheck would move the noise."""
+    torch.manual_seed(0)
+    x = torch.randn(6, 2, 3, dtype=torch.float64, requires_grad=True)
+    indices = torch.randint(6, (6, 4))
+    dy, ddx = torch.randn(6, 2, 3, dtype=torch.float64), torch.randn(6, 2, 3, dtype=torch.float64)
+
+    def second(y):
+        (first,) = torch.autograd.grad(y, x, dy, create_graph=True)
+        return torch.autograd.grad(first, x, ddx)[0]
+
+    ours = functional.ghost_noise_batch_norm(x, None, None, training=True, ghost_size=4, indices=indices)
+    naive = reference.ghost_noise_batch_norm(x, indices)
+    torch.testing.assert_close(second(ours), second(naive), rtol=1e-10, atol=1e-10)
+
+
+def test_forward_mode_takes_the_noise_as_constant():
+    """The tangent of the output against the naive loop's, by its Jacobian's transpose."""
+    torch.manual_seed(0)
+    x, tangent, dy = (torch.randn(6, 2, 3, dtype=torch.float64) for _ in range(3))
+    indices = torch.randint(6, (6, 4))
+
+    def ours(x):
+        return functional.ghost_noise_batch_norm(x, None, None, training=True, ghost_size=4, indices=indices)
+
+    _, out = torch.func.jvp(ours, (x,), (tangent,))
+    leaf = x.clone().requires_grad_()
+    (pulled,) = torch.autograd.grad(reference.ghost_noise_batch_norm(leaf, indices), leaf, dy)
+    torch.testing.assert_close((out * dy).sum(), (pulled * tangent).sum())
+
+
+@pytest.mark.parametrize(
+    ("function", "drawn"),
+    [(functional.ghost_noise_batch_norm, "indices"), (functional.analytical_ghost_noise_batch_norm, "draws")],
+)
+def test_without_ghost_batches_it_is_batch_norm(function, drawn):
+    x, weight, bias = torch.randn(6, 3, 4), torch.randn(3), torch.randn(3)
+    runs = []
+    before = torch.get_rng_state()
+    for norm, options in ((function, {"ghost_size": None}), (functional.batch_norm, {})):
+        mean, var = torch.zeros(3), torch.ones(3)
+        runs.append((norm(x, mean, var, weight, bias, True, **options), mean, var))
+    assert torch.equal(torch.get_rng_state(), before)
+    for ours, plain in zip(*runs, strict=True):
+        assert torch.equal(ours, plain)
+    with pytest.raises(ValueError, match=f"{drawn} with ghost_size=None: .*give a ghost_size"):
+        function(x, None, None, training=True, ghost_size=None, **{drawn: torch.zeros(6, 4, dtype=torch.int64)})
+
+
+def test_batch_norm_forward_is_the_function():
+    layer = GhostNoiseBatchNorm2d(
+        3, ghost_size=7, noise_eps=1e-2, components="shift", generator=torch.Generator().manual_seed(1)
+    )
+    mean, var = torch.zeros(3), torch.ones(3)
+    y = functional.ghost_noise_batch_norm(
+        example(2), mean, var, layer.weight, layer.bias, True, ghost_size=7, noise_eps=1e-2, components="shift",
+        generator=torch.Generator().manual_seed(1),
+    )  # fmt: skip
+    assert torch.equal(layer(example(2)), y)
+    assert torch.equal(layer.running_mean, mean)
+    assert torch.equal(layer.running_var, var)
+
+
+@pytest.mark.parametrize("ghost_size", [1, 3, 100])
+def test_any_ghost_size_will_do(ghost_size):
+    layer = GhostNoiseBatchNorm2d(3, ghost_size=ghost_size)
+    assert layer(example(2)).isfinite().all()
+
+
+def test_less_noise_with_larger_ghost_batches():
+    """The shift noise's variance goes down as 1/N (identity 4), measured as the output's distance from plain BN."""
+    torch.manual_seed(0)
+    x = torch.randn(256, 8, 1, 1)
+    clean = torch.nn.functional.batch_norm(x, None, None, training=True)
+    variances = {
+        size: (GhostNoiseBatchNorm2d(8, ghost_size=size, components="shift")(x) - clean).square().mean().item()
+        for size in (4, 16, 64)
+    }
+    n = 256 * 8
+    for size, variance in variances.items():
+        assert abs(variance * size - 1) <= 5 * (2 / n) ** 0.5 * 1.5

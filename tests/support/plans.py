@@ -1,0 +1,81 @@
+"""Plans of every kind for the engine, for a batch of 6 samples with 2 channels."""
+
+from dataclasses import dataclass
+
+import torch
+
+from ghostnoise.engine.plan import Drawn, Noise, Normalizer, Plan, Reference, Tables
+from ghostnoise.statistics.laws import Law
+from ghostnoise.statistics.moments import Moments
+from ghostnoise.statistics.samples import Exclusive, GhostBatch, Mixture, SampleItself
+
+BATCH, CHANNELS = 6, 2
+EPS, NOISE_EPS = 1e-5, 1e-3
+RUNNING = Moments(torch.tensor([0.3, -0.2], dtype=torch.float64), torch.tensor([0.9, 1.7], dtype=torch.float64))
+
+
+def seeded(seed=0):
+    return torch.Generator().manual_seed(seed)
+
+
+def indices(ghost_size=5):
+    return torch.randint(BATCH, (BATCH, ghost_size), generator=seeded())
+
+
+def tables(law="fc", spatial=6, components="both", normalized=True, dof="paper"):
+    drawn_by = Law(5, law, dof)
+    draws = drawn_by.draw((BATCH, CHANNELS), spatial, torch.device("cpu"), seeded())
+    return Tables(NOISE_EPS, components, drawn_by, draws, normalized)
+
+
+def limits(r_max=1.1, d_max=0.2):
+    """Limits that clip some channels and not others."""
+    return torch.tensor([r_max, d_max], dtype=torch.float64)
+
+
+@dataclass(frozen=True)
+class ConstantNoise(Noise):
+    """Ghost batches of the normalized x that do not depend on x, as gradcheck needs them."""
+
+    def var(self, batch):
+        return batch.unit
+
+    def ghost_moments(self, batch):
+        mean, var = (torch.rand(BATCH, CHANNELS, dtype=torch.float64, generator=seeded(each)) + 0.5 for each in (1, 2))
+        return Moments(mean * batch.unit.sqrt(), var * batch.unit)
+
+
+def normalizer(contributors, min_std=0.0):
+    return Normalizer(contributors, EPS, min_std)
+
+
+NORMALIZERS = {
+    "bn": Plan(normalizer(GhostBatch())),
+    "gbn": Plan(normalizer(GhostBatch(3))),
+    "ragged gbn": Plan(normalizer(GhostBatch(4))),
+    "xbn": Plan(normalizer(Exclusive(3))),
+    "ragged xbn": Plan(normalizer(Exclusive(4))),
+    "floored xbn": Plan(normalizer(Exclusive(), 0.9)),
+    "instance": Plan(normalizer(SampleItself())),
+    "mixture": Plan(normalizer(Mixture(0.2)), None, Reference(RUNNING)),
+}
+NOISY = {
+    "drawn": Plan(normalizer(GhostBatch()), Drawn(NOISE_EPS, "both", indices())),
+    "drawn shift": Plan(normalizer(GhostBatch()), Drawn(NOISE_EPS, "shift", indices())),
+    "drawn scale": Plan(normalizer(GhostBatch()), Drawn(NOISE_EPS, "scale", indices())),
+    "law fc": Plan(normalizer(GhostBatch()), tables("fc")),
+    "law conv": Plan(normalizer(GhostBatch()), tables("conv")),
+}
+CORRECTED = {
+    "corrected": Plan(normalizer(GhostBatch()), None, Reference(RUNNING, limits())),
+    "uncorrected": Plan(normalizer(GhostBatch()), None, Reference(RUNNING, limits(1.0, 0.0))),
+}
+PLANS = NORMALIZERS | NOISY | CORRECTED
+
+
+def inputs(dtype=torch.float64, shape=(BATCH, CHANNELS, 3, 2), layout=torch.contiguous_format):
+    """Return x, weight and bias, which require gradients."""
+    generator = seeded(2)
+    x, weight, bias = (torch.randn(each, dtype=torch.float64, generator=generator) for each in (shape, (2,), (2,)))
+    x = x.to(dtype).contiguous(memory_format=layout) if len(shape) == 4 else x.to(dtype)
+    return x.requires_grad_(), weight.to(dtype).requires_grad_(), bias.to(dtype).requires_grad_()

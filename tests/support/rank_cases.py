@@ -1,0 +1,248 @@
+"""The tests that run in several processes: each compares its part with the whole batch in one process."""
+
+import copy
+import itertools
+import pickle
+import warnings
+
+import pytest
+import torch
+import torch.distributed as dist
+from torch import nn
+from torch.nn.parallel import DistributedDataParallel
+
+import ghostnoise
+from ghostnoise import functional
+from ghostnoise.engine import op
+from ghostnoise.engine import ranks as engine_ranks
+from ghostnoise.engine.plan import Normalizer, Plan, Reference
+from ghostnoise.statistics.laws import Law
+from ghostnoise.statistics.moments import Moments
+from ghostnoise.statistics.samples import GhostBatch
+from support.closeness import assert_close
+from support.models import convolutional, images
+from support.ranks import BATCH, SPLITS, collectives, own_rows, values
+
+CHANNELS, GHOST = 3, 5  # ghost batches of 5 and 7 samples, which no split of the batch agrees with
+SHAPES = [(BATCH, CHANNELS), (BATCH, CHANNELS, 3, 2)]
+
+# Each method as a function of x, its rows of the batch, parameters, buffers and ranks.
+
+
+def norm(function, given=lambda x, rows: {}, **options):
+    def call(x, rows, weight, bias, buffers, **ranks):
+        mean, var, count = buffers
+        more = {"num_batches_tracked": count, **options, **given(x, rows), **ranks}
+        return function(x, mean, var, weight, bias, True, **more)
+
+    return call
+
+
+def noise(function, given):
+    return lambda x, rows, weight, bias, buffers, **ranks: function(x, GHOST, **given(x, rows), **ranks)
+
+
+def indices(x, rows):
+    table = torch.randint(BATCH, (BATCH, GHOST), generator=torch.Generator().manual_seed(7))
+    return {"indices": table[rows]}
+
+
+def draws(law):
+    def given(x, rows):
+        made = Law(GHOST, law).draw((BATCH, CHANNELS), x.shape[2:].numel(), x.device, torch.Generator().manual_seed(7))
+        return {"law": law, "draws": type(made)(*(table[rows] for table in made))}
+
+    return given
+
+
+def corrected(x, rows, weight, bias, buffers, process_group=None, uneven=False):
+    """Batch Renormalization's correction, with limits that clip some channels."""
+    extent = engine_ranks.meet(x, x.shape[2:].numel(), process_group, uneven)
+    running = Moments(torch.linspace(0.5, 1, CHANNELS).double(), torch.linspace(1, 3, CHANNELS).double())
+    reference = Reference(running, torch.tensor([1.1, 0.2], dtype=torch.float64))
+    plan = Plan(Normalizer(GhostBatch(), 1e-5), None, reference)
+    return op.normalize(x, plan, weight, bias, 1, extent.ranks)[0]
+
+
+CALLS = {
+    "corrected bn": corrected,
+    "bn": norm(functional.batch_norm),
+    "gbn": norm(functional.ghost_batch_norm, ghost_size=GHOST),
+    "gbn, running_var_from": norm(functional.ghost_batch_norm, ghost_size=4, running_var_from="batch"),
+    "xbn": norm(functional.exclusive_batch_norm),
+    "xbn of ghost batches": norm(functional.exclusive_batch_norm, ghost_size=GHOST, min_std=0.9, momentum=None),
+    "clamped xbn": norm(functional.exclusive_batch_norm, ghost_size=GHOST, clamp_output=1.0),
+    "en": norm(functional.eval_norm, ghost_size=GHOST),
+    "gni": norm(functional.ghost_noise_batch_norm, indices, ghost_size=GHOST),
+    "gni-scale": norm(functional.ghost_noise_batch_norm, indices, ghost_size=GHOST, components="scale"),
+    "agni": norm(functional.analytical_ghost_noise_batch_norm, draws("fc"), ghost_size=GHOST),
+    "agni-conv": norm(functional.analytical_ghost_noise_batch_norm, draws("conv"), ghost_size=GHOST),
+    "noise": noise(functional.ghost_noise, indices),
+    "analytical noise": noise(functional.analytical_ghost_noise, draws("fc")),
+    "analytical noise, conv": noise(functional.analytical_ghost_noise, draws("conv")),
+}
+
+
+def results(call, shape, dtype, rows, exact=False, **ranks):
+    """Output, gradients and buffers of a call on `rows` of a batch of values of `dtype`; in float64 if `exact`."""
+    wide = torch.float64 if exact else dtype
+    x = values(*shape).to(dtype)[rows].to(wide).requires_grad_()
+    weight, bias = (values(CHANNELS, seed=seed).to(dtype).to(wide).requires_grad_() for seed in (1, 2))
+    buffers = (torch.zeros(CHANNELS, dtype=wide), torch.ones(CHANNELS, dtype=wide), torch.tensor(2))
+    y = call(x, rows, weight, bias, buffers, **ranks)
+    y.backward(values(*shape, seed=3).to(dtype)[rows].to(wide))
+    slopes = [torch.zeros_like(weight) if parameter.grad is None else parameter.grad for parameter in (weight, bias)]
+    return y.detach(), x.grad, slopes, buffers
+
+
+def methods(rank, count):
+    """Every method, split, shape, dtype and backend equals a single process with the whole batch."""
+    splits = [*((split, "auto") for split in SPLITS[count]), (SPLITS[count][-1], "aten")]
+    cases = itertools.product(splits, CALLS.items(), SHAPES, (torch.float64, torch.float32))
+    for (split, backend), (name, call), shape, dtype in cases:
+        try:
+            with ghostnoise.backend(backend):
+                compare(rank, split, call, shape, dtype)
+        except Exception as error:
+            raise AssertionError(f"{name} on {backend}, split {split} of {shape}, {dtype}") from error
+
+
+def compare(rank, split, call, shape, dtype):
+    rows, uneven = own_rows(rank, split), len(set(split)) > 1
+    y, dx, slopes, buffers = results(call, shape, dtype, rows, process_group="world", uneven=uneven)
+    whole_y, whole_dx, whole_slopes, whole_buffers = results(call, shape, dtype, slice(None), exact=True)
+    assert y.dtype == dx.dtype == dtype
+    assert_close(y, whole_y[rows], magnitude=whole_y.abs().max().item())
+    assert_close(dx, whole_dx[rows], "gradient", magnitude=whole_dx.abs().max().item())
+    for slope, whole in zip(slopes, whole_slopes, strict=True):
+        assert split[rank] or not slope.any()
+        dist.all_reduce(slope)
+        assert_close(slope, whole, "gradient", magnitude=values(*shape, seed=3).abs().sum(0).max().item())
+    for buffer, whole in zip(buffers[:2], whole_buffers[:2], strict=True):
+        assert_close(buffer, whole)
+    assert buffers[2] == whole_buffers[2]
+
+
+def communication(rank, count):
+    """One collective forward and one backward, one more where sizes are exchanged, and none where none is needed."""
+    x = values(4, CHANNELS, 2, seed=rank).requires_grad_()
+    tables, pool = (2, 4, CHANNELS), (2, 1, CHANNELS)
+    wanted = {
+        ghostnoise.BatchNorm1d(CHANNELS, process_group="world", dtype=x.dtype): [tables, pool],
+        ghostnoise.BatchNorm1d(CHANNELS, process_group="world", dtype=x.dtype, uneven=True): [(2,), tables, pool],
+        ghostnoise.GhostBatchNorm1d(CHANNELS, ghost_size=3, process_group="world", dtype=x.dtype): [tables, tables],
+        ghostnoise.GhostNoise(3, process_group="world"): [tables],
+        ghostnoise.AnalyticalGhostNoise(3, process_group="world"): [tables],
+        ghostnoise.GhostNoise(None, process_group="world"): [],
+        ghostnoise.GhostNoiseBatchNorm1d(CHANNELS, ghost_size=3, dtype=x.dtype): [],
+        ghostnoise.GhostBatchNorm1d(CHANNELS, ghost_size=3, process_group="world", dtype=x.dtype).eval(): [],
+        ghostnoise.EvalNorm1d(CHANNELS, ghost_size=3, process_group="world", dtype=x.dtype).eval(): [],
+    }
+    for layer, expected in wanted.items():
+        with collectives() as sent:
+            layer(x).sum().backward()
+        assert sent == expected, f"{layer}: {sent}"
+    with collectives() as sent:
+        next(iter(wanted))(x.detach()).sum().backward()
+    assert sent == [tables], "an input that needs no gradient"
+
+
+def copies(rank, count):
+    """A layer with a process group can be copied and saved, and the copies have that group."""
+    group, x = dist.new_group(list(range(count))), values(4, CHANNELS, seed=rank)
+    for layer in (
+        ghostnoise.GhostBatchNorm1d(CHANNELS, ghost_size=GHOST, process_group=group, dtype=x.dtype),
+        ghostnoise.convert(nn.Sequential(nn.SyncBatchNorm(CHANNELS, process_group=group, dtype=x.dtype)), "xbn", 4),
+    ):
+        y = layer(x)
+        for twin in (copy.deepcopy(layer), pickle.loads(pickle.dumps(layer))):
+            torch.testing.assert_close(twin(x), y, rtol=0, atol=0)
+            assert f"process_group={group.group_name!r}" in repr(twin)
+    assert ghostnoise.revert(layer)[0].process_group is group
+    assert engine_ranks.resolve(group) is engine_ranks.resolve(group.group_name) is group
+
+
+def subgroups(rank, count):
+    """The first and the last rank share a batch; a rank between them is not in their group."""
+    group = dist.new_group([0, count - 1])
+    if rank not in (0, count - 1):
+        with pytest.raises(ValueError, match="that contains this rank"):
+            ghostnoise.BatchNorm1d(CHANNELS, process_group=group)
+        return
+    whole, rows = values(8, CHANNELS), slice(0, 4) if rank == 0 else slice(4, 8)
+    expected = functional.ghost_batch_norm(whole, None, None, training=True, ghost_size=3)
+    y = functional.ghost_batch_norm(whole[rows], None, None, training=True, ghost_size=3, process_group=group)
+    torch.testing.assert_close(y, expected[rows])
+
+
+def networks(rank, count):
+    """A converted network in DistributedDataParallel trains as one process on the whole batch."""
+    for split, synchronized in itertools.product(SPLITS[count], (False, True)):
+        uneven, rows, data = len(set(split)) > 1, own_rows(rank, split), images(BATCH).double()
+        for method in ({"method": "gbn", "ghost_size": GHOST}, {"method": "xbn"}, {"method": "bn"}):
+            alone = ghostnoise.convert(convolutional(), **method).double()
+            alone(data).square().mean().backward()
+            model = convolutional()
+            if synchronized:
+                model = nn.SyncBatchNorm.convert_sync_batchnorm(model)
+            scope = None if synchronized else "global"
+            model = DistributedDataParallel(ghostnoise.convert(model, **method, scope=scope, uneven=uneven).double())
+            y = model(data[rows])
+            (y.square().sum() * count / (BATCH * y.shape[1])).backward()
+            for ours, theirs in zip(model.module.parameters(), alone.parameters(), strict=True):
+                torch.testing.assert_close(ours.grad, theirs.grad, rtol=1e-9, atol=1e-12)
+            for ours, theirs in zip(model.module.buffers(), alone.buffers(), strict=True):
+                torch.testing.assert_close(ours, theirs)
+
+
+def inserted(rank, count):
+    """Noise after a layer draws from all ranks: a ghost batch of one sample of this rank would have its mean."""
+    torch.manual_seed(rank)
+    model = ghostnoise.convert(nn.Sequential(nn.ReLU()), "gni-shift", 1, after=nn.ReLU, channel_dim=1, scope="global")
+    x = torch.full((200, 1, 2), float(rank))
+    shift = x - model(x)  # the drawn sample's rank, around the mean of ranks
+    drawn = (shift[:, 0, 0] + (count - 1) / 2).unique()
+    torch.testing.assert_close(drawn, torch.arange(count, dtype=x.dtype))
+
+
+def refusals(rank, count):
+    x = values(4, CHANNELS, 2).requires_grad_()
+    layer = ghostnoise.BatchNorm1d(CHANNELS, process_group="world", uneven=True, dtype=x.dtype)
+    for module in (layer, ghostnoise.GhostNoise(2, process_group="world")):
+        with pytest.raises(RuntimeError, match=r"process_group with torch\.func"):
+            torch.func.grad(lambda x, module=module: module(x).sum())(x)
+    y = layer(x).square().sum()
+    with pytest.raises(RuntimeError, match="or a second derivative"):
+        torch.autograd.grad(y, x, create_graph=True)
+    with pytest.raises(ValueError, match=r"ranks with inputs of 3, 2.* positions: must be the same"):
+        layer(values(4, CHANNELS, 2 if rank else 3))
+    with pytest.raises(ValueError, match=r"empty input of shape \(0, 3, 2\)"):
+        layer(values(0, CHANNELS, 2))
+    with pytest.raises(ValueError, match=r"process_group='unheard of': this process has no group with this name"):
+        engine_ranks.resolve("unheard of")
+    with pytest.raises(ValueError, match=rf"must lie in \[0, B\) = \[0, {4 * count}\)"):
+        functional.ghost_noise(x, 2, indices=torch.full((4, 2), 4 * count), process_group="world")
+
+
+def compiled(rank, count):
+    """A layer across ranks is a graph break, and equals eager."""
+    x = values(4, CHANNELS, 2, seed=rank).requires_grad_()
+    layers = [
+        ghostnoise.GhostBatchNorm1d(CHANNELS, ghost_size=GHOST, process_group="world", dtype=x.dtype),
+        ghostnoise.GhostNoise(2, process_group="world", generator=torch.Generator().manual_seed(rank)),
+    ]
+    model = nn.Sequential(nn.Tanh(), *layers, nn.Tanh())
+    gradients = []
+    warnings.simplefilter("ignore")  # torch itself, of tensors that cross a graph break
+    for run in (model, torch.compile(model, backend="aot_eager")):
+        layers[1].generator.manual_seed(rank)
+        gradients.append(torch.autograd.grad(run(x).square().sum(), (x, *model.parameters())))
+    for ours, theirs in zip(*gradients, strict=True):
+        torch.testing.assert_close(ours, theirs)
+
+
+def everything(rank, count):
+    """Run all of the above: starting the processes takes most of the time."""
+    for test in (methods, communication, copies, subgroups, networks, inserted, refusals):
+        test(rank, count)
+        dist.barrier()

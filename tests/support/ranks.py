@@ -1,0 +1,57 @@
+"""Start several processes that hold parts of a batch."""
+
+import multiprocessing
+import warnings
+from contextlib import contextmanager
+from datetime import timedelta
+
+import torch
+import torch.distributed as dist
+import torch.multiprocessing
+
+BATCH = 12
+SPLITS = {2: [(6, 6), (9, 3), (0, 12)], 3: [(4, 4, 4), (7, 1, 4), (5, 0, 7)]}
+
+
+def launch(count, run, folder):
+    """Call `run(rank, count)` in `count` processes, and raise the error of any of them."""
+    # Processes are forked from a server that has imported torch once.
+    multiprocessing.get_context("forkserver").set_forkserver_preload(
+        ["ghostnoise.methods.registry", "torch.nn.parallel"]
+    )
+    start = torch.multiprocessing.start_processes
+    start(_enter, (count, run, str(folder)), nprocs=count, start_method="forkserver")
+
+
+def _enter(rank, count, run, folder):
+    warnings.simplefilter("error")
+    torch.set_num_threads(1)
+    # With a timeout, so that other ranks do not wait forever for one that failed.
+    settings = {"init_method": f"file://{folder}/ranks-{run.__name__}-{count}", "timeout": timedelta(seconds=60)}
+    dist.init_process_group("gloo", rank=rank, world_size=count, **settings)
+    run(rank, count)
+    dist.barrier()
+    dist.destroy_process_group()
+
+
+def values(*shape, seed=0):
+    return torch.randn(shape, dtype=torch.float64, generator=torch.Generator().manual_seed(seed)) * 1.5 + 0.7
+
+
+def own_rows(rank, split):
+    start = sum(split[:rank])
+    return slice(start, start + split[rank])
+
+
+@contextmanager
+def collectives():
+    """Record the shapes of the tensors that this rank sends to all others."""
+    sent, run = [], dist.all_gather
+
+    def counted(received, tensor, *arguments):
+        sent.append(tuple(tensor.shape))
+        return run(received, tensor, *arguments)
+
+    dist.all_gather = counted
+    yield sent
+    dist.all_gather = run
