@@ -2,8 +2,8 @@
 
 import pytest
 
-import experiment
 from ghostnoise import cli
+from support import experiment
 
 
 @pytest.mark.parametrize(

@@ -6,13 +6,13 @@ import warnings
 
 import pytest
 import torch
-from support.models import SIZES, convolutional, images, state, tokens, trained, transformer
 from torch import nn
 from torch.nn.utils.fusion import fuse_conv_bn_eval
 
 import ghostnoise
 from ghostnoise.methods import registry
 from ghostnoise.methods.base import NormLayer
+from support.models import SIZES, convolutional, images, state, tokens, trained, transformer
 
 every_method = pytest.mark.parametrize("method", list(SIZES))
 

@@ -2,11 +2,11 @@
 
 import pytest
 import torch
-from support.models import SIZES, convolutional, images, state, transformer
 from torch import nn
 
 import ghostnoise
 from ghostnoise.methods import registry
+from support.models import SIZES, convolutional, images, state, transformer
 
 
 def refuses(model, message, *arguments, **options):

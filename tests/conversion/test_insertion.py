@@ -5,11 +5,11 @@ import pickle
 
 import pytest
 import torch
-from support.models import convolutional, images, state, tokens, transformer
 from torch import nn
 
 import ghostnoise
 from ghostnoise.methods import registry
+from support.models import convolutional, images, state, tokens, transformer
 
 METHODS = {name: method for name, method in registry.names().items() if method[0].noise is not None}
 

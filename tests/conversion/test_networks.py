@@ -5,12 +5,12 @@ import io
 
 import pytest
 import torch
-from support.models import state
 from torch import nn
 
 import ghostnoise
 from ghostnoise.methods.base import NormLayer
 from support import networks
+from support.models import state
 
 WITH_BATCH_NORM = ["resnet18", "mobilenetv3_small_050", "efficientnet_b0", "resnetv2_50", "regnetx_002", "test_byobnet"]
 

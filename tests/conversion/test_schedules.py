@@ -5,13 +5,13 @@ import pickle
 
 import pytest
 import torch
-from support.models import convolutional, images, state, transformer
 from torch import nn
 from torch.nn.utils import parametrize
 
 import ghostnoise
 from ghostnoise import ConstantSchedule, CosineSchedule, LinearSchedule, OffAfter
 from ghostnoise.conversion.schedules import schedule_of
+from support.models import convolutional, images, state, transformer
 
 
 def seen(schedule, steps):

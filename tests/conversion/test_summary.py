@@ -1,9 +1,9 @@
 import pytest
-from support.models import SIZES, convolutional, transformer
 from torch import nn
 
 import ghostnoise
 from ghostnoise import GhostNoise, OffAfter
+from support.models import SIZES, convolutional, transformer
 
 
 def test_rows_of_converted_layers():

@@ -7,8 +7,6 @@ import warnings
 
 import pytest
 import torch
-from support.families import SHAPES, example
-from support.models import SIZES
 from torch import nn
 from torch.nn.utils import parametrize
 
@@ -19,6 +17,8 @@ from ghostnoise.conversion.variants import activated
 from ghostnoise.methods import registry
 from ghostnoise.methods.registry import MethodSpec
 from support import networks
+from support.families import SHAPES, example
+from support.models import SIZES
 
 every_rank = pytest.mark.parametrize("dimensions", list(SHAPES))
 every_method = pytest.mark.parametrize("method", list(SIZES))

@@ -2,10 +2,10 @@ import pytest
 import torch
 from hypothesis import given
 from hypothesis import strategies as st
-from support.models import convolutional, state, transformer
 from torch import nn
 
 import ghostnoise
+from support.models import convolutional, state, transformer
 
 # The selection of modules.
 

@@ -3,11 +3,11 @@ import pickle
 
 import pytest
 import torch
-from support.families import FAMILIES, OPTIONS, build, example, layer_class
 from torch import nn
 
 from ghostnoise import EvalNorm2d, GhostBatchNorm2d
 from ghostnoise.conversion import variants
+from support.families import FAMILIES, OPTIONS, build, example, layer_class
 
 
 @pytest.mark.parametrize("family", FAMILIES)

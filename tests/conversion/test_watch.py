@@ -3,10 +3,10 @@ import pickle
 
 import pytest
 import torch
-from support.models import convolutional, images
 from torch import nn
 
 import ghostnoise
+from support.models import convolutional, images
 
 synchronize = nn.SyncBatchNorm.convert_sync_batchnorm
 

@@ -41,7 +41,7 @@ def test_a_group_without_ranks(family):
     ):
         layer(example(2))
     layer.eval()(example(2))
-    with pytest.raises(ValueError, match="process_group='world' without torch.distributed"):
+    with pytest.raises(ValueError, match=r"process_group='world' without torch\.distributed"):
         functional.ghost_noise(example(2), 4, process_group="world")
 
 

@@ -7,9 +7,9 @@ from hypothesis import assume, given, settings
 from torch import nn
 
 import ghostnoise
-import reference
 from ghostnoise.meter.gap import METHODS
-from inputs import cases
+from support import reference
+from support.inputs import cases
 from support.metering import Spy, measure, measure_model
 
 FLOAT32 = 1e-5

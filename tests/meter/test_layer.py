@@ -7,11 +7,11 @@ from hypothesis import HealthCheck, assume, given, settings
 from hypothesis import strategies as st
 from scipy import stats
 
-import reference
 from ghostnoise.meter.layer import sample_ghost_batches
 from ghostnoise.meter.theory import COMPONENTS
 from ghostnoise.statistics.samples import ghost_sizes
-from inputs import cases
+from support import reference
+from support.inputs import cases
 from support.metering import Spy, assert_histogram, measure, noise_of, variance_fractions
 
 # Error of moments in float32, in standard deviations, for a mean of half a standard deviation.

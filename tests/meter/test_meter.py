@@ -9,8 +9,8 @@ from torch import nn
 from torch.utils.checkpoint import checkpoint
 
 from ghostnoise.meter import Meter
-from models import convolutional, images, tokens, transformer
 from support.metering import measure_model
+from support.models import convolutional, images, tokens, transformer
 
 
 def test_layers_are_in_the_order_of_their_first_call():

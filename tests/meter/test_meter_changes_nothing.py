@@ -9,7 +9,7 @@ from torch import nn
 
 import ghostnoise
 from ghostnoise.meter import Meter
-from models import convolutional, images, state, tokens, transformer
+from support.models import convolutional, images, state, tokens, transformer
 
 
 def with_dropout(method=None, **options):

@@ -7,8 +7,8 @@ from torch import nn
 
 import ghostnoise
 from ghostnoise.meter import Meter
-from models import convolutional, images, tokens, transformer
 from support.metering import measure_model
+from support.models import convolutional, images, tokens, transformer
 
 
 class Weighted(nn.Module):

@@ -12,8 +12,8 @@ from torch import nn
 import ghostnoise
 from ghostnoise.meter import NoiseReading, Reading
 from ghostnoise.meter.reading import FORMAT
-from models import convolutional, images
 from support.metering import measure, measure_model
+from support.models import convolutional, images
 
 
 @pytest.fixture(scope="module")

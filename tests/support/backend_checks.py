@@ -5,14 +5,14 @@ from dataclasses import dataclass
 import torch
 from hypothesis import strategies as st
 
-import reference
-from closeness import assert_close
 from ghostnoise.engine.backends.aten import ATEN
 from ghostnoise.engine.backends.base import NO_NOISE, Affine, Coefficients, NoiseTables
 from ghostnoise.engine.plan import Batch, Drawn, Noise, Normalizer
 from ghostnoise.statistics.moments import Moments, arithmetic_dtype
 from ghostnoise.statistics.samples import Exclusive, GhostBatch, LinearTerm, ghost_sizes, pool_drawn
-from inputs import LAYOUTS, lay_out
+from support import reference
+from support.closeness import assert_close
+from support.inputs import LAYOUTS, lay_out
 
 ALL_DTYPES = [torch.float64, torch.float32, torch.bfloat16, torch.float16]
 

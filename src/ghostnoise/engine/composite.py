@@ -1,4 +1,4 @@
-"""The composite form of a normalizer: differentiable PyTorch, for `torch.func`, forward-mode AD and second derivatives."""
+"""The composite form of a normalizer, in differentiable PyTorch: for `torch.func` and derivatives of higher order."""
 
 import torch
 from torch import Tensor

@@ -17,7 +17,6 @@ from ghostnoise.engine.backends.select import select
 from ghostnoise.engine.plan import Correction, Noise, Normalizer, Plan, decode, positions
 from ghostnoise.statistics.moments import Moments, arithmetic_dtype, table_dtype
 from ghostnoise.statistics.samples import SampleItself
-from ghostnoise.torch_private import is_view
 
 
 def normalize(x: Tensor, weight: Tensor | None, bias: Tensor | None, plan: Plan) -> tuple[Tensor, Moments, Moments]:

@@ -86,8 +86,8 @@ class Contributors:
     ) -> LinearTerm:
         """Return the gradient of x through the pooled statistics, given their gradient (R, C).
 
-        `kept` are the moments of the samples. This default differentiates `pool` with `torch.func`, which dispatch modes
-        such as `FakeTensorMode` do not support: give a closed form where they matter.
+        `kept` are the moments of the samples. This default differentiates `pool` with `torch.func`, which dispatch
+        modes such as `FakeTensorMode` do not support: give a closed form where they matter.
         """
         vjp = torch.func.vjp(lambda moments: self.pool(moments, reference), kept)[1]
         ((g_mean, g_var),) = vjp(Moments(*(table.to(pooled.mean.dtype) for table in gradient)))

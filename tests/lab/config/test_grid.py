@@ -4,9 +4,9 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-import experiment
 from ghostnoise.lab.config import grid, recipe
 from ghostnoise.lab.errors import UserError
+from support import experiment
 
 
 def loaded(tmp_path, plan=experiment.THREE, *overrides, **options):

@@ -1,9 +1,9 @@
 import pytest
 
-import experiment
 from ghostnoise.lab.config import grid, plan, recipe
 from ghostnoise.lab.store.scan import Found
 from ghostnoise.lab.sweep.machine import resolver
+from support import experiment
 
 SELECT = experiment.THREE + '[select]\naxes = ["norm.ghost_size"]\n'
 

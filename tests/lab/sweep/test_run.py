@@ -13,12 +13,11 @@ import time
 import pytest
 from rich.console import Console
 
-import experiment
 from ghostnoise.lab.config import grid
 from ghostnoise.lab.store import RunFolder
 from ghostnoise.lab.sweep import Options, list_runs, machine, sweep
 from ghostnoise.version import NUMERICS
-from support import jobs
+from support import experiment, jobs
 
 SELECT = experiment.THREE.replace("[0, 1]", "[0]") + '[select]\naxes = ["norm.ghost_size"]\n'
 

@@ -1,1 +1,0 @@
-from support.families import *  # noqa: F403

@@ -1,1 +1,0 @@
-from support.inputs import *  # noqa: F403

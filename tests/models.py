@@ -1,1 +1,0 @@
-from support.models import *  # noqa: F403

@@ -1,1 +1,0 @@
-from support.networks import *  # noqa: F403

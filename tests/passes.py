@@ -1,1 +1,0 @@
-from support.passes import *  # noqa: F403

@@ -1,1 +1,0 @@
-from support.reference import *  # noqa: F403
