@@ -6,7 +6,7 @@ import sys
 
 import pytest
 import torch
-from ghostnoise.layers.batch_norm import BatchNorm
+from ghostnoise.methods.base import NormLayer as BatchNorm
 from torch import nn
 
 import ghostnoise

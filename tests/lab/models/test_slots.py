@@ -5,7 +5,7 @@ from functools import cache
 
 import pytest
 import torch
-from ghostnoise.layers.noisy_norm import AnalyticalGhostNoiseBatchNorm, GhostNoiseBatchNorm
+from ghostnoise.layers import AnalyticalGhostNoiseBatchNorm, GhostNoiseBatchNorm
 from torch import nn
 
 from ghostnoise import (
