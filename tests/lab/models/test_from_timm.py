@@ -6,13 +6,13 @@ import sys
 
 import pytest
 import torch
-from ghostnoise.methods.base import NormLayer as BatchNorm
 from torch import nn
 
 import ghostnoise
 from ghostnoise.lab import models
 from ghostnoise.lab.config.schema import ModelSettings, NormSettings
 from ghostnoise.lab.errors import UserError
+from ghostnoise.methods.base import NormLayer as BatchNorm
 from support.lab_networks import SETTINGS, images, norm, trained
 
 importlib.import_module("startup.sitecustomize")
@@ -117,7 +117,7 @@ def test_sizes_that_a_network_cannot_take():
     assert said.startswith("images of 3x8x8 for 'timm:vit_tiny_patch16_224': not accepted (")
 
 
-def test_unknown_networks_are_answered_with_the_nearest():
+def test_unknown_networks_suggest_the_nearest():
     said = refused("resnet81", "bn")
     assert said == "model.name='timm:resnet81': timm has no such network; did you mean 'timm:resnet18'?"
     with pytest.raises(UserError, match="did you mean 'timm:resnet18'"):
@@ -125,7 +125,7 @@ def test_unknown_networks_are_answered_with_the_nearest():
     assert "timm has no such network" in refused("hf-hub:timm/resnet18.a1_in1k", "bn")  # nothing is downloaded
 
 
-def test_without_timm_one_line_says_what_to_install(monkeypatch):
+def test_without_timm_the_error_names_the_package(monkeypatch):
     monkeypatch.setitem(sys.modules, "timm", None)
     said = refused("resnet18", "bn")
     assert said.startswith("model.name='timm:resnet18': timm cannot be imported (")
@@ -133,13 +133,13 @@ def test_without_timm_one_line_says_what_to_install(monkeypatch):
 
 
 @pytest.mark.parametrize("method", ["dropout", "eagn"])
-def test_methods_of_our_networks_alone(method):
+def test_methods_that_are_not_available_for_timm(method):
     said = refused("test_resnet", method)
     assert f"norm.method={method!r} for 'timm:test_resnet': networks of timm have 'none', 'bn', 'gbn'" in said
     assert "or one of the networks resnet18, resnet20, resnet8, resnet50, wsln-resnet18" in said
 
 
-def test_methods_and_places_of_batch_norms_where_there_are_none():
+def test_methods_and_placements_that_need_batch_norms():
     said = "norm.method='gbn' for 'timm:test_vit': needs batch norms, and the network has none; use 'none', 'gni' or "
     assert refused("test_vit", "gbn") == said + "'agni'"
     assert "norm.method='bn'" in refused("test_vit", "bn")
@@ -149,7 +149,7 @@ def test_methods_and_places_of_batch_norms_where_there_are_none():
     assert "settings of batch norms, which it does not have" in refused("test_resnet", "none", momentum=0.2)
 
 
-def test_places_that_are_not_offered():
+def test_placements_that_are_not_available():
     said = refused("test_resnet", "gni", "branch")
     assert said.endswith("must be one of 'inside', 'after', 'activation'; the default is 'inside'")
     assert (
@@ -162,13 +162,13 @@ def test_places_that_are_not_offered():
     )
 
 
-def test_widths_are_theirs():
+def test_widths_cannot_be_set():
     for more in ({"width": 8}, {"widths": [8]}):
         with pytest.raises(UserError, match="networks of timm have their own widths; leave them out"):
             models.build(ModelSettings(name="timm:test_resnet", **more), norm("bn"), (3, 32, 32), 10)
 
 
-def test_errors_of_convert_are_the_users():
+def test_errors_of_convert_are_user_errors():
     with pytest.raises(UserError, match="ghost_size=1: must be an integer from 2 to 65536"):
         models.build(ModelSettings(name="timm:test_resnet"), NormSettings(method="xbn", ghost_size=1), (3, 32, 32), 10)
 

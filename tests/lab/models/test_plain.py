@@ -8,7 +8,7 @@ from support.lab_networks import images, parameters
 PLAIN = NormSettings(method="bn")
 
 
-def test_perceptrons_of_the_paper():
+def test_mlps_of_the_paper():
     def kinds(model):
         return [type(layer) for layer in model]
 

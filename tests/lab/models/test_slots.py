@@ -1,11 +1,10 @@
-"""Where noise is in each network: the layers that a batch passes, in order, a letter for each."""
+"""The placement of noise in each network, as the sequence of its layers with one letter for each."""
 
 import copy
 from functools import cache
 
 import pytest
 import torch
-from ghostnoise.layers import AnalyticalGhostNoiseBatchNorm, GhostNoiseBatchNorm
 from torch import nn
 
 from ghostnoise import (
@@ -22,6 +21,7 @@ from ghostnoise.lab import models
 from ghostnoise.lab.models.noisy import Noisy
 from ghostnoise.lab.models.norm_free import NormFreeBlock
 from ghostnoise.lab.models.slots import Slots
+from ghostnoise.layers import AnalyticalGhostNoiseBatchNorm, GhostNoiseBatchNorm
 from support.lab_networks import CASES, WIDTHS, baseline, batch, build, images, norm, trained
 
 NOISES = (GhostNoise, AnalyticalGhostNoise, AdditiveGaussianNoise, NoisyDropout)
@@ -81,7 +81,7 @@ def expected_layers(name, place):
 
 @cache
 def plain(name, **more):
-    """The network without noise: its initial state, and the network as after some training."""
+    """Return the initial state of the network without noise, and the network with changed parameters."""
     model = build(name, **more)
     initial = {key: value.clone() for key, value in model.state_dict().items()}
     return initial, trained(model).eval()

@@ -43,10 +43,11 @@ class NoisyBatchNorm(Noisy, BatchNorm):
 
     def normalize(self, x: Tensor) -> Tensor:
         """Normalize with batch statistics in training, and with running statistics in evaluation."""
-        return functional.batch_norm(
+        y: Tensor = functional.batch_norm(
             x, self.running_mean, self.running_var, None, None, self.training, self.momentum, self.eps,
             num_batches_tracked=self.num_batches_tracked, process_group=self.process_group, uneven=self.uneven,
         )  # fmt: skip
+        return y
 
 
 class NoisyBatchNorm1d(NoisyBatchNorm, nn.BatchNorm1d):

@@ -47,7 +47,7 @@ class Block(nn.Module):
 
 
 class Bottleneck(Block):
-    """A residual block with a 1x1 convolution to a quarter of the channels, a 3x3 one with the stride, and a 1x1 one."""
+    """A residual block: a 1x1 convolution to a quarter of the channels, a 3x3 one with the stride, and a 1x1 one."""
 
     expansion = 4
 

@@ -56,8 +56,8 @@ def latest(folder: Path, warn: Callable[[str], object]) -> bytes | None:
         if _checksum(content) == expected:
             return content
         warn(
-            f"{path} is damaged (its {len(content):,} bytes do not match its checksum); it is renamed to .damaged, and the "
-            "previous checkpoint is used"
+            f"{path} is damaged (its {len(content):,} bytes do not match its checksum); it is renamed to .damaged, "
+            "and the previous checkpoint is used"
         )
         with atomic.writing(path):
             path.rename(path.with_suffix(".damaged"))
