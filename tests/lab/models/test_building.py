@@ -123,7 +123,7 @@ def test_an_unknown_network_suggests_the_nearest(given_name, near):
     [
         ("resnet18", "none", "'resnet18', which is batch-normalized: must be one of 'bn', 'gbn', 'xbn', 'en', 'gni'"),
         ("simple-vit", "bn", "'simple-vit', which has no batch norm: must be one of 'none', 'gni', 'agni', 'eagn'"),
-        ("wsln-resnet18", "gbn", "has no batch norm: must be one of 'none', 'gni', 'agni', 'eagn', 'dropout'"),
+        ("wsln-resnet18", "gbn", "has no batch norm: must be one of 'none', 'gni', 'agni', 'dropout', 'eagn'"),
         (
             "nf-resnet26",
             "eagn",
