@@ -69,9 +69,8 @@ def train(chosen: Recipe, options: Options) -> Outcome:
     raised = options.thresholds and machine.raise_malloc_thresholds()
     machine.set_deterministic(chosen.settings.train.deterministic)
     with machine.machine(chosen.settings.train.device) as here:
-        return _train(
-            chosen, options, here, raised
-        )  # in a function: nothing may refer to the process group when it ends
+        # In a function of its own, since nothing may refer to the process group when it ends.
+        return _train(chosen, options, here, raised)
 
 
 def _train(chosen: Recipe, options: Options, here: Machine, raised: bool) -> Outcome:
