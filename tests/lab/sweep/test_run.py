@@ -247,7 +247,7 @@ def test_runs_of_another_numerics_number_are_trained_again(tmp_path, inline):
     listed = Ran(path, runs, seeds=[0], run=list_runs)
     assert listed.lines[-1] == f"1 to run, 4 finished; {runs / 'small'}"
     again = Ran(path, runs, seeds=[0])
-    assert again.lines[-1].startswith("5 finished (4 of them before)")
+    assert again.lines[-1].startswith("5 finished (4 of them earlier)")
     assert "was trained with numerics" in again.out.getvalue()
     after = results(runs)
     assert {name for name in before if before[name] != after[name]} == {outdated.name}
