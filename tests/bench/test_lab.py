@@ -6,7 +6,7 @@ import torch
 
 from ghostnoise import cli
 from ghostnoise.bench import lab
-from ghostnoise.lab.data.resident import Images
+from ghostnoise.lab.data.in_memory import Images
 
 importlib.import_module("startup.sitecustomize")
 

@@ -1,7 +1,7 @@
 import pytest
 
-from ghostnoise.lab.data import transfer
-from lab.data.serving import serving
+from ghostnoise.lab.data import download
+from support.file_server import serving
 
 NETS = """
 import torch
@@ -24,7 +24,7 @@ def batches():
 def server(monkeypatch):
     """A server without files, used without a proxy and in small chunks."""
     monkeypatch.setenv("no_proxy", "*")
-    monkeypatch.setattr(transfer, "CHUNK", 10_000)
+    monkeypatch.setattr(download, "CHUNK", 10_000)
     with serving({}) as made:
         yield made
 

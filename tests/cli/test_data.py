@@ -8,7 +8,7 @@ from ghostnoise import cli
 from ghostnoise.cli import data
 from ghostnoise.lab.data import catalog
 from ghostnoise.lab.errors import UserError
-from lab.data.writing import described, small, write
+from support.datasets import described, small, write
 
 
 @pytest.fixture
@@ -131,7 +131,7 @@ def test_digits_need_no_files(tmp_path, action, capsys):
         (["get", "imagefolder"], "cannot be downloaded; arrange them as train/CLASS/*.jpg"),
         (["verify", "imagefolder"], "have no published checksums"),
         (["get", "cifar"], "did you mean cifar1"),
-        (["verify", "cifar"], "cifar: no such data set"),
+        (["verify", "cifar"], "cifar: unknown data set"),
         (["verify"], "verify without a name: must be one of digits, mnist, "),
         (["get"], "get without a name: must be one of digits, mnist, "),
         (["verify", "mnist"], "train-images-idx3-ubyte"),

@@ -48,7 +48,7 @@ def test_open_opens_the_page(there, monkeypatch):
         (["report", "tiny.toml", "--out", "runs/tiny"], "which reports only read"),
         (["report", "tiny.toml", "--out", "tiny.toml"], "give another folder with --out"),
         (["report", "tiny.toml", "--only", "XBN"], "no such method"),
-        (["report", "tini"], "there is none"),
+        (["report", "tini"], "not found"),
     ],
     ids=" ".join,
 )

@@ -35,7 +35,7 @@ def test_train_takes_options_and_overrides_in_any_order(tmp_path, capsys):
         (["train", "digits", "norm.ghost_sise=4"], "norm.ghost_sise: unknown; did you mean norm.ghost_size?"),
         (["train", "digits", "norm.method=gby"], "norm.method='gby': must be"),
         (["train", "digits", "norm.method=gbn", "norm.ghost_size=512"], "larger than the batch"),
-        (["train", "digits", "train.batch_size=4096"], "larger than the training set of 1293 images"),
+        (["train", "digits", "train.batch_size=4096"], "must be at most the number of training images, 1293"),
         (["train", "digits", "--device", "tpu"], "train.device='tpu'"),
         (["train", "digits", "--amp", "fp16", "--device", "cpu"], "needs a GPU"),
         (["train", "digits", "model.name=resnet17"], "resnet1"),

@@ -101,7 +101,7 @@ def test_data_that_do_not_fit_are_a_line():
         (Request("torch.nn:Identity", ("seed=1",), data="digits"), "only recipes have settings; leave them out"),
         (Request("torch:get_rng_state", data="digits"), "returned a Tensor: must be a torch.nn.Module; return the net"),
         (Request("torch.nn:Identity", data="torch.nn:Identity"), "returned a Identity: must be an iterable of batches"),
-        (Request("nothing-of-the-kind"), "there is none; "),
+        (Request("nothing-of-the-kind"), "not found; "),
     ],
 )  # fmt: skip
 def test_what_cannot_be_measured_is_refused(request_, line):

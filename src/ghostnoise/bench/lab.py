@@ -24,16 +24,14 @@ from ghostnoise.lab import models
 from ghostnoise.lab.config.schema import DataSettings, ModelSettings, NormSettings, OptimSettings, TrainSettings
 from ghostnoise.lab.config.schema import Settings as RunSettings
 from ghostnoise.lab.data import Source, catalog
-from ghostnoise.lab.data.resident import Images, Resident
-from ghostnoise.lab.data.source import Share
+from ghostnoise.lab.data.in_memory import Images, InMemorySource
+from ghostnoise.lab.data.source import Shard
 from ghostnoise.lab.store import RunFolder
-from ghostnoise.lab.train import optimizer
-from ghostnoise.lab.train.clock import Clock
 from ghostnoise.lab.train.display import Terminal
 from ghostnoise.lab.train.loop import Loop
 from ghostnoise.lab.train.machine import Machine
-from ghostnoise.lab.train.session import Session
-from ghostnoise.lab.train.stop import Stop
+from ghostnoise.lab.train.session import Session, build_optimizer
+from ghostnoise.lab.train.stop import Clock, Stop
 
 WORKERS = 2  # of the DataLoader
 PADDING = 2  # of random crops, as in the paper's experiments on CIFAR
@@ -99,7 +97,7 @@ def measure_training(row: Row, settings: Settings, on_progress: Callable[[float]
     pixels = torch.randint(256, (count, *CIFAR.shape), dtype=torch.uint8, generator=generator)
     images = Images(pixels, torch.randint(CIFAR.classes, (count,), generator=generator))
     last = row.memory_format == "channels_last"
-    source = Resident(CIFAR, images, images, Share(row.batch), 0, settings.device, last, PADDING)
+    source = InMemorySource(CIFAR, images, images, Shard(row.batch), 0, settings.device, last, PADDING)
     with TemporaryDirectory() as folder:
         contenders = {
             "bare step": bare(row, settings, source),
@@ -226,7 +224,7 @@ def _network(row: Row, settings: Settings) -> tuple[nn.Module, torch.optim.Optim
     form = torch.channels_last if told.train.channels_last else torch.preserve_format
     model = models.build(told.model, told.norm, CIFAR.shape, CIFAR.classes)
     model = model.to(device=settings.device, memory_format=form)  # type: ignore[call-overload]
-    return model, optimizer.build(model, told.optim)
+    return model, build_optimizer(model, told.optim)
 
 
 def _step(model: nn.Module, updates: torch.optim.Optimizer, images: Tensor, labels: Tensor) -> Tensor:

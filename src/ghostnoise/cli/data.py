@@ -68,13 +68,13 @@ def get(name: str, folder: Path, terminal: "Console") -> str:
     """Download a data set into `folder` unless it is complete there, verify it, and return a line about it."""
     from ghostnoise.lab.data import catalog
     from ghostnoise.lab.data.download import download
-    from ghostnoise.lab.data.files import findings_of
-    from ghostnoise.lab.data.folder import LAYOUT
+    from ghostnoise.lab.data.files import search
+    from ghostnoise.lab.data.image_folder import LAYOUT
 
     if name == "imagefolder":
         raise UserError(f"imagefolder: uses your own images and cannot be downloaded; arrange them as {LAYOUT}")
     entry = catalog.find(name)
-    if entry.layouts and not any(finding.whole for finding in findings_of(entry, folder)):
+    if entry.layouts and not any(finding.intact for finding in search(entry, folder)):
         download(entry, folder, terminal)
     return verify(name, folder)
 
@@ -82,14 +82,14 @@ def get(name: str, folder: Path, terminal: "Console") -> str:
 def verify(name: str, folder: Path) -> str:
     """Compare every file of a data set with its published checksum; return a line about it, or raise."""
     from ghostnoise.lab.data import catalog
-    from ghostnoise.lab.data.files import whole
+    from ghostnoise.lab.data.files import find_intact
 
     if name == "imagefolder":
         raise UserError("imagefolder: uses your own images, which have no published checksums; verify another data set")
     entry = catalog.find(name)
     if not entry.layouts:
         return f"{name}: included in scikit-learn; no files are needed"
-    found = whole(entry, folder)
+    found = find_intact(entry, folder)
     return f"{name}: complete in {found.folder}, {len(found.contents)} files with the published md5 checksums"
 
 
@@ -115,14 +115,14 @@ def _listed(entry: "Entry", folder: Path) -> Listed:
 
 def _state(entry: "Entry", folder: Path) -> tuple[int | None, str]:
     """Return the size in bytes and the place of a data set."""
-    from ghostnoise.lab.data.files import findings_of
+    from ghostnoise.lab.data.files import search
 
     if not entry.layouts:
         return None, "in scikit-learn"
     incomplete: Finding | None = None
-    for finding in findings_of(entry, folder):
+    for finding in search(entry, folder):
         where = f"{finding.folder.relative_to(folder)}/"
-        if finding.whole:
+        if finding.intact:
             return sum(path.stat().st_size for path, _ in finding.contents), where
         incomplete = incomplete or finding
     size = sum(file.size for file in entry.layouts[0].downloads)

@@ -1,5 +1,5 @@
-"""What a user can mend: one line, without a traceback."""
+"""The exception for errors that the user can correct, which are printed in one line without a traceback."""
 
 
 class UserError(Exception):
-    """Says what was given, the rule and the remedy, in one line; the command ends with exit code 2."""
+    """An error with a one-line message: what was given, the rule, and the remedy. Commands exit with code 2."""

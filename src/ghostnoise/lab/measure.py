@@ -20,7 +20,8 @@ from ghostnoise.lab.config import recipe
 from ghostnoise.lab.config.schema import DataSettings, Settings
 from ghostnoise.lab.errors import UserError
 from ghostnoise.lab.store import checkpoints, scan
-from ghostnoise.lab.train import generators, machine, metering
+from ghostnoise.lab.train import machine, metering
+from ghostnoise.lab.train.session import seed_generators
 
 NAMES = [name for name in get_args(DataSettings.model_fields["name"].annotation) if name != "imagefolder"]
 BATCH_SIZE, BATCHES = 256, 8
@@ -120,7 +121,7 @@ def from_function(request: Request) -> Target:
         raise UserError(
             f"{request.target} returned a {type(model).__name__}: must be a torch.nn.Module; return the network"
         )
-    device = machine.choose(request.device)
+    device = machine.select_device(request.device)
     count = request.batches or BATCHES
     if ":" in request.data:
         made = call(request.data)
@@ -190,7 +191,7 @@ def _is_function(target: str) -> bool:
 def _from_recipe(request: Request) -> tuple[str, Settings, Path]:
     """Return the name of a recipe, its settings on this machine, and the folder of its run."""
     chosen = recipe.load(request.target, request.overrides, smoke=request.smoke)
-    device = machine.choose(request.device if request.device != "auto" else chosen.settings.train.device)
+    device = machine.select_device(request.device if request.device != "auto" else chosen.settings.train.device)
     resolved = recipe.resolve(chosen.settings, device=device.type, processes=1)
     return chosen.name, resolved, request.runs / chosen.name / recipe.identity(resolved)
 
@@ -199,11 +200,11 @@ def _built(
     name: str, about: str, settings: Settings, request: Request, state: dict[str, Any] | None,
     folder: Path | None = None,
 ) -> Target:  # fmt: skip
-    device = machine.choose(request.device if request.device != "auto" else settings.train.device)
+    device = machine.select_device(request.device if request.device != "auto" else settings.train.device)
     size = request.batch_size or settings.train.batch_size
     source = _source(settings.data, request, size, settings.seed, device)
-    generators.seed(settings.seed)
-    model = models.build(settings.model, settings.norm, source.facts.shape, source.facts.classes).to(device)
+    seed_generators(settings.seed)
+    model = models.build(settings.model, settings.norm, source.info.shape, source.info.classes).to(device)
     if state is not None:
         model.load_state_dict(state["model"])
     epoch = 0 if state is None else max(state["epoch"] - (not state["step"]), 0)

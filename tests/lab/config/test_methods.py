@@ -58,7 +58,7 @@ def test_errors_in_options_of_an_added_method(added):
     assert refusal(method="bn", ghost_size=None, r_max=1.0) == (
         "norm.r_max=1.0: a setting of new, and method is 'bn'; leave r_max out"
     )
-    assert refusal(method="nwe").endswith("'dropout' or 'new'; did you mean 'new'?")
+    assert refusal(method="nwe").endswith(" or 'new'; did you mean 'new'?")
 
 
 def test_mistakes_in_options_and_settings_are_reported_together():
@@ -87,7 +87,7 @@ def test_layers_have_the_options_of_their_methods():
 
 
 def test_flags():
-    """Of the methods of the paper; others may be added to the registry."""
+    """Flags of the methods of the paper; others may be added to the registry."""
     paper = ["bn", "gbn", "xbn", "en", "gni", "agni", "dropout", "eagn"]
     known = methods.methods()
     assert next(iter(known)) == "none"

@@ -1,4 +1,4 @@
-"""The recipes of the package: their headers, and their settings against the paper's."""
+"""The recipes of the package: their headers, and their settings compared with those of the paper."""
 
 import re
 import subprocess
@@ -115,7 +115,7 @@ OURS = {
         "train": {"epochs": 20, "batch_size": 1024},
     },
 }
-# What the paper does not state: recipe -> keys.
+# Settings that the paper does not state, by recipe.
 OPEN = {
     "fig1": {"data.evaluate"},
     "fig3-xbn-en": {"norm.ghost_size"},
@@ -142,7 +142,7 @@ def test_there_is_a_recipe_for_every_experiment():
 
 
 @EVERY
-def test_a_file_opens_with_its_header(name):
+def test_a_file_begins_with_its_header(name):
     lines = recipe.read(name).splitlines()
     keys = [line.removeprefix("# ").partition(": ")[0] for line in lines[:4]]
     assert keys == ["Claim", "Command", "Time", "Score"]
@@ -151,13 +151,13 @@ def test_a_file_opens_with_its_header(name):
     made = recipe.load(name)
     assert made.command == f"ghostnoise {'sweep' if made.plan else 'train'} {name}"
     rest = " ".join(line.removeprefix("# ") for line in lines[5:] if line.startswith("#"))
-    assert (f"`ghostnoise train {name}` runs one row alone: " in rest) == (
+    assert (f"`ghostnoise train {name}` trains only " in rest) == (
         len(made.plan.get("grid", {}).get("methods", [])) > 1
     )
     assert re.search(r"\(.+\)$", made.time)  # the hardware
     assert made.claim
     assert SCORES.get(name, "") in made.score
-    assert made.score.startswith("ours: ") if name in OURS else "the paper's" in made.score
+    assert made.score.startswith("ours: ") if name in OURS else "in the paper" in made.score
 
 
 @EVERY
@@ -190,7 +190,7 @@ def test_settings_that_matter_are_written_out(name):
 
 
 def shown(name):
-    """The overrides that a recipe's comments show."""
+    """Return the overrides in the comments of a recipe."""
     for line in recipe.read(name).splitlines():
         if line.startswith("#   "):
             words = re.match(r"#   ((?:[a-z_.]+=\S+ ?)+)", line)

@@ -1,4 +1,4 @@
-"""docs/guides/recipes.md has all there is."""
+"""docs/guides/recipes.md documents all settings and recipes."""
 
 import re
 from pathlib import Path
@@ -12,9 +12,14 @@ from ghostnoise.lab.config.schema import Settings
 
 GUIDE = (Path(__file__).parents[3] / "docs" / "guides" / "recipes.md").read_text(encoding="utf-8")
 
+# The methods of the paper; the options of others are documented in their cards.
+PAPER = ("bn", "gbn", "xbn", "en", "gni", "agni", "dropout", "eagn")
+DOCUMENTED = {option.name for name in PAPER for option in methods()[name].options}
+ADDED = {option.name for info in methods().values() for option in info.options} - DOCUMENTED
+
 
 def rows(heading):
-    """The first and second cells of the table below a heading."""
+    """Return the first and second cells of the table below a heading."""
     below = re.split(r"^#", GUIDE.partition(f"\n{heading}\n")[2], maxsplit=1, flags=re.MULTILINE)[0]
     return dict(re.findall(r"^\| `([a-z0-9_-]+)` \|(.*?)\|", below, flags=re.MULTILINE))
 
@@ -22,7 +27,8 @@ def rows(heading):
 @pytest.mark.parametrize("section", SECTIONS)
 def test_every_setting_and_its_default(section):
     fields, table = SECTIONS[section].model_fields, rows(f"### [{section}]")
-    assert list(table) == list(SECTIONS[section].fields())
+    documented = [name for name in SECTIONS[section].fields() if name not in ADDED]
+    assert list(table) == documented
     for name, field in fields.items():
         cell = table[name].strip().strip("`")
         if field.is_required():
@@ -33,16 +39,18 @@ def test_every_setting_and_its_default(section):
 
 def test_defaults_of_options():
     table = rows("### [norm]")
-    for info in methods().values():
-        for option in info.options:
+    for name in PAPER:
+        for option in methods()[name].options:
             cell = table[option.name].strip().strip("`")
             if option.default is REQUIRED:
                 assert cell == "required"
+            elif option.default is None:
+                assert cell == "unset"
             else:
                 assert cell == str(option.default) or float(cell) == option.default
 
 
-def test_what_stands_before_the_sections():
+def test_settings_before_the_sections():
     assert list(rows("## The settings")) == [name for name in Settings.model_fields if name not in SECTIONS]
 
 

@@ -104,14 +104,16 @@ def test_a_new_option_of_a_method_changes_no_identity_until_it_is_set(monkeypatc
 
 def test_defaults_of_options():
     """They are not part of an identity: raise the numerics number if one of them changes."""
-    defaults = NormSettings.defaults()["method"]
     pinned = {
-        "none": {}, "bn": {}, "eagn": {}, "gbn": {"running_var_from": "ghost"},
-        "xbn": {"min_std": 0.0, "clamp_output": None}, "en": {"alpha": None},
+        "none": {}, "bn": {}, "eagn": {},
+        "gbn": {"running_var_from": "ghost"},
+        "xbn": {"min_std": 0.0, "clamp_output": None},
+        "en": {"alpha": None},
         "gni": {"components": "both", "noise_eps": 1e-3},
         "agni": {"components": "both", "noise_eps": 1e-3, "law": "fc", "dof": "paper"},
         "dropout": {"distribution": "bernoulli", "per": "element"},
     }  # fmt: skip
+    defaults = NormSettings.defaults()["method"]
     assert {name: defaults[name] for name in pinned} == pinned
 
 

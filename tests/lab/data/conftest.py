@@ -1,13 +1,13 @@
 import pytest
 
-from ghostnoise.lab.data import transfer
-from lab.data.serving import serving
+from ghostnoise.lab.data import download
+from support.file_server import serving
 
 
 @pytest.fixture
 def server(monkeypatch):
-    """A server without files, which is asked without a proxy, and for few bytes at a time."""
+    """A server without files, used without a proxy and in small chunks."""
     monkeypatch.setenv("no_proxy", "*")
-    monkeypatch.setattr(transfer, "CHUNK", 10_000)
+    monkeypatch.setattr(download, "CHUNK", 10_000)
     with serving({}) as made:
         yield made

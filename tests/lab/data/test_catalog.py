@@ -3,8 +3,9 @@ import re
 
 import pytest
 
-from ghostnoise.lab.data import catalog, digits
+from ghostnoise.lab.data import catalog
 from ghostnoise.lab.data.catalog import CATALOG
+from ghostnoise.lab.data.readers import read_digits
 from ghostnoise.lab.errors import UserError
 
 LAYOUTS = [(entry, layout) for entry in CATALOG.values() for layout in entry.layouts]
@@ -22,12 +23,12 @@ def test_sizes_of_files_follow_from_shapes_and_counts(entry, layout):
     pixels = math.prod(entry.shape)
     for part, files in (("train", layout.train), ("test", layout.test)):
         count = entry.size(part)
-        if layout.kind == "idx":
+        if layout.format == "idx":
             assert [file.size for file in files] == [16 + count * pixels, 8 + count]
-        elif layout.kind == "pickle":  # names of files and opcodes beside the pixels
+        elif layout.format == "pickle":  # names of files and opcodes beside the pixels
             assert 1 < sum(file.size for file in files) / (count * pixels) < 1.02
         else:
-            label_bytes = {"binary": 1, "binary-coarse-fine": 2}[layout.kind]
+            label_bytes = {"binary": 1, "binary-coarse-fine": 2}[layout.format]
             assert sum(file.size for file in files) == count * (pixels + label_bytes)
     assert len(entry.mean) == len(entry.std) == entry.shape[0]
 
@@ -50,13 +51,13 @@ def test_downloads_are_an_archive_or_all_files():
 
 
 def test_mean_and_std_of_the_digits_are_those_of_the_training_images():
-    entry, pixels = CATALOG["digits"], digits.load("train").pixels / 255
+    entry, pixels = CATALOG["digits"], read_digits("train").pixels / 255
     assert entry.mean == (round(pixels.mean(), 4),)
     assert entry.std == (round(pixels.std(), 4),)
 
 
-def test_an_unknown_name_is_told_the_known_ones():
+def test_an_unknown_name_raises_with_the_known_names():
     with pytest.raises(
-        UserError, match=r"CIFAR10: no such data set; there are digits, .*imagefolder; did you mean cifar10\?"
+        UserError, match=r"CIFAR10: unknown data set; must be one of digits, .*imagefolder; did you mean cifar10\?"
     ):
         catalog.find("CIFAR10")

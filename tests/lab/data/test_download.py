@@ -12,7 +12,7 @@ from rich.console import Console
 
 from ghostnoise.lab.data import download, files
 from ghostnoise.lab.errors import UserError
-from lab.data.writing import described, small, write
+from support.datasets import described, small, write
 
 
 def quiet():
@@ -20,7 +20,7 @@ def quiet():
 
 
 def packed(layout, arrays, folder, extra=None):
-    """The archive of a layout, as bytes."""
+    """Return the archive of a layout as bytes."""
     write(layout, arrays, folder / layout.folders[0])
     (folder / layout.folders[0] / "readme.html").write_text("about")
     stream = io.BytesIO()
@@ -33,7 +33,7 @@ def packed(layout, arrays, folder, extra=None):
 
 @pytest.fixture
 def cifar(tmp_path_factory, server):
-    """A small CIFAR-10 whose archives the server has."""
+    """A small CIFAR-10 whose archives are on the server."""
     entry, arrays = small("cifar10")
     layouts = []
     for layout in entry.layouts:
@@ -55,14 +55,14 @@ def test_an_archive_is_unpacked_and_removed(cifar, tmp_path):
     assert left == []
 
 
-def test_damaged_files_are_replaced_and_others_stay(cifar, tmp_path):
+def test_damaged_files_are_replaced_and_others_kept(cifar, tmp_path):
     entry, arrays = cifar
     place = tmp_path / "cifar-10-batches-bin"
     write(entry.layouts[0], arrays, place)
     (place / "data_batch_2.bin").write_bytes(b"damaged")
     (place / "mine.txt").write_text("mine")
     download.download(entry, tmp_path, quiet())
-    assert files.whole(entry, tmp_path).folder == place
+    assert files.find_intact(entry, tmp_path).folder == place
     assert (place / "mine.txt").read_text() == "mine"
 
 
@@ -72,19 +72,19 @@ def test_an_archive_in_the_data_folder_is_used(cifar, tmp_path, server):
     archive.write_bytes(server.contents[archive.name])
     download.download(entry, tmp_path, quiet())
     assert server.requests == []
-    assert files.whole(entry, tmp_path).folder == tmp_path / "cifar-10-batches-py"
+    assert files.find_intact(entry, tmp_path).folder == tmp_path / "cifar-10-batches-py"
     assert archive.exists()
 
 
-def test_a_wrong_archive_in_the_data_folder_is_not(cifar, tmp_path, server):
+def test_a_wrong_archive_in_the_data_folder_is_ignored(cifar, tmp_path, server):
     entry, _ = cifar
     (tmp_path / entry.layouts[0].archive.name).write_bytes(b"wrong")
     download.download(entry, tmp_path, quiet())
     assert len(server.requests) == 1
-    assert files.whole(entry, tmp_path)
+    assert files.find_intact(entry, tmp_path)
 
 
-def test_an_interrupted_set_is_continued(cifar, tmp_path, server):
+def test_an_interrupted_data_set_is_resumed(cifar, tmp_path, server):
     entry, _ = cifar
     server.cut_after = 60_000
     with pytest.raises(UserError, match=r"60000 of \d+ bytes are kept"):
@@ -93,11 +93,11 @@ def test_an_interrupted_set_is_continued(cifar, tmp_path, server):
     server.cut_after = None
     download.download(entry, tmp_path, quiet())
     assert server.requests[-1][1] == "bytes=60000-"
-    assert files.whole(entry, tmp_path)
+    assert files.find_intact(entry, tmp_path)
 
 
-def test_four_files_of_their_own(tmp_path, tmp_path_factory, server):
-    """The third breaks off; running it again asks for no byte of the first two."""
+def test_separate_files_are_downloaded_once(tmp_path, tmp_path_factory, server):
+    """If the third file fails, running the command again does not request the first two."""
     entry, arrays = small("mnist")
     source = tmp_path_factory.mktemp("zipped") / "mnist"
     write(entry.layouts[0], arrays, source, zipped=True)
@@ -106,7 +106,7 @@ def test_four_files_of_their_own(tmp_path, tmp_path_factory, server):
         file.name: (source / file.name).read_bytes() for file in downloads if "t10k-images" not in file.name
     }
     entry = replace(entry, layouts=(replace(entry.layouts[0], downloads=downloads, addresses=(server.address,)),))
-    with pytest.raises(UserError, match=r"t10k-images-idx3-ubyte\.gz: answers 404"):
+    with pytest.raises(UserError, match=r"t10k-images-idx3-ubyte\.gz: responded 404"):
         download.download(entry, tmp_path, quiet())
     assert not (tmp_path / "mnist").exists()
     server.contents[downloads[2].name] = (source / downloads[2].name).read_bytes()
@@ -119,11 +119,11 @@ def test_four_files_of_their_own(tmp_path, tmp_path_factory, server):
     server.requests.clear()
     download.download(entry, tmp_path, quiet())
     assert [name for name, _ in server.requests] == [path.name]
-    assert files.whole(entry, tmp_path)
+    assert files.find_intact(entry, tmp_path)
 
 
-def test_what_keeps_nothing_leaves_nothing(cifar, tmp_path, server):
-    """But for what is there already, of this set or of another."""
+def test_a_failed_download_leaves_no_empty_folders(cifar, tmp_path, server):
+    """Partial downloads of this data set or of another are kept."""
     entry, _ = cifar
     server.contents.clear()
     for others in ([], ["mnist"], ["mnist", "cifar10"]):
@@ -131,7 +131,7 @@ def test_what_keeps_nothing_leaves_nothing(cifar, tmp_path, server):
         for path in kept:
             path.parent.mkdir(parents=True, exist_ok=True)
             path.touch()
-        with pytest.raises(UserError, match="answers 404 Not Found; nothing was kept"):
+        with pytest.raises(UserError, match="responded 404 Not Found; nothing was downloaded"):
             download.download(entry, tmp_path, quiet())
         assert sorted(path for path in tmp_path.rglob("*") if path.suffix == ".part") == sorted(kept)
         assert (tmp_path / ".downloads").exists() == bool(others)
@@ -166,7 +166,7 @@ def test_a_hostile_archive_writes_nothing_outside(tmp_path, tmp_path_factory, se
     assert os.listdir(tmp_path) == ["data"]
 
 
-def test_an_archive_of_other_files_is_refused(cifar, tmp_path, server):
+def test_an_archive_of_other_files_raises(cifar, tmp_path, server):
     entry, _ = cifar
     layout = entry.layouts[0]
     other = replace(
@@ -174,22 +174,24 @@ def test_an_archive_of_other_files_is_refused(cifar, tmp_path, server):
         train=(replace(layout.train[0], md5="0" * 32), *layout.train[1:]),
         test=(replace(layout.test[0], name="absent.bin"),),
     )
-    with pytest.raises(UserError, match=r"unpacks to other files \(.*data_batch_1.bin: damaged.*; no absent.bin\)"):
+    with pytest.raises(
+        UserError, match=r"does not contain the official files \(.*data_batch_1.bin: damaged.*; absent.bin not found\)"
+    ):
         download.download(replace(entry, layouts=(other,)), tmp_path, quiet())
     assert not (tmp_path / "cifar-10-batches-bin").exists()
 
 
-def test_a_disk_that_is_full_while_downloading(cifar, tmp_path):
+def test_the_disk_is_full_while_downloading(cifar, tmp_path):
     staging = tmp_path / ".downloads" / "cifar10"
     staging.mkdir(parents=True)
     (staging / "cifar-10-binary.tar.gz.part").symlink_to("/dev/full")
-    full = r"cannot be written \(No space left on device\); make room there and run the command again"
+    full = r"cannot write .*: the disk is full; make room and run the same command again"
     with pytest.raises(UserError, match=full):
         download.download(cifar[0], tmp_path, quiet())
     assert not (tmp_path / "cifar-10-batches-bin").exists()
 
 
-def test_a_disk_that_is_full_while_unpacking(cifar, tmp_path, monkeypatch):
+def test_the_disk_is_full_while_unpacking(cifar, tmp_path, monkeypatch):
     entry, _ = cifar
     extract = tarfile.TarFile.extractall
 
@@ -198,23 +200,26 @@ def test_a_disk_that_is_full_while_unpacking(cifar, tmp_path, monkeypatch):
         raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
 
     monkeypatch.setattr(tarfile.TarFile, "extractall", fills_up)
-    with pytest.raises(UserError, match=r"No space left on device.*make room there"):
+    with pytest.raises(UserError, match=r"the disk is full; make room"):
         download.download(entry, tmp_path, quiet())
     assert not (tmp_path / "cifar-10-batches-bin").exists()
     assert not (tmp_path / ".downloads" / "cifar10" / "unpacked").exists()
     monkeypatch.undo()
     monkeypatch.setenv("no_proxy", "*")
-    download.download(entry, tmp_path, quiet())  # with the archive that was kept
-    assert files.whole(entry, tmp_path)
+    download.download(entry, tmp_path, quiet())  # from the archive that was kept
+    assert files.find_intact(entry, tmp_path)
 
 
-def test_a_folder_that_cannot_be_made(cifar, tmp_path):
+def test_a_folder_that_cannot_be_created(cifar, tmp_path):
     (tmp_path / "file").write_text("in the way")
-    with pytest.raises(UserError, match=re.escape(f"{tmp_path / 'file'}") + ".*cannot be written.*another --data-dir"):
+    with pytest.raises(
+        UserError,
+        match=f"cannot write {re.escape(str(tmp_path))}/file/data: .*is a file; choose another folder with --data-dir",
+    ):
         download.download(cifar[0], tmp_path / "file" / "data", quiet())
 
 
-def test_two_downloads_do_not_meet(cifar, tmp_path):
+def test_only_one_process_downloads_a_data_set(cifar, tmp_path):
     (tmp_path / ".downloads").mkdir()
     lock = FileLock(tmp_path / ".downloads" / "cifar10.lock")
     with lock, pytest.raises(UserError, match="another process is downloading"):

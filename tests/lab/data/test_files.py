@@ -8,23 +8,23 @@ import pytest
 from ghostnoise.lab.data import files
 from ghostnoise.lab.data.catalog import CATALOG
 from ghostnoise.lab.errors import UserError
-from lab.data.writing import described, small, write
+from support.datasets import described, small, write
 
 PLACES = [
     (entry.name, number, folder, zipped)
     for entry in CATALOG.values()
     for number, layout in enumerate(entry.layouts)
     for folder in layout.folders
-    for zipped in ((False, True) if layout.kind == "idx" else (False,))
+    for zipped in ((False, True) if layout.format == "idx" else (False,))
 ]
 
 
 @pytest.mark.parametrize(("name", "number", "folder", "zipped"), PLACES)
 def test_every_layout_is_found_and_read(tmp_path, name, number, folder, zipped):
     entry, arrays = small(name)
-    assert not files.there(entry, tmp_path, files.BOTH)
+    assert not files.has_files(entry, tmp_path, files.BOTH)
     write(entry.layouts[number], arrays, tmp_path / folder, zipped)
-    assert files.there(entry, tmp_path, files.BOTH)
+    assert files.has_files(entry, tmp_path, files.BOTH)
     for part in files.BOTH:
         found = files.load(entry, tmp_path, part)
         assert np.array_equal(found.pixels, arrays[part].pixels)
@@ -37,22 +37,22 @@ def test_missing_files_are_named_with_the_remedy(tmp_path):
     with pytest.raises(UserError) as raised:
         files.load(entry, tmp_path, "train")
     text = str(raised.value)
-    assert text.startswith(f"cifar10: no train images in {tmp_path}; looked for data_batch_1.bin, ")
+    assert text.startswith(f"cifar10: no train images in {tmp_path}; expected data_batch_1.bin, ")
     assert "data_batch_5.bin in cifar-10-batches-bin/, or data_batch_1, " in text
     assert "cifar-10-batches-py/" in text
-    assert f"run `ghostnoise data get cifar10 --data-dir {tmp_path}`, or put the official files there" in text
+    assert f"run `ghostnoise data get cifar10 --data-dir {tmp_path}`, or copy the official files there" in text
     assert "test_batch" not in text
     assert "\n" not in text
     write(entry.layouts[0], arrays, tmp_path / "cifar-10-batches-bin")
     (tmp_path / "cifar-10-batches-bin" / "data_batch_3.bin").unlink()
-    with pytest.raises(UserError, match=r"cifar-10-batches-bin: has no data_batch_3.bin; run `ghostnoise"):
+    with pytest.raises(UserError, match=r"cifar-10-batches-bin: data_batch_3.bin not found; run `ghostnoise"):
         files.load(entry, tmp_path, "train")
-    assert not files.there(entry, tmp_path, ("train",))
-    assert files.there(entry, tmp_path, ("test",))
+    assert not files.has_files(entry, tmp_path, ("train",))
+    assert files.has_files(entry, tmp_path, ("test",))
     assert len(files.load(entry, tmp_path, "test").labels) == entry.test_size
 
 
-def test_where_idx_files_are_looked_for(tmp_path):
+def test_the_error_lists_the_folders_of_idx_files(tmp_path):
     names = "train-images-idx3-ubyte, train-labels-idx1-ubyte (or .gz) in mnist/ or MNIST/raw/ or MNIST/"
     with pytest.raises(UserError, match=re.escape(names)):
         files.load(CATALOG["mnist"], tmp_path, "train")
@@ -81,11 +81,11 @@ def test_damage_is_named(tmp_path, spoil, text, number):
     expected = text.replace("{md5}", file.md5).replace("{size}", str(file.size)).replace("{less}", str(file.size - 5))
     with pytest.raises(UserError, match=f"{path}: {expected}; run `ghostnoise data get cifar100 "):
         files.load(entry, tmp_path, "train")
-    assert files.there(entry, tmp_path, ("train",))  # there, and not whole
+    assert files.has_files(entry, tmp_path, ("train",))  # present, but not intact
     assert len(files.load(entry, tmp_path, "test").labels) == entry.test_size
 
 
-def test_a_whole_layout_is_preferred_to_a_damaged_one(tmp_path):
+def test_an_intact_layout_is_preferred_to_a_damaged_one(tmp_path):
     entry, arrays = small("cifar10")
     for layout in entry.layouts:
         write(layout, arrays, tmp_path / layout.folders[0])
@@ -93,12 +93,12 @@ def test_a_whole_layout_is_preferred_to_a_damaged_one(tmp_path):
         path = tmp_path / first.folders[0] / first.train[2].name
         good = path.read_bytes()
         path.write_bytes(flip(good))
-        assert files.whole(entry, tmp_path).layout == second
+        assert files.find_intact(entry, tmp_path).layout == second
         assert np.array_equal(files.load(entry, tmp_path, "train").pixels, arrays["train"].pixels)
         path.write_bytes(good)
 
 
-def test_a_whole_gz_is_preferred_to_a_damaged_plain_file(tmp_path):
+def test_an_intact_gz_is_preferred_to_a_damaged_plain_file(tmp_path):
     entry, arrays = small("mnist")
     place = tmp_path / "MNIST" / "raw"
     write(entry.layouts[0], arrays, place)
@@ -111,7 +111,7 @@ def test_a_whole_gz_is_preferred_to_a_damaged_plain_file(tmp_path):
     assert np.array_equal(files.load(entry, tmp_path, "train").labels, arrays["train"].labels)
 
 
-def test_what_a_gz_unpacks_to_is_verified(tmp_path):
+def test_the_uncompressed_content_of_a_gz_is_verified(tmp_path):
     entry, arrays = small("fashion-mnist")
     write(entry.layouts[0], arrays, tmp_path / "fashion-mnist", zipped=True)
     path = tmp_path / "fashion-mnist" / "train-images-idx3-ubyte.gz"
@@ -129,7 +129,7 @@ def test_what_a_gz_unpacks_to_is_verified(tmp_path):
 
 
 def test_the_bytes_that_are_read_are_those_that_were_verified(tmp_path, monkeypatch):
-    """A file that changes after its checksum was taken changes nothing."""
+    """A file that changes after verification does not affect the result."""
     entry, arrays = small("cifar10")
     layout = entry.layouts[0]
     write(layout, arrays, tmp_path / layout.folders[0])
@@ -150,7 +150,7 @@ def test_a_pickle_with_the_right_md5_is_still_not_executed(tmp_path):
     layout = replace(layout, train=(described("train", evil),))
     write(entry.layouts[0], arrays, tmp_path / "cifar-100-python")
     (tmp_path / "cifar-100-python" / "train").write_bytes(evil)
-    with pytest.raises(UserError, match=r"asks for posix\.system"):
+    with pytest.raises(UserError, match=r"requests posix\.system"):
         files.load(replace(entry, layouts=(layout,)), tmp_path, "train")
 
 

@@ -3,10 +3,10 @@ import pytest
 import torch
 
 from ghostnoise.lab.config.schema import DataSettings
-from ghostnoise.lab.data import Facts, catalog, facts, files, open_source, present
-from ghostnoise.lab.data.augment import Pixels
+from ghostnoise.lab.data import DatasetInfo, catalog, files, open_source, present, shape_and_classes
+from ghostnoise.lab.data.in_memory import PaddedImages
 from ghostnoise.lab.errors import UserError
-from lab.data.writing import small, write
+from support.datasets import small, write
 
 CPU = torch.device("cpu")
 NAMES = [*catalog.CATALOG, "imagefolder"]
@@ -24,7 +24,7 @@ def settings(name, **given):
 
 @pytest.fixture(params=["mnist", "fashion-mnist", "cifar10", "cifar100"])
 def written(request, tmp_path, monkeypatch):
-    """A small set, written, in place of the real one."""
+    """A small data set, written to disk, in place of the real one."""
     entry, arrays = small(request.param, train=200)
     monkeypatch.setitem(catalog.CATALOG, request.param, entry)
     write(entry.layouts[0], arrays, tmp_path / entry.layouts[0].folders[0])
@@ -32,7 +32,7 @@ def written(request, tmp_path, monkeypatch):
 
 
 def raw(source, entry):
-    """All images of an epoch or of the evaluation, as stored."""
+    """Return all images of an epoch or of the evaluation, converted back to pixels."""
     std, mean = (torch.tensor(each)[:, None, None] for each in (entry.std, entry.mean))
     x, y = (torch.cat(parts) for parts in zip(*source, strict=True))
     pixels = ((x * std + mean) * 255).round().to(torch.uint8).numpy()
@@ -46,28 +46,28 @@ def stored(arrays):
 def test_validation_and_training_are_the_training_set(written):
     entry, arrays, folder = written
     source = opened(settings(entry.name), folder)
-    assert source.facts == Facts(entry.shape, entry.classes, 180, 20)
+    assert source.info == DatasetInfo(entry.shape, entry.classes, 180, 20)
     assert source.steps == 36
     seen = [*raw(source.batches(0), entry), *raw(source.evaluation(), entry)]
     assert sorted(seen) == stored(arrays["train"])
 
 
-def test_a_test_trains_on_all_and_evaluates_on_the_test_set(written):
+def test_evaluate_test_trains_on_all_and_evaluates_on_the_test_set(written):
     entry, arrays, folder = written
     source = opened(settings(entry.name, evaluate="test"), folder)
-    assert source.facts == Facts(entry.shape, entry.classes, 200, 20)
+    assert source.info == DatasetInfo(entry.shape, entry.classes, 200, 20)
     assert raw(source.batches(0), entry) == stored(arrays["train"])
     assert raw(source.evaluation(), entry) == stored(arrays["test"])
 
 
-def test_test_images_are_not_read_without_need(written):
+def test_test_images_are_read_only_if_needed(written):
     entry, _, folder = written
     for file in entry.layouts[0].test:
         (folder / entry.layouts[0].folders[0] / file.name).unlink()
     assert present(settings(entry.name), folder)
-    assert opened(settings(entry.name), folder).facts.eval_size == 20
+    assert opened(settings(entry.name), folder).info.eval_size == 20
     assert not present(settings(entry.name, evaluate="test"), folder)
-    with pytest.raises(UserError, match=f"{entry.name}: no test images in {folder}; looked for t"):
+    with pytest.raises(UserError, match=f"{entry.name}: no test images in {folder}; expected t"):
         opened(settings(entry.name, evaluate="test"), folder)
 
 
@@ -81,15 +81,15 @@ def test_limits(written):
     train, held_out = seen(limit=50)
     again, other = seen(limit=50, split_seed=1)
     assert (len(train), len(held_out)) == (45, 5)
-    assert sorted([*train, *held_out]) == sorted([*again, *other])  # the limit comes before the split
+    assert sorted([*train, *held_out]) == sorted([*again, *other])  # the limit is applied before the split
     assert held_out != other
     all_of_it, tested = seen(limit=50, test_limit=7, evaluate="test")
     assert all_of_it == sorted([*train, *held_out])
     assert len(tested) == 7
     assert set(tested) <= set(stored(arrays["test"]))
-    with pytest.raises(UserError, match="limit=201: there are 200 images"):
+    with pytest.raises(UserError, match="limit=201: there are only 200 images"):
         seen(limit=201)
-    with pytest.raises(UserError, match="test_limit=21: there are 20 images"):
+    with pytest.raises(UserError, match="test_limit=21: there are only 20 images"):
         seen(test_limit=21, evaluate="test")
 
 
@@ -104,13 +104,13 @@ def test_the_split_does_not_depend_on_the_seed(written):
 def test_settings_reach_the_batches(written, monkeypatch):
     entry, _, folder = written
     paddings = []
-    make = Pixels.__init__
+    make = PaddedImages.__init__
 
     def remembered(self, images, device, channels_last=False, padding=0):
         paddings.append(padding)
         make(self, images, device, channels_last, padding)
 
-    monkeypatch.setattr(Pixels, "__init__", remembered)
+    monkeypatch.setattr(PaddedImages, "__init__", remembered)
     plain = opened(settings(entry.name), folder)
     moved = opened(settings(entry.name, augment="flip-crop", padding=2), folder, channels_last=True)
     opened(settings(entry.name, augment="flip-crop"), folder)
@@ -123,22 +123,22 @@ def test_settings_reach_the_batches(written, monkeypatch):
 
 def test_batches_that_do_not_fit(written):
     entry, _, folder = written
-    with pytest.raises(UserError, match="batch_size=181: larger than the training set of 180 images"):
+    with pytest.raises(UserError, match="batch_size=181: must be at most the number of training images, 180"):
         opened(settings(entry.name), folder, 181)
-    with pytest.raises(UserError, match="batch_size=5 over 2 processes"):
+    with pytest.raises(UserError, match="batch_size=5 with 2 processes"):
         opened(settings(entry.name), folder, world=2)
 
 
 @pytest.mark.parametrize("name", NAMES)
 @pytest.mark.parametrize("evaluate", ["validation", "test"])
-def test_a_stand_in_needs_no_files(name, evaluate, tmp_path):
+def test_random_images_need_no_files(name, evaluate, tmp_path):
     absent = tmp_path / "absent"
     data = settings(name, evaluate=evaluate, stand_in=True, limit=400, test_limit=10_000)
     assert present(data, absent)
     source = opened(data, absent, 50)
-    shape, classes = facts(data, absent)
+    shape, classes = shape_and_classes(data, absent)
     sizes = (400, 128) if evaluate == "test" else (360, 40)
-    assert source.facts == Facts(shape, classes, *sizes)
+    assert source.info == DatasetInfo(shape, classes, *sizes)
     x, y = (torch.cat(parts) for parts in zip(*source.batches(0), strict=True))
     assert x.shape == (sizes[0] // 50 * 50, *shape)
     assert 0 <= y.min() <= y.max() < classes
@@ -147,10 +147,10 @@ def test_a_stand_in_needs_no_files(name, evaluate, tmp_path):
     assert not absent.exists()
 
 
-def test_the_sizes_of_a_stand_in(tmp_path):
+def test_the_number_of_random_images(tmp_path):
     data = settings("cifar10", stand_in=True, evaluate="test", augment="flip-crop")
     made = opened(data, tmp_path)
-    assert (made.facts.train_size, made.facts.eval_size) == (512, 128)
+    assert (made.info.train_size, made.info.eval_size) == (512, 128)
     x = torch.cat([x for x, _ in opened(settings("cifar10", stand_in=True, evaluate="test"), tmp_path, 512).batches(0)])
     std, mean = (
         torch.tensor(each)[:, None, None] for each in (catalog.CATALOG["cifar10"].std, catalog.CATALOG["cifar10"].mean)
@@ -164,8 +164,8 @@ def test_digits_need_no_files(tmp_path):
     data = settings("digits")
     assert present(data, tmp_path / "absent")
     source = opened(data, tmp_path / "absent", 64)
-    assert source.facts == Facts((1, 8, 8), 10, 1293, 144)
-    assert opened(settings("digits", evaluate="test"), tmp_path).facts == Facts((1, 8, 8), 10, 1437, 360)
+    assert source.info == DatasetInfo((1, 8, 8), 10, 1293, 144)
+    assert opened(settings("digits", evaluate="test"), tmp_path).info == DatasetInfo((1, 8, 8), 10, 1437, 360)
     assert next(source.batches(0))[1][:12].tolist() == FIRST_LABELS  # the same data in every version
 
 
@@ -174,31 +174,34 @@ def test_missing_files(tmp_path):
         assert not present(settings(name), tmp_path)
         with pytest.raises(UserError, match=f"{name}: no train images in {tmp_path}; .*ghostnoise data get {name}"):
             opened(settings(name), tmp_path)
-        assert facts(settings(name), tmp_path) == (catalog.CATALOG[name].shape, catalog.CATALOG[name].classes)
+        assert shape_and_classes(settings(name), tmp_path) == (
+            catalog.CATALOG[name].shape,
+            catalog.CATALOG[name].classes,
+        )
 
 
-def test_facts_and_presence_of_image_folders(tmp_path):
+def test_shape_classes_and_presence_of_image_folders(tmp_path):
     data = settings("imagefolder")
     assert not present(data, tmp_path)
-    with pytest.raises(UserError, match="no such folder"):
-        facts(data, tmp_path)
+    with pytest.raises(UserError, match="folder not found"):
+        shape_and_classes(data, tmp_path)
     for name in ("ant", "bee"):
         (tmp_path / "set" / "train" / name).mkdir(parents=True)
     assert present(data, tmp_path)
-    assert facts(data, tmp_path) == ((3, 8, 8), 2)
+    assert shape_and_classes(data, tmp_path) == ((3, 8, 8), 2)
     assert not present(settings("imagefolder", evaluate="test"), tmp_path)
     (tmp_path / "set" / "test").mkdir()
     assert present(settings("imagefolder", evaluate="test"), tmp_path)
 
 
-def test_damage_is_told(written):
+def test_a_damaged_file_raises(written):
     entry, _, folder = written
     path = folder / entry.layouts[0].folders[0] / entry.layouts[0].train[0].name
     path.write_bytes(path.read_bytes()[:-1])
     assert present(settings(entry.name), folder)
     with pytest.raises(UserError, match=f"{path}: damaged"):
         opened(settings(entry.name), folder)
-    assert files.there(entry, folder, files.BOTH)
+    assert files.has_files(entry, folder, files.BOTH)
 
 
 FIRST_LABELS = [2, 8, 6, 3, 9, 0, 9, 8, 5, 2, 7, 9]

@@ -1,4 +1,4 @@
-"""Networks from their settings: shapes, gradients, copies, and what is refused."""
+"""Networks from their settings: shapes, gradients, copies and errors."""
 
 import copy
 import io
@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 from ghostnoise.lab import models
 from ghostnoise.lab.config.schema import ModelSettings, NormSettings
 from ghostnoise.lab.errors import UserError
-from lab.models.small import CASES, batch, build, images, norm, trained
+from support.lab_networks import CASES, batch, build, images, norm, trained
 
 FIRST = {name: ("activation", network.placements[0]) for name, network in models.CATALOG.items()}
 # The first method of each network, and its ghost noise at the first place and before activations.
@@ -76,7 +76,7 @@ def test_memory_format_does_not_matter(name, method, place):
 
 @pytest.mark.parametrize("name", models.names())
 def test_networks_learn(name):
-    """A few steps on few images lower the loss."""
+    """A few steps on a few images reduce the loss."""
     model = build(name)
     optimizer = torch.optim.SGD(model.parameters(), lr=0.05, momentum=0.9)
     x, labels = batch(name), torch.arange(8) % 5
@@ -110,7 +110,7 @@ def refused(model, norm, shape=(3, 8, 8), classes=10):
 @pytest.mark.parametrize(
     ("given_name", "near"), [("resnet81", "resnet8"), ("NF-ResNet", "nf-resnet26"), ("vit", "simple-vit")]
 )
-def test_an_unknown_network_is_answered_with_the_nearest(given_name, near):
+def test_an_unknown_network_suggests_the_nearest(given_name, near):
     said = refused({"name": given_name}, norm("bn"))
     assert f"model.name={given_name!r}: must be one of 'resnet18', " in said
     assert f"did you mean {near!r}?" in said
@@ -123,7 +123,7 @@ def test_an_unknown_network_is_answered_with_the_nearest(given_name, near):
     [
         ("resnet18", "none", "'resnet18', which is batch-normalized: must be one of 'bn', 'gbn', 'xbn', 'en', 'gni'"),
         ("simple-vit", "bn", "'simple-vit', which has no batch norm: must be one of 'none', 'gni', 'agni', 'eagn'"),
-        ("wsln-resnet18", "gbn", "has no batch norm: must be one of 'none', 'gni', 'agni', 'eagn', 'dropout'"),
+        ("wsln-resnet18", "gbn", "has no batch norm: must be one of 'none', 'gni', 'agni', 'dropout', 'eagn'"),
         (
             "nf-resnet26",
             "eagn",
@@ -156,7 +156,7 @@ def test_placements_that_a_network_does_not_have(name, method, place, said):
     assert refused({"name": name}, norm(method, placement=place)) == expected
 
 
-def test_widths_are_of_perceptrons_alone_and_not_beside_a_width():
+def test_widths_are_for_mlps_only_and_exclude_width():
     said = "model.widths=[4, 8] for 'resnet18': it takes one width; give model.width"
     assert refused({"name": "resnet18", "widths": [4, 8]}, norm("bn")) == said
     said = "model.width=4 and model.widths=[4, 8]: give only one of them"
@@ -164,17 +164,17 @@ def test_widths_are_of_perceptrons_alone_and_not_beside_a_width():
 
 
 @pytest.mark.parametrize("shape", [(3, 8), (0, 8, 8), (3, 8, -8)])
-def test_shapes_that_are_none(shape):
+def test_invalid_shapes(shape):
     assert "must be (channels, height, width)" in refused({"name": "mlp"}, norm("bn"), shape)
     assert "must be (channels, height, width)" in refused({"name": "mlp"}, norm("bn"), classes=0)
 
 
-def test_settings_of_batch_norms_where_there_are_none():
+def test_settings_of_batch_norms_in_networks_without_them():
     for more in ({"eps": 1e-3}, {"momentum": 0.2}):
         said = refused({"name": "simple-vit"}, norm("none", **more))
         assert "settings of batch norms, which it does not have; leave them out" in said
 
 
-def test_errors_of_layers_are_the_users():
+def test_errors_of_layers_are_user_errors():
     said = refused({"name": "resnet8"}, NormSettings(method="xbn", ghost_size=1))
     assert said.startswith("ghost_size=1: must be an integer from 2 to 65536")

@@ -1,4 +1,4 @@
-"""The networks as they are listed: in the catalog, in print, and in the guide."""
+"""The networks in the catalog, in the printed tables and in the guide."""
 
 import re
 import subprocess
@@ -41,7 +41,7 @@ def test_entries_are_whole_and_fixed():
             network.parameters = 0
 
 
-def test_the_guide_says_what_the_code_has():
+def test_the_guide_matches_the_catalog():
     rows = [line.strip("| ").split(" | ") for line in GUIDE.read_text().splitlines() if re.match(r"\| `[a-z]", line)]
     listed = {cells[0].strip("`"): cells for cells in rows if len(cells) == 6}
     assert list(listed) == NAMES
@@ -54,7 +54,7 @@ def test_the_guide_says_what_the_code_has():
             assert re.findall(r"arxiv.org/abs/([\d.]+)", source) == re.findall(r"arXiv:([\d.]+)", network.source), name
 
 
-def test_the_guide_says_which_places_each_noise_has():
+def test_the_guide_lists_the_placements_of_each_method():
     for place in ("inside", "after", "activation", "branch"):
         (row,) = [line for line in GUIDE.read_text().splitlines() if line.startswith(f'| `"{place}"`')]
         assert re.findall(r"`(\w+)`", row.split("|")[3]) == [

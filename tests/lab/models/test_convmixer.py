@@ -1,4 +1,4 @@
-"""ConvMixer against timm's, with the same weights."""
+"""Compare ConvMixer with that of timm, with the same weights."""
 
 import importlib
 
@@ -8,7 +8,7 @@ import torch
 from ghostnoise.lab import models
 from ghostnoise.lab.config.schema import ModelSettings, NormSettings
 from ghostnoise.lab.errors import UserError
-from lab.models.small import images, parameters, trained
+from support.lab_networks import images, parameters, trained
 
 
 def reference(width, classes):
@@ -18,7 +18,7 @@ def reference(width, classes):
 
 
 @pytest.mark.parametrize("width", [12, 256])
-def test_it_is_timms(width):
+def test_the_network_matches_timm(width):
     settings = ModelSettings(name="convmixer", width=width)
     ours = trained(models.build(settings, NormSettings(method="bn"), (3, 32, 32), 10))
     theirs = reference(width, 10)
@@ -30,5 +30,5 @@ def test_it_is_timms(width):
 
 
 def test_sizes_are_multiples_of_the_patch():
-    with pytest.raises(UserError, match="images of 8x9: convmixer takes sizes that are multiples of its patch, 2"):
+    with pytest.raises(UserError, match="images of 8x9: convmixer needs multiples of its patch size, 2"):
         models.build(ModelSettings(name="convmixer"), NormSettings(method="bn"), (3, 8, 9), 10)

@@ -6,17 +6,18 @@ import sys
 
 import pytest
 import torch
-from ghostnoise.methods.base import NormLayer as BatchNorm
 from torch import nn
 
 import ghostnoise
 from ghostnoise.lab import models
 from ghostnoise.lab.config.schema import ModelSettings, NormSettings
 from ghostnoise.lab.errors import UserError
-from lab.models.small import SETTINGS, images, norm, trained
+from ghostnoise.methods.base import NormLayer
+from support.lab_networks import SETTINGS, images, norm, trained
 
 importlib.import_module("startup.sitecustomize")
 METHODS = ("bn", "gbn", "xbn", "en", "gni", "agni")
+NORMS = (nn.BatchNorm2d, ghostnoise.EvalNorm2d)  # EvalNorm2d is not a subclass of nn.BatchNorm2d
 
 
 def build(name, method, place=None, shape=(3, 32, 32), classes=7, seed=0, **more):
@@ -38,9 +39,9 @@ def rows(model):
 @pytest.mark.parametrize("method", METHODS)
 def test_batch_norms_are_converted(method):
     plain, model = trained(build("test_resnet", "none")), build("test_resnet", method)
-    norms = [module for module in model.modules() if isinstance(module, nn.BatchNorm2d)]
+    norms = [module for module in model.modules() if isinstance(module, NORMS)]
     assert len(norms) == sum(isinstance(module, nn.BatchNorm2d) for module in plain.modules()) > 5
-    assert all(isinstance(module, BatchNorm) == (method != "bn") for module in norms)
+    assert all(isinstance(module, NormLayer) == (method != "bn") for module in norms)
     model.load_state_dict(plain.state_dict(), strict=True)
     if method != "en":
         x = images(3, (3, 32, 32))
@@ -59,11 +60,11 @@ def test_none_leaves_the_network_as_timm_makes_it():
 def test_settings_reach_the_layers():
     model = build("test_resnet", "gni", components="scale", noise_eps=0.01, eps=1e-2, momentum=0.3)
     norms = [module for module in model.modules() if isinstance(module, nn.BatchNorm2d)]
-    seen = {(m.eps, m.momentum, m.ghost_size, m.noise_eps, m.shift, m.scale) for m in norms}
-    assert seen == {(1e-2, 0.3, 4, 0.01, False, True)}
+    seen = {(m.eps, m.momentum, m.ghost_size, m.noise_eps, m.components) for m in norms}
+    assert seen == {(1e-2, 0.3, 4, 0.01, "scale")}
     model = build("test_vit", "agni", law="conv", dof="exact", noise_eps=0.01)
     layers = [module for module in model.modules() if isinstance(module, ghostnoise.AnalyticalGhostNoise)]
-    assert {(m.kind, m.dof, m.eps, m.shift, m.scale) for m in layers} == {("conv", "exact", 0.01, True, True)}
+    assert {(m.law, m.dof, m.noise_eps, m.components) for m in layers} == {("conv", "exact", 0.01, "both")}
 
 
 def test_default_placements():
@@ -117,7 +118,7 @@ def test_sizes_that_a_network_cannot_take():
     assert said.startswith("images of 3x8x8 for 'timm:vit_tiny_patch16_224': not accepted (")
 
 
-def test_unknown_networks_are_answered_with_the_nearest():
+def test_unknown_networks_suggest_the_nearest():
     said = refused("resnet81", "bn")
     assert said == "model.name='timm:resnet81': timm has no such network; did you mean 'timm:resnet18'?"
     with pytest.raises(UserError, match="did you mean 'timm:resnet18'"):
@@ -125,7 +126,7 @@ def test_unknown_networks_are_answered_with_the_nearest():
     assert "timm has no such network" in refused("hf-hub:timm/resnet18.a1_in1k", "bn")  # nothing is downloaded
 
 
-def test_without_timm_one_line_says_what_to_install(monkeypatch):
+def test_without_timm_the_error_names_the_package(monkeypatch):
     monkeypatch.setitem(sys.modules, "timm", None)
     said = refused("resnet18", "bn")
     assert said.startswith("model.name='timm:resnet18': timm cannot be imported (")
@@ -133,13 +134,13 @@ def test_without_timm_one_line_says_what_to_install(monkeypatch):
 
 
 @pytest.mark.parametrize("method", ["dropout", "eagn"])
-def test_methods_of_our_networks_alone(method):
+def test_methods_that_are_not_available_for_timm(method):
     said = refused("test_resnet", method)
     assert f"norm.method={method!r} for 'timm:test_resnet': networks of timm have 'none', 'bn', 'gbn'" in said
     assert "or one of the networks resnet18, resnet20, resnet8, resnet50, wsln-resnet18" in said
 
 
-def test_methods_and_places_of_batch_norms_where_there_are_none():
+def test_methods_and_placements_that_need_batch_norms():
     said = "norm.method='gbn' for 'timm:test_vit': needs batch norms, and the network has none; use 'none', 'gni' or "
     assert refused("test_vit", "gbn") == said + "'agni'"
     assert "norm.method='bn'" in refused("test_vit", "bn")
@@ -149,7 +150,7 @@ def test_methods_and_places_of_batch_norms_where_there_are_none():
     assert "settings of batch norms, which it does not have" in refused("test_resnet", "none", momentum=0.2)
 
 
-def test_places_that_are_not_offered():
+def test_placements_that_are_not_available():
     said = refused("test_resnet", "gni", "branch")
     assert said.endswith("must be one of 'inside', 'after', 'activation'; the default is 'inside'")
     assert (
@@ -162,20 +163,20 @@ def test_places_that_are_not_offered():
     )
 
 
-def test_widths_are_theirs():
+def test_widths_cannot_be_set():
     for more in ({"width": 8}, {"widths": [8]}):
         with pytest.raises(UserError, match="networks of timm have their own widths; leave them out"):
             models.build(ModelSettings(name="timm:test_resnet", **more), norm("bn"), (3, 32, 32), 10)
 
 
-def test_errors_of_convert_are_the_users():
+def test_errors_of_convert_are_user_errors():
     with pytest.raises(UserError, match="ghost_size=1: must be an integer from 2 to 65536"):
         models.build(ModelSettings(name="timm:test_resnet"), NormSettings(method="xbn", ghost_size=1), (3, 32, 32), 10)
 
 
 def test_global_scope(one_rank):
     for method in METHODS:
-        norms = [m for m in build("test_resnet", method, scope="global").modules() if isinstance(m, nn.BatchNorm2d)]
+        norms = [m for m in build("test_resnet", method, scope="global").modules() if isinstance(m, NORMS)]
         assert {module.process_group for module in norms} == {"world"}
     noises = [m for m in build("test_vit", "gni", scope="global").modules() if isinstance(m, ghostnoise.GhostNoise)]
     assert {module.process_group for module in noises} == {"world"}

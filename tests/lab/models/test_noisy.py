@@ -1,4 +1,4 @@
-"""Norms with noise: the order of normalization, noise and affine, against the plain norm."""
+"""Norms with noise: the order of normalization, noise and affine, compared with the norm without noise."""
 
 import pytest
 import torch
@@ -8,7 +8,7 @@ from ghostnoise.lab.models.noisy import NoisyBatchNorm1d, NoisyBatchNorm2d, Nois
 
 
 class Marker(nn.Module):
-    """Noise that is known: it commutes with no affine."""
+    """Deterministic noise that does not commute with an affine."""
 
     def forward(self, x):
         return x.abs() + 1 if self.training else x

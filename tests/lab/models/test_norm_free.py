@@ -1,4 +1,4 @@
-"""NF-ResNet against timm's, with the same weights."""
+"""Compare NF-ResNet with that of timm, with the same weights."""
 
 import importlib
 
@@ -9,11 +9,11 @@ from torch import nn
 from ghostnoise.lab import models
 from ghostnoise.lab.config.schema import ModelSettings, NormSettings
 from ghostnoise.lab.models.norm_free import NormFreeBlock
-from lab.models.small import build, images, parameters, trained
+from support.lab_networks import build, images, parameters, trained
 
 
 def reference(width, classes=10):
-    """timm's network with SkipInit, and the stem of the paper: a single 3x3 convolution without stride or pooling."""
+    """Return timm's network with SkipInit and the stem of the paper: one 3x3 convolution without stride or pooling."""
     importlib.import_module("startup.sitecustomize")
     nfnet = importlib.import_module("timm.models.nfnet")
     config = nfnet.NfCfg(
@@ -31,7 +31,7 @@ def as_theirs(state):
 
 
 @pytest.mark.parametrize("size", [8, 13])
-def test_it_is_timms(size):
+def test_the_network_matches_timm(size):
     torch.manual_seed(0)
     settings = ModelSettings(name="nf-resnet26", width=8)
     ours = trained(models.build(settings, NormSettings(method="none"), (3, size, size), 10))
@@ -41,12 +41,12 @@ def test_it_is_timms(size):
     torch.testing.assert_close(ours(x), theirs(x), rtol=1e-5, atol=1e-5)
 
 
-def test_at_full_size_it_has_timms_parameters():
+def test_the_number_of_parameters_matches_timm():
     with torch.device("meta"):
         assert models.CATALOG["nf-resnet26"].parameters == parameters(reference(64))
 
 
-def test_blocks_start_as_shortcuts():
+def test_blocks_are_shortcuts_at_initialization():
     model = build("nf-resnet26")
     gains = [module.skipinit_gain for module in model.modules() if isinstance(module, NormFreeBlock)]
     assert len(gains) == 8

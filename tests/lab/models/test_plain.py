@@ -3,12 +3,12 @@ from torch import nn
 
 from ghostnoise.lab import models
 from ghostnoise.lab.config.schema import ModelSettings, NormSettings
-from lab.models.small import images, parameters
+from support.lab_networks import images, parameters
 
 PLAIN = NormSettings(method="bn")
 
 
-def test_perceptrons_of_the_paper():
+def test_mlps_of_the_paper():
     def kinds(model):
         return [type(layer) for layer in model]
 

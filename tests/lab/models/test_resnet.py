@@ -1,4 +1,4 @@
-"""Residual networks against torchvision's, with the same weights."""
+"""Compare ResNets with those of torchvision, with the same weights."""
 
 import importlib
 import math
@@ -10,7 +10,7 @@ from torch import nn
 from ghostnoise import WSConv2d
 from ghostnoise.lab import models
 from ghostnoise.lab.config.schema import ModelSettings, NormSettings
-from lab.models.small import build, images, parameters, trained
+from support.lab_networks import build, images, parameters, trained
 
 PLAIN = NormSettings(method="bn")
 
@@ -21,14 +21,14 @@ def torchvision():
 
 
 def for_small_images(model):
-    """With the stem of CIFAR networks."""
+    """Replace the stem with that of CIFAR networks."""
     model.conv1 = nn.Conv2d(3, 64, 3, padding=1, bias=False)
     model.maxpool = nn.Identity()
     return model
 
 
 @pytest.mark.parametrize("classes", [10, 100])
-def test_resnet18_is_torchvisions_with_another_stem(classes):
+def test_resnet18_matches_torchvision_with_another_stem(classes):
     ours = trained(models.build(ModelSettings(name="resnet18"), PLAIN, (3, 32, 32), classes))
     theirs = for_small_images(torchvision().resnet18(num_classes=classes))
     assert parameters(ours) == parameters(theirs) == {10: 11_173_962, 100: 11_220_132}[classes]
@@ -38,7 +38,7 @@ def test_resnet18_is_torchvisions_with_another_stem(classes):
     assert torch.equal(ours.eval()(x), theirs.eval()(x))
 
 
-def test_resnet50_is_torchvisions():
+def test_resnet50_matches_torchvision():
     theirs = trained(torchvision().resnet50())
     ours = models.build(ModelSettings(name="resnet50"), PLAIN, (3, 224, 224), 1000)
     assert parameters(ours) == parameters(theirs) == 25_557_032
@@ -68,7 +68,7 @@ def test_the_networks_of_three_stages(name, depth):
     assert features.shape == (2, 64, 8, 8)
 
 
-def test_weights_start_as_he_et_al_draw_them():
+def test_weights_are_initialized_as_by_he_et_al():
     torch.manual_seed(0)
     model = models.build(ModelSettings(name="resnet18", width=16), PLAIN, (3, 32, 32), 10)
     for path, module in model.named_modules():
@@ -79,7 +79,7 @@ def test_weights_start_as_he_et_al_draw_them():
             assert torch.equal(module.weight, torch.ones(module.num_features))
 
 
-def test_wsln_is_torchvisions_with_group_norm_and_standardized_weights():
+def test_wsln_matches_torchvision_with_group_norm_and_standardized_weights():
     ours = trained(models.build(ModelSettings(name="wsln-resnet18"), NormSettings(method="none"), (3, 32, 32), 10))
     theirs = for_small_images(torchvision().resnet18(num_classes=10, norm_layer=lambda c: nn.GroupNorm(1, c)))
     gains = 0
@@ -98,7 +98,7 @@ def test_wsln_is_torchvisions_with_group_norm_and_standardized_weights():
     torch.testing.assert_close(ours(x), theirs(x), rtol=1e-4, atol=1e-4)
 
 
-def test_wsln_starts_at_the_magnitude_of_its_initialization():
+def test_wsln_keeps_the_standard_deviation_of_its_initialization():
     for module in build("wsln-resnet18").modules():
         if isinstance(module, WSConv2d):
             deviation = module.standardized_weight().flatten(1).std(1, correction=0)

@@ -1,11 +1,10 @@
-"""Where noise is in each network: the layers that a batch passes, in order, a letter for each."""
+"""The placement of noise in each network, as the sequence of its layers with one letter for each."""
 
 import copy
 from functools import cache
 
 import pytest
 import torch
-from ghostnoise.layers import AnalyticalGhostNoiseBatchNorm, GhostNoiseBatchNorm
 from torch import nn
 
 from ghostnoise import (
@@ -22,7 +21,8 @@ from ghostnoise.lab import models
 from ghostnoise.lab.models.noisy import Noisy
 from ghostnoise.lab.models.norm_free import NormFreeBlock
 from ghostnoise.lab.models.slots import Slots
-from lab.models.small import CASES, WIDTHS, baseline, batch, build, images, norm, trained
+from ghostnoise.layers import AnalyticalGhostNoiseBatchNorm, GhostNoiseBatchNorm
+from support.lab_networks import CASES, WIDTHS, baseline, batch, build, images, norm, trained
 
 NOISES = (GhostNoise, AnalyticalGhostNoise, AdditiveGaussianNoise, NoisyDropout)
 FUSED = (GhostNoiseBatchNorm, AnalyticalGhostNoiseBatchNorm)
@@ -81,7 +81,7 @@ def expected_layers(name, place):
 
 @cache
 def plain(name, **more):
-    """The network without noise: its initial state, and the network as after some training."""
+    """Return the initial state of the network without noise, and the network with changed parameters."""
     model = build(name, **more)
     initial = {key: value.clone() for key, value in model.state_dict().items()}
     return initial, trained(model).eval()
@@ -136,9 +136,12 @@ def test_number_of_noise_layers_at_the_default_place(name, count):
     assert {layer.ghost_size for layer in layers} == {4}
 
 
+NORMS = (nn.BatchNorm2d, EvalNorm2d)  # EvalNorm2d is not a subclass of nn.BatchNorm2d
+
+
 def test_layers_of_the_methods():
     for method, layer in (("gbn", GhostBatchNorm2d), ("xbn", ExclusiveBatchNorm2d), ("en", EvalNorm2d)):
-        norms = [module for module in build("resnet8", method).modules() if isinstance(module, nn.BatchNorm2d)]
+        norms = [module for module in build("resnet8", method).modules() if isinstance(module, NORMS)]
         assert {(type(module), module.ghost_size) for module in norms} == {(layer, 4)}
     assert {type(module) for module in build("resnet8").modules() if isinstance(module, nn.BatchNorm2d)} == {
         nn.BatchNorm2d
@@ -159,19 +162,17 @@ def test_settings_reach_batch_norms(name):
 @pytest.mark.parametrize("place", ["inside", "after", "activation"])
 def test_settings_reach_ghost_noise(place):
     kinds = (GhostNoise, GhostNoiseBatchNorm)
-    for components, parts in (("both", (True, True)), ("shift", (True, False)), ("scale", (False, True))):
+    for components in ("both", "shift", "scale"):
         layer = found(build("resnet8", "gni", place, components=components, noise_eps=0.01), kinds)
-        assert (layer.shift, layer.scale) == parts
-        assert getattr(layer, "noise_eps" if place == "inside" else "eps") == 0.01
+        assert (layer.components, layer.noise_eps) == (components, 0.01)
     kinds = (AnalyticalGhostNoise, AnalyticalGhostNoiseBatchNorm)
     layer = found(build("resnet8", "agni", place, law="conv", dof="exact", components="scale", noise_eps=0.02), kinds)
-    assert (layer.kind, layer.dof, layer.shift, layer.scale) == ("conv", "exact", False, True)
-    assert getattr(layer, "noise_eps" if place == "inside" else "eps") == 0.02
+    assert (layer.law, layer.dof, layer.components, layer.noise_eps) == ("conv", "exact", "scale", 0.02)
 
 
 def test_settings_reach_element_wise_noise():
     layer = found(build("resnet8", "dropout", distribution="gaussian", per="channel"), NoisyDropout)
-    assert (layer.p, layer.kind, layer.per, layer.channel_dim) == (0.3, "gaussian", "channel", 1)
+    assert (layer.p, layer.distribution, layer.per, layer.channel_dim) == (0.3, "gaussian", "channel", 1)
     assert found(build("wsln-resnet18", "eagn"), AdditiveGaussianNoise).std == 0.2
 
 

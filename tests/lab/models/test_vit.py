@@ -1,4 +1,4 @@
-"""Simple ViT against the formulas, one sample, head and token at a time, in float64."""
+"""Compare Simple ViT with its formulas, one sample, head and token at a time, in float64."""
 
 import math
 
@@ -10,7 +10,7 @@ from ghostnoise.lab import models
 from ghostnoise.lab.config.schema import ModelSettings, NormSettings
 from ghostnoise.lab.errors import UserError
 from ghostnoise.lab.models.vit import positions
-from lab.models.small import build, images, parameters, trained
+from support.lab_networks import build, images, parameters, trained
 
 
 def layer_norm(x, norm):
@@ -40,7 +40,7 @@ def perceptron(x, layer):
 
 
 def reference(model, image):
-    """The logits of one image (C, H, W)."""
+    """Return the scores of one image (C, H, W)."""
     channels, height, width = image.shape
     tokens = [
         torch.stack([image[c, top + i, left + j] for i in range(4) for j in range(4) for c in range(channels)])
@@ -56,7 +56,7 @@ def reference(model, image):
     return layer_norm(x, model.norm).mean(0) @ model.head.weight.T + model.head.bias
 
 
-def test_it_is_the_formulas():
+def test_the_network_matches_its_formulas():
     model = trained(build("simple-vit", shape=(3, 8, 12))).double()
     x = images(3, (3, 8, 12)).double()
     torch.testing.assert_close(model(x), torch.stack([reference(model, image) for image in x]))
@@ -73,7 +73,7 @@ def test_positions():
 
 
 def test_size():
-    """Depth 6, 16 heads of 64, embedding 512, perceptron 1024, patches of 4x4x3."""
+    """Depth 6, 16 heads of 64, embedding 512, MLP 1024, patches of 4x4x3."""
     model = models.build(ModelSettings(name="simple-vit"), NormSettings(method="none"), (3, 32, 32), 10)
     layer = 2 * 512 + 512 * 3 * 1024 + 1024 * 512 + 2 * 512 + (512 + 1) * 1024 + (1024 + 1) * 512
     assert parameters(model) == 2 * 48 + (48 + 1) * 512 + 2 * 512 + 6 * layer + 2 * 512 + (512 + 1) * 10
@@ -85,12 +85,10 @@ def test_size():
 
 @pytest.mark.parametrize("shape", [(3, 30, 32), (3, 32, 2)])
 def test_sizes_are_multiples_of_the_patch(shape):
-    with pytest.raises(
-        UserError, match=r"images of \d+x\d+: simple-vit takes sizes that are multiples of its patch, 4"
-    ):
+    with pytest.raises(UserError, match=r"images of \d+x\d+: simple-vit needs multiples of its patch size, 4"):
         build("simple-vit", shape=shape)
 
 
 def test_widths_are_multiples_of_8():
-    with pytest.raises(UserError, match=r"model.width=12: simple-vit takes multiples of 8"):
+    with pytest.raises(UserError, match=r"model.width=12: simple-vit needs a multiple of 8"):
         models.build(ModelSettings(name="simple-vit", width=12), NormSettings(method="none"), (3, 8, 8), 10)

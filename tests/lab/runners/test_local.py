@@ -64,7 +64,7 @@ def test_all_jobs_finish_with_the_bits_of_single_runs_and_a_failing_one_stops_no
     for each in good:
         assert jobs.weights(each, runner.place.runs) == jobs.alone(each, tmp_path)
     failure = json.loads((runner.place.folder(bad) / "failure.json").read_text())
-    assert "larger than the training set" in failure["message"]
+    assert "must be at most the number of training images" in failure["message"]
     assert "Traceback" in failure["traceback"]
 
 

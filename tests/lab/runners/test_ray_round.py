@@ -116,7 +116,9 @@ def test_a_failure_is_recorded_and_other_jobs_continue(tmp_path, cluster):
         assert recorded.endings([bad, good]) == ["failed", "finished"]
         folder = tmp_path / bad.recipe / bad.identity
         failure = json.loads((folder / "failure.json").read_text())
-        assert "larger than the training set" in failure["message"] == recorded.of(Ended, bad)[0].message
+        assert (
+            "must be at most the number of training images" in failure["message"] == recorded.of(Ended, bad)[0].message
+        )
         assert failure["traceback"].startswith("Traceback")
         assert "in execute" in failure["traceback"], "the node's own"
         assert failure["time"]

@@ -34,7 +34,7 @@ def test_append_adds(tmp_path):
         (errno.EIO, "--runs"),
     ],
 )
-def test_a_refused_write_keeps_the_old_content_and_names_a_remedy(tmp_path, monkeypatch, number, remedy):
+def test_a_failed_write_keeps_the_old_content_and_names_a_remedy(tmp_path, monkeypatch, number, remedy):
     path = tmp_path / "a"
     atomic.write(path, b"first")
 
@@ -51,8 +51,8 @@ def test_a_refused_write_keeps_the_old_content_and_names_a_remedy(tmp_path, monk
     assert os.listdir(tmp_path) == ["a"]
 
 
-def test_a_file_that_does_not_fit_leaves_the_one_before(tmp_path):
-    """Here the operating system itself refuses: a limit on file sizes takes the place of a full disk."""
+def test_a_file_that_does_not_fit_keeps_the_old_content(tmp_path):
+    """A limit of the operating system on file sizes simulates a full disk."""
     code = """
 import resource, signal, sys
 from pathlib import Path

@@ -14,35 +14,35 @@ def test_the_last_two_are_kept(tmp_path):
     assert [path.name[:13] for path in checkpoints.saved(tmp_path)] == ["step-00000010", "step-00000003"]
 
 
-def test_a_state_comes_back(tmp_path):
+def test_a_state_is_restored(tmp_path):
     checkpoints.save(tmp_path, 7, state(7))
     found = checkpoints.read(checkpoints.latest(tmp_path, warn=pytest.fail))
     assert found["step"] == 7
     assert torch.equal(found["model"]["weight"], torch.full((100,), 7.0))
 
 
-def test_what_is_loaded_is_what_torch_saves(tmp_path):
+def test_a_checkpoint_can_be_loaded_with_torch(tmp_path):
     path = checkpoints.save(tmp_path, 7, state(7))
     assert torch.load(path, weights_only=True)["step"] == 7
 
 
 @pytest.mark.parametrize("damage", ["truncated", "flipped", "empty"])
-def test_a_damaged_one_falls_back_to_the_one_before(tmp_path, damage):
+def test_a_damaged_checkpoint_falls_back_to_the_previous_one(tmp_path, damage):
     checkpoints.save(tmp_path, 1, state(1))
     path = checkpoints.save(tmp_path, 2, state(2))
     content = bytearray(path.read_bytes())
     if damage == "flipped":
         content[len(content) // 2] ^= 1
     path.write_bytes(content[:-1] if damage == "truncated" else b"" if damage == "empty" else content)
-    said = []
-    assert checkpoints.read(checkpoints.latest(tmp_path, said.append))["step"] == 1
-    assert len(said) == 1
-    assert str(path) in said[0]
+    warnings = []
+    assert checkpoints.read(checkpoints.latest(tmp_path, warnings.append))["step"] == 1
+    assert len(warnings) == 1
+    assert str(path) in warnings[0]
     assert path.with_suffix(".damaged").exists()
-    assert checkpoints.latest(tmp_path, pytest.fail) is not None, "said once"
+    assert checkpoints.latest(tmp_path, pytest.fail) is not None, "warned only once"
 
 
-def test_none_left(tmp_path):
+def test_no_intact_checkpoint(tmp_path):
     assert checkpoints.latest(tmp_path / "nothing", pytest.fail) is None
     checkpoints.save(tmp_path, 2, state(2)).write_bytes(b"")
     assert checkpoints.latest(tmp_path, lambda text: None) is None

@@ -38,7 +38,7 @@ def test_a_run_has_one_owner(tmp_path):
     folder(tmp_path).own()
 
 
-def test_a_killed_owner_owns_nothing(tmp_path):
+def test_a_killed_process_releases_the_run(tmp_path):
     code = """
 import os, signal, sys
 from pathlib import Path
@@ -54,7 +54,7 @@ os.kill(os.getpid(), signal.SIGKILL)
     run.own()
 
 
-def test_the_result_is_there_when_the_run_is_over(tmp_path):
+def test_the_result_is_written_at_the_end(tmp_path):
     run = folder(tmp_path)
     run.own()
     assert run.result() is None
@@ -62,7 +62,7 @@ def test_the_result_is_there_when_the_run_is_over(tmp_path):
     assert run.result() == {"status": "finished", "accuracy": None}
 
 
-def test_a_damaged_result_is_said_and_not_believed(tmp_path):
+def test_a_damaged_result_is_reported_and_ignored(tmp_path):
     said = []
     run = folder(tmp_path, said.append)
     run.own()
@@ -71,7 +71,7 @@ def test_a_damaged_result_is_said_and_not_believed(tmp_path):
     assert "cannot be read" in said[0]
 
 
-def test_another_machine_is_said_where_there_is_something_to_resume(tmp_path):
+def test_resuming_on_another_machine_is_reported(tmp_path):
     said = []
     run = folder(tmp_path, said.append)
     run.own()

@@ -38,7 +38,7 @@ def test_a_run_is_unfinished_failed_and_finished_in_turn(tmp_path):
         ({}, "no reason was recorded"),
     ],
 )
-def test_why_a_run_failed_is_the_first_line_that_says_so(tmp_path, failure, line):
+def test_the_reason_of_a_failure_is_its_first_line(tmp_path, failure, line):
     run = folder(tmp_path)
     run.path.mkdir(parents=True)
     (run.path / "failure.json").write_text(json.dumps(failure))
@@ -52,7 +52,7 @@ def test_a_failure_before_the_run_began_has_its_settings(tmp_path):
     assert (found.status, found.settings) == ("failed", SETTINGS)
 
 
-def test_all_folders_are_found_and_damaged_ones_are_said_and_left(tmp_path):
+def test_all_folders_are_found_and_damaged_ones_are_reported(tmp_path):
     for name in ("a", "b", "c"):
         folder(tmp_path, name).fail(SETTINGS, name)
     (tmp_path / "digits" / "b" / "settings.json").write_text("[]")

@@ -105,7 +105,7 @@ def test_a_failing_run_is_recorded_tried_again_and_stops_no_other(tmp_path, inli
     assert ran.outcome.code == 1
     assert ran.lines[-1].startswith("3 finished, 2 failed")
     (first, second) = (line for line in ran.lines if line.endswith(")") and line.startswith("failed GNI"))
-    assert "larger than the training set" in first
+    assert "must be at most the number of training images" in first
     folder = first.rpartition("(")[2].removesuffix(")")
     assert os.path.exists(os.path.join(folder, "failure.json"))
     assert first != second
@@ -245,9 +245,9 @@ def test_runs_of_another_numerics_number_are_trained_again(tmp_path, inline):
     environment = json.loads((outdated / "environment.json").read_text())
     (outdated / "environment.json").write_text(json.dumps(environment | {"numerics": NUMERICS + 1}))
     listed = Ran(path, runs, seeds=[0], run=list_runs)
-    assert listed.lines[-1] == f"1 to run, 4 done; {runs / 'small'}"
+    assert listed.lines[-1] == f"1 to run, 4 finished; {runs / 'small'}"
     again = Ran(path, runs, seeds=[0])
-    assert again.lines[-1].startswith("5 finished (4 of them before)")
+    assert again.lines[-1].startswith("5 finished (4 of them earlier)")
     assert "was trained with numerics" in again.out.getvalue()
     after = results(runs)
     assert {name for name in before if before[name] != after[name]} == {outdated.name}

@@ -1,4 +1,4 @@
-"""What tests of training share."""
+"""Fixtures for tests of training."""
 
 import pytest
 import torch

@@ -1,4 +1,4 @@
-"""The trainer against a plain loop that shares nothing with it but the data and the network."""
+"""Compare the trainer with a plain loop that shares only the data and the network with it."""
 
 import io
 from types import SimpleNamespace
@@ -25,11 +25,11 @@ def quiet(tmp_path, **more):
 
 
 def plain_loop(settings, tmp_path, optimizer):
-    """SGD or AdamW by hand, with torch's own schedulers, and the accuracy at the end."""
+    """Train with torch's optimizers and schedulers; return the model, its accuracy, and the accuracy of one image."""
     batch, epochs = settings.train.batch_size, settings.train.epochs
     source = data.open_source(settings.data, tmp_path, batch_size=batch, seed=settings.seed, device=CPU)
     torch.manual_seed(settings.seed)
-    model = models.build(settings.model, settings.norm, source.facts.shape, source.facts.classes)
+    model = models.build(settings.model, settings.norm, source.info.shape, source.info.classes)
     decayed = [each for each in model.parameters() if each.ndim > 1]
     others = [each for each in model.parameters() if each.ndim <= 1]
     groups = [{"params": decayed, "weight_decay": settings.optim.weight_decay}, {"params": others, "weight_decay": 0}]
@@ -50,7 +50,7 @@ def plain_loop(settings, tmp_path, optimizer):
     with torch.no_grad():
         pairs = [(model(images).argmax(1), labels) for images, labels in source.evaluation()]
     right = sum(int((guess == label).sum()) for guess, label in pairs)
-    return model, 100 * right / source.facts.eval_size, 100 / source.facts.eval_size
+    return model, 100 * right / source.info.eval_size, 100 / source.info.eval_size
 
 
 @pytest.mark.parametrize(
@@ -65,8 +65,8 @@ def plain_loop(settings, tmp_path, optimizer):
     ],
     ids=["bn", "gni", "adamw"],
 )
-@pytest.mark.filterwarnings("ignore:The epoch parameter in:UserWarning")  # SequentialLR's own
-def test_the_same_network_comes_out(tmp_path, overrides, optimizer):
+@pytest.mark.filterwarnings("ignore:The epoch parameter in:UserWarning")  # raised by SequentialLR
+def test_the_trainer_matches_a_plain_loop(tmp_path, overrides, optimizer):
     chosen = recipe.load("digits", [*SHORT, *overrides])
     outcome = train(chosen, quiet(tmp_path))
     model, accuracy, an_image = plain_loop(chosen.settings, tmp_path, optimizer)
@@ -79,23 +79,23 @@ def test_the_same_network_comes_out(tmp_path, overrides, optimizer):
 
 
 class Watch:
-    """The loop's time: a second passes in each step."""
+    """Simulated time of the loop: each step takes a second."""
 
     def __init__(self, monkeypatch):
         self.time, step = 0.0, Session.step
         monkeypatch.setattr(loop, "time", SimpleNamespace(perf_counter=lambda: self.time))
-        monkeypatch.setattr(Session, "step", lambda *given: (step(*given), self.pass_by(1)))
+        monkeypatch.setattr(Session, "step", lambda *given: (step(*given), self.advance(1)))
 
-    def pass_by(self, seconds):
+    def advance(self, seconds):
         self.time += seconds
 
 
 def test_each_checkpoint_has_the_training_time_of_its_images(tmp_path, monkeypatch):
-    """64 images a second after every step, also of a run that was stopped and goes on."""
+    """64 images per second at every checkpoint, also after a run was stopped and resumed."""
     watch, stop, seen = Watch(monkeypatch), Stop(), []
 
     def saved(folder):
-        watch.pass_by(100)
+        watch.advance(100)
         state = checkpoints.read(checkpoints.latest(folder / "checkpoints", pytest.fail))
         seen.append((state["images"], state["training_seconds"]))
         stop.signal = 15 * (len(seen) == 3)
@@ -109,7 +109,7 @@ def test_each_checkpoint_has_the_training_time_of_its_images(tmp_path, monkeypat
 
 @pytest.mark.parametrize(("size", "steps"), [(8, 32), (64, 9)], ids=["in the middle", "at the end"])
 def test_a_run_that_diverges_counts_the_time_of_its_images(tmp_path, monkeypatch, size, steps):
-    """Of an epoch: after 32 steps its loss is looked at, and after the last one."""
+    """The loss is checked after every 32 steps and after the last step of an epoch."""
     Watch(monkeypatch)
     overrides = [*SHORT, f"train.batch_size={size}", "optim.lr=1e12", "optim.warmup_epochs=0"]
     result = train(recipe.load("digits", overrides), quiet(tmp_path)).result

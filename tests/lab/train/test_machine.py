@@ -11,25 +11,25 @@ from ghostnoise.lab.train import machine
 
 
 def test_auto_is_a_device_that_works():
-    assert torch.ones(2, device=machine.choose("auto")).sum() == 2
-    assert machine.choose("cpu") == torch.device("cpu")
+    assert torch.ones(2, device=machine.select_device("auto")).sum() == 2
+    assert machine.select_device("cpu") == torch.device("cpu")
 
 
 def test_unknown_and_absent_devices():
     with pytest.raises(UserError, match=r"train\.device=tpu: must be auto, cpu, cuda or mps"):
-        machine.choose("tpu")
+        machine.select_device("tpu")
     for name, there in (("cuda", torch.cuda.is_available()), ("mps", torch.backends.mps.is_available())):
         if not there:
-            with pytest.raises(UserError, match=f"train.device={name}: .* usable: .*cpu"):
-                machine.choose(name)
+            with pytest.raises(UserError, match=f"train.device={name}: not available .* use one of: .*cpu"):
+                machine.select_device(name)
 
 
-def test_alone_there_is_nobody_to_talk_to():
+def test_one_process_needs_no_communication():
     with machine.machine("cpu", {}) as here:
         assert (here.first, here.world, here.device.type) == (True, 1, "cpu")
-        assert here.tell("a") == "a"
+        assert here.broadcast("a") == "a"
         assert here.gather(3) == [3]
-        assert here.add(torch.ones(2)).tolist() == [1, 1]
+        assert here.all_reduce(torch.ones(2)).tolist() == [1, 1]
 
 
 TOGETHER = """
@@ -52,17 +52,17 @@ gc.disable()
 slow = pathlib.Path(sys.argv[1])
 with machine.machine("cpu") as here:
     train(here)
-    assert threads() >= 2, "of the group"
+    assert threads() >= 2, "threads of the group"
     if here.rank:
         time.sleep(0.5)
         slow.touch()
-assert slow.exists(), "the first one left alone"
-assert threads() == 0, "they would meet the end of the interpreter"
+assert slow.exists(), "the first process did not wait"
+assert threads() == 0, "threads would outlive the group"
 """
 
 
 @pytest.mark.skipif(not os.path.exists("/proc/self/task"), reason="reads /proc")
-def test_processes_part_together_and_leave_no_thread(tmp_path):
+def test_processes_exit_together_and_leave_no_threads(tmp_path):
     script = tmp_path / "together.py"
     script.write_text(TOGETHER)
     command = [sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc-per-node", "2", str(script),
@@ -71,7 +71,7 @@ def test_processes_part_together_and_leave_no_thread(tmp_path):
     assert done.returncode == 0, done.stderr
 
 
-def test_the_environment_says_what_ran():
+def test_environment_metadata():
     found = machine.environment(machine.Machine(torch.device("cpu")), thresholds=True)
     assert found["torch"] == str(torch.__version__)
     assert found["threads"] == torch.get_num_threads()
@@ -86,19 +86,19 @@ def test_the_environment_has_the_commit_or_the_version(monkeypatch, tmp_path):
     machine.commit.cache_clear()
 
 
-def test_git_is_asked_once(monkeypatch):
+def test_git_is_called_once(monkeypatch):
     machine.commit()
-    monkeypatch.setattr(subprocess, "run", None)  # asking again would raise
+    monkeypatch.setattr(subprocess, "run", None)  # calling it again would raise
     machine.commit()
 
 
-@pytest.mark.skipif(platform.libc_ver()[0] != "glibc", reason="malloc's thresholds are glibc's")
+@pytest.mark.skipif(platform.libc_ver()[0] != "glibc", reason="needs glibc")
 def test_freed_memory_stays_in_the_process_with_raised_thresholds():
-    """The memory of a large tensor goes back to the system by default, and is kept with raised thresholds."""
+    """By default the memory of a large tensor is returned to the system; with raised thresholds it is kept."""
     code = """
 import os, sys, torch
 from ghostnoise.lab.train import machine
-print(machine.raise_thresholds() if sys.argv[1] == "raise" else None)
+print(machine.raise_malloc_thresholds() if sys.argv[1] == "raise" else None)
 def resident():
     with open("/proc/self/statm") as file:
         return int(file.read().split()[1]) * os.sysconf("SC_PAGE_SIZE")
@@ -116,7 +116,7 @@ print(round(held / 2**20), round((resident() - before) / 2**20))
         assert 240 < int(held) < 300, "256 MB"
         return raised, int(kept)
 
-    assert run("raise", MALLOC_ARENA_MAX="1")[0] == "False", "what the environment says is left alone"
+    assert run("raise", MALLOC_ARENA_MAX="1")[0] == "False", "values from the environment are kept"
     assert run("leave")[1] < 50
     raised, kept = run("raise")
     assert raised == "True"

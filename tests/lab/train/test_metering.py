@@ -1,4 +1,4 @@
-"""Noise recorded in training, which goes on as if it were not."""
+"""Recording noise during training does not affect the training."""
 
 import copy
 import json
@@ -33,7 +33,7 @@ def recorded(outcome):
     ("every", "epochs", "expected"),
     [(100, 200, [1, 100, 200]), (2, 5, [1, 2, 4, 5]), (1, 3, [1, 2, 3]), (9, 3, [1, 3]), (1, 1, [1])],
 )
-def test_the_first_the_last_and_every_so_many(every, epochs, expected):
+def test_measured_epochs(every, epochs, expected):
     meter = MeterSettings(every=every)
     assert [epoch for epoch in range(1, epochs + 1) if metering.due(meter, epoch, epochs)] == expected
     assert not metering.due(None, 1, epochs)
@@ -66,7 +66,7 @@ def test_the_ghost_size_is_the_norms_unless_given(tmp_path):
 
 
 def test_a_resumed_run_records_the_same(tmp_path):
-    """Stopped inside the second epoch, it has the first record, and then makes the others."""
+    """A run that is stopped in the second epoch has the first reading, and records the others after resuming."""
     from ghostnoise.lab.train.stop import Stop
 
     whole = run(tmp_path / "whole", *METER)
@@ -87,7 +87,7 @@ def test_a_resumed_run_records_the_same(tmp_path):
 
 
 def test_the_measured_network_is_a_copy_in_training_mode(tmp_path):
-    """What is read is what a naive pass over the same batches gives, and nothing of the network moves."""
+    """The reading matches a naive pass over the same batches, and the network is not modified."""
     from ghostnoise.lab import data, models
     from ghostnoise.lab.train.machine import Machine
     from ghostnoise.lab.train.session import Session
@@ -95,7 +95,7 @@ def test_the_measured_network_is_a_copy_in_training_mode(tmp_path):
     settings = recipe.load("digits", [*SHORT, "norm.method=bn", *METER]).settings
     here = Machine(torch.device("cpu"))
     source = data.open_source(settings.data, tmp_path, batch_size=64, seed=0, device=here.device)
-    model = models.build(settings.model, settings.norm, source.facts.shape, source.facts.classes)
+    model = models.build(settings.model, settings.norm, source.info.shape, source.info.classes)
     session = Session(model, settings, here)
     before, random = copy.deepcopy(model.state_dict()), torch.get_rng_state()
     (tmp_path / "read.npz").write_bytes(metering.measure(session, source, 1))
@@ -116,7 +116,7 @@ def test_the_measured_network_is_a_copy_in_training_mode(tmp_path):
     np.testing.assert_allclose(first.mean, torch.stack([x.mean(dims) for x in seen]).mean(0), atol=1e-6)
 
 
-def test_a_network_without_norms_is_refused_before_anything_is_written(tmp_path, monkeypatch):
+def test_a_network_without_norms_raises_before_anything_is_written(tmp_path, monkeypatch):
     from ghostnoise.lab import models
 
     monkeypatch.setattr(models, "build", lambda *args: torch.nn.Sequential(torch.nn.Flatten(), torch.nn.Linear(64, 10)))
@@ -125,7 +125,7 @@ def test_a_network_without_norms_is_refused_before_anything_is_written(tmp_path,
     assert list(tmp_path.iterdir()) == []
 
 
-def test_batches_of_one_sample_are_refused_before_anything_is_written(tmp_path):
+def test_batches_of_one_sample_raise_before_anything_is_written(tmp_path):
     with pytest.raises(UserError, match=r"meter: nothing was measured .* leave the section \[meter\] out"):
         run(tmp_path, "norm.method=bn", "train.batch_size=1", "data.limit=20", *METER)
     assert list(tmp_path.iterdir()) == []

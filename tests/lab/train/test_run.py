@@ -1,4 +1,4 @@
-"""One run in this process: what it writes, what it says, and how it refuses."""
+"""One run in this process: its files, its output and its errors."""
 
 import io
 import json
@@ -56,7 +56,7 @@ def test_the_folder_has_everything(tmp_path):
     assert len(list((outcome.folder / "checkpoints").iterdir())) == 2
 
 
-def test_the_last_checkpoint_has_the_weights_that_the_result_speaks_of(tmp_path):
+def test_weights_sha256_identifies_the_weights_of_the_last_checkpoint(tmp_path):
     outcome = run(tmp_path)
     state = checkpoints.read(checkpoints.latest(outcome.folder / "checkpoints", pytest.fail))
     again = run(tmp_path / "again")
@@ -65,7 +65,7 @@ def test_the_last_checkpoint_has_the_weights_that_the_result_speaks_of(tmp_path)
     assert all(torch.equal(value, other["model"][name]) for name, value in state["model"].items())
 
 
-def test_a_seed_makes_another_run(tmp_path):
+def test_another_seed_is_another_run(tmp_path):
     assert run(tmp_path).result["weights_sha256"] != run(tmp_path, "seed=1").result["weights_sha256"]
     assert len(list((tmp_path / "digits").iterdir())) == 2
 
@@ -92,14 +92,14 @@ def test_settings_are_used_and_learn(tmp_path, overrides):
     assert losses[-1] < losses[0]
 
 
-def test_a_process_alone_is_all_that_a_global_scope_is_over(tmp_path):
+def test_in_one_process_the_global_scope_is_the_local_one(tmp_path):
     own, everyone = (run(tmp_path, "train.epochs=1", f"norm.scope={scope}") for scope in ("local", "global"))
     assert own.result["identity"] != everyone.result["identity"]
     assert own.result["weights_sha256"] == everyone.result["weights_sha256"]
 
 
 def test_compiled_steps_are_the_same_steps(tmp_path, monkeypatch):
-    """Through a compiler that changes nothing: one graph for the network, under the same names, with the same noise."""
+    """With a compiler backend that changes nothing: one graph, the same state_dict keys, the same noise."""
     graphs = []
 
     def backend(module, inputs):
@@ -115,8 +115,8 @@ def test_compiled_steps_are_the_same_steps(tmp_path, monkeypatch):
     assert compiled.result["train_loss"] == pytest.approx(run(tmp_path).result["train_loss"], rel=1e-3)
 
 
-def test_each_run_has_its_own_say_whether_algorithms_are_deterministic(tmp_path, monkeypatch):
-    """Also in a process that had a run of the other kind before."""
+def test_each_run_sets_whether_algorithms_are_deterministic(tmp_path, monkeypatch):
+    """Also in a process with an earlier run of the other kind."""
     monkeypatch.setenv("CUBLAS_WORKSPACE_CONFIG", ":4096:8")
     modes = []
 
@@ -128,8 +128,8 @@ def test_each_run_has_its_own_say_whether_algorithms_are_deterministic(tmp_path,
     assert modes == [True, False]
 
 
-def test_an_average_of_the_weights_is_what_is_scored(tmp_path):
-    """With a decay near 1 the average stays where training began, and so does its score."""
+def test_the_averaged_weights_are_evaluated(tmp_path):
+    """With a decay near 1 the averaged weights stay near the initial ones, and so does their accuracy."""
     outcome = run(tmp_path, "train.ema=0.9999", "train.epochs=4")
     accuracies = [line["accuracy"] for line in lines(outcome)]
     assert lines(outcome)[-1]["train_accuracy"] > 60 > max(accuracies)
@@ -156,7 +156,7 @@ def test_a_diverged_run_without_its_result_ends_the_same_way(tmp_path):
     assert lines(again) == before
 
 
-def test_a_finished_run_says_so(tmp_path):
+def test_a_finished_run_is_reported(tmp_path):
     first = run(tmp_path)
     chosen = options(tmp_path)
     second = train(recipe.load("digits", SHORT), chosen)
@@ -191,12 +191,12 @@ def test_tensorboard_gets_the_same_numbers(tmp_path):
 
 
 def test_a_batch_larger_than_the_data(tmp_path):
-    with pytest.raises(UserError, match=r"batch_size=512: larger than the training set of 230 images"):
+    with pytest.raises(UserError, match=r"batch_size=512: must be at most the number of training images, 230"):
         run(tmp_path, "train.batch_size=512")
     assert not list(tmp_path.glob("**/*.part"))
 
 
-def test_no_place_to_write(tmp_path):
+def test_a_folder_that_cannot_be_written(tmp_path):
     (tmp_path / "runs").write_text("a file")
     with pytest.raises(UserError, match="a part of that path is a file"):
         run(tmp_path / "runs")
@@ -231,11 +231,11 @@ def test_out_of_memory_suggests_a_batch_size(tmp_path, monkeypatch, error):
         raise error
 
     monkeypatch.setattr(running.models, "build", run_out)
-    with pytest.raises(UserError, match=r"batches of 64; try train\.batch_size=32"):
+    with pytest.raises(UserError, match=r"train\.batch_size=64: out of memory on cpu; try train\.batch_size=32"):
         run(tmp_path)
 
 
-def test_other_errors_are_not_taken_for_it(tmp_path, monkeypatch):
+def test_other_errors_are_not_out_of_memory(tmp_path, monkeypatch):
     def fail(*arguments):
         raise RuntimeError("a defect")
 
@@ -245,7 +245,7 @@ def test_other_errors_are_not_taken_for_it(tmp_path, monkeypatch):
 
 
 def test_memory_stays_flat_over_epochs(tmp_path):
-    """Live tensors after each epoch: as many after the last as after the second."""
+    """The number of live tensors does not grow after the second epoch."""
     import gc
 
     counts = []
@@ -261,15 +261,15 @@ def test_memory_stays_flat_over_epochs(tmp_path):
     assert max(epochs[1:]) <= epochs[1] + 2
 
 
-def test_a_missing_data_set_stands_in_for_a_smoke_run_only(tmp_path):
+def test_only_a_smoke_run_uses_random_images_for_a_missing_data_set(tmp_path):
     chosen = options(tmp_path, data=tmp_path / "nothing")
     chosen_again = recipe.load("cpu-mlp", ["train.device=cpu"], smoke=True)
     outcome = train(chosen_again, chosen)
     assert outcome.result["status"] == "finished"
-    assert "random images of its shape stand in" in printed(chosen)[1]
+    assert "using random images of its shape (results are meaningless)" in printed(chosen)[1]
     resolved = recipe.resolve(chosen_again.settings, device="cpu", processes=1, stand_in=True)
     again = train(chosen_again.with_settings(resolved), options(tmp_path, data=tmp_path / "nothing"))
-    assert again.result == outcome.result, "as a sweep hands it to its workers"
+    assert again.result == outcome.result, "as a sweep passes it to its workers"
     with pytest.raises(UserError, match="ghostnoise data get cifar10"):
         train(recipe.load("cpu-mlp", ["train.device=cpu"]), options(tmp_path, data=tmp_path / "nothing"))
     assert Path(tmp_path / "cpu-mlp").exists()
@@ -277,7 +277,7 @@ def test_a_missing_data_set_stands_in_for_a_smoke_run_only(tmp_path):
 
 @pytest.mark.slow
 @pytest.mark.parametrize("name", recipe.names())
-def test_every_recipe_runs_in_small(tmp_path, name):
+def test_every_recipe_runs_with_smoke(tmp_path, name):
     chosen = recipe.load(name, ["train.device=cpu"], smoke=True)
     assert train(chosen, options(tmp_path, data=tmp_path / "nothing")).result["status"] == "finished"
 

@@ -1,7 +1,7 @@
-"""Data sets: found in official layouts or downloaded, verified, split, and handed out in batches."""
+"""Data sets: found in their official layouts or downloaded, verified, split, and loaded in batches."""
 
 from ghostnoise.lab.data.files import data_folder
-from ghostnoise.lab.data.opening import facts, open_source, present
-from ghostnoise.lab.data.source import Batch, Facts, Source
+from ghostnoise.lab.data.opening import open_source, present, shape_and_classes
+from ghostnoise.lab.data.source import Batch, DatasetInfo, Source
 
-__all__ = ["Batch", "Facts", "Source", "data_folder", "facts", "open_source", "present"]
+__all__ = ["Batch", "DatasetInfo", "Source", "data_folder", "open_source", "present", "shape_and_classes"]

@@ -1,18 +1,18 @@
-"""What is known of each set: its shape, how it is normalized, and its official files with their checksums."""
+"""The known data sets: shape, constants of the normalization, and the official files with their checksums."""
 
-import difflib
 from dataclasses import dataclass
 from typing import Literal, TypeAlias
 
 from ghostnoise.lab.errors import UserError
+from ghostnoise.text import did_you_mean
 
-Part: TypeAlias = Literal["train", "test"]
-Kind: TypeAlias = Literal["idx", "binary", "binary-coarse-fine", "pickle"]
+Split: TypeAlias = Literal["train", "test"]
+FileFormat: TypeAlias = Literal["idx", "binary", "binary-coarse-fine", "pickle"]
 
 
 @dataclass(frozen=True)
 class File:
-    """A file as it was published."""
+    """The name, size in bytes and MD5 checksum of a published file."""
 
     name: str
     size: int
@@ -21,30 +21,30 @@ class File:
 
 @dataclass(frozen=True)
 class Layout:
-    """One way in which a set lies on disk, and what to download to get it."""
+    """A folder structure of a data set, and the downloads that provide it."""
 
-    kind: Kind
+    format: FileFormat
     folders: tuple[str, ...]
-    """Names that its folder may have, below the data folder; downloads go into the first."""
+    """Possible names of its folder in the data folder; downloads are stored in the first."""
     train: tuple[File, ...]
     test: tuple[File, ...]
     downloads: tuple[File, ...]
     addresses: tuple[str, ...]
-    """What stands before a download's name; the first that answers is taken."""
+    """URL prefixes of the downloads, in the order in which they are tried."""
 
     @property
     def archive(self) -> File | None:
-        """The one download that has all files, or None if each is downloaded by itself."""
+        """The download that contains all files, or None if each file is a separate download."""
         return self.downloads[0] if self.downloads[0].name.endswith(".tar.gz") else None
 
-    def files(self, parts: tuple[Part, ...]) -> tuple[File, ...]:
-        """The files of these parts."""
-        return tuple(file for part in parts for file in (self.train if part == "train" else self.test))
+    def files(self, splits: tuple[Split, ...]) -> tuple[File, ...]:
+        """Return the files of these splits."""
+        return tuple(file for split in splits for file in (self.train if split == "train" else self.test))
 
 
 @dataclass(frozen=True)
 class Entry:
-    """A set. `mean` and `std` are of its training pixels, per channel, with 255 taken as 1."""
+    """A data set. `mean` and `std` are those of its training pixels per channel, divided by 255."""
 
     name: str
     title: str
@@ -56,13 +56,13 @@ class Entry:
     test_size: int
     layouts: tuple[Layout, ...] = ()
 
-    def size(self, part: Part) -> int:
-        """How many images the part has."""
-        return self.train_size if part == "train" else self.test_size
+    def size(self, split: Split) -> int:
+        """Return the number of images of a split."""
+        return self.train_size if split == "train" else self.test_size
 
 
 def _idx(folders: tuple[str, ...], addresses: tuple[str, ...], plain: list[str], gz: list[tuple[int, str]]) -> Layout:
-    """The four files of MNIST, or of a set in its image."""
+    """Return the layout of MNIST's four files, which Fashion-MNIST shares."""
     names = [
         ("train-images-idx3-ubyte", 47_040_016), ("train-labels-idx1-ubyte", 60_008),
         ("t10k-images-idx3-ubyte", 7_840_016), ("t10k-labels-idx1-ubyte", 10_008),
@@ -109,8 +109,8 @@ _CIFAR100_PICKLE = Layout(
     (File("cifar-100-python.tar.gz", 169_001_437, "eb9058c3a382ffc7106e4002c42a8d85"),),
     _TORONTO,
 )
-# Its authors publish the md5 of the archive; those of the two files in it are known from one other project only, so
-# downloads take the Python version.
+# The authors publish the MD5 checksum of the archive. Those of the two files in it are known from only one other
+# project, so the Python version is downloaded.
 _CIFAR100_BINARY = Layout(
     "binary-coarse-fine",
     ("cifar-100-binary",),
@@ -148,7 +148,7 @@ _FASHION = _idx(
 )  # fmt: skip
 
 IMAGENET_MEAN, IMAGENET_STD = (0.485, 0.456, 0.406), (0.229, 0.224, 0.225)
-FOLDER_CLASSES = 10  # of random images that stand in for a folder of images
+FOLDER_CLASSES = 10  # of random images in place of an image folder
 
 CATALOG = {
     entry.name: entry
@@ -169,9 +169,9 @@ CATALOG = {
 
 
 def find(name: str) -> Entry:
-    """The set called `name`."""
+    """Return the data set called `name`."""
     if name in CATALOG:
         return CATALOG[name]
-    near = difflib.get_close_matches(name.lower(), CATALOG, n=1, cutoff=0.4)
-    meant = f"; did you mean {near[0]}?" if near else ""
-    raise UserError(f"{name}: no such data set; there are {', '.join(CATALOG)} and imagefolder{meant}")
+    known = ", ".join([*CATALOG, "imagefolder"])
+    suggestion = did_you_mean(name, CATALOG, cutoff=0.4)
+    raise UserError(f"{name}: unknown data set; must be one of {known}" + (f"; {suggestion}" if suggestion else ""))

@@ -1,114 +1,198 @@
-"""Download a set from its official addresses, verify it, and move it into place as a whole."""
+"""Download data sets from their official addresses: resumable, verified, and moved into place only when complete."""
 
-import errno
 import gzip
 import shutil
 import tarfile
+import urllib.error
+import urllib.request
 import zlib
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager, suppress
+from http.client import HTTPException, HTTPResponse
 from pathlib import Path
 
 from filelock import FileLock, Timeout
 from rich.console import Console
 from rich.progress import BarColumn, DownloadColumn, Progress, TextColumn, TimeRemainingColumn, TransferSpeedColumn
 
-from ghostnoise.lab.data.catalog import Entry, Layout
-from ghostnoise.lab.data.files import examine
-from ghostnoise.lab.data.transfer import fetch, same
+from ghostnoise.lab.data.catalog import Entry, File, Layout
+from ghostnoise.lab.data.files import examine, md5_of
 from ghostnoise.lab.errors import UserError
+from ghostnoise.lab.store import atomic
 
-STAGING = ".downloads"  # below the data folder, so that a move into place is a rename
+STAGING = ".downloads"  # in the data folder, so that moving a file into place is a rename
+CHUNK = 1 << 18  # bytes
+TIMEOUT = 30.0  # seconds without receiving data
+
+
+class _TransferError(Exception):
+    """A download from one address failed; the message gives the reason."""
 
 
 def download(entry: Entry, folder: Path, console: Console) -> None:
-    """Get all files of a set into `folder`; an archive that lies there already is used instead of the network."""
+    """Download all files of a data set into `folder`. If its archive is already there, the network is not used."""
     staging = folder / STAGING / entry.name
-    with _writing(folder), _alone(staging):
-        layout, archive = _archive_at_hand(entry, folder)
-        place = folder / layout.folders[0]
+    with atomic.writing(folder, "--data-dir"), _locked(staging):
+        layout, archive = _local_archive(entry, folder)
+        target = folder / layout.folders[0]
         if archive is None:
             with _progress(console) as bar:
                 for file in layout.downloads:
-                    if layout.archive or not same(place / file.name, file):
+                    if layout.archive or not matches(target / file.name, file):
                         fetch(file, layout.addresses, staging / file.name, bar)
         if layout.archive:
             try:
-                _unpack(archive or staging / layout.archive.name, layout, place, staging / "unpacked")
+                _unpack(archive or staging / layout.archive.name, layout, target, staging / "unpacked")
             finally:
                 shutil.rmtree(staging / "unpacked", ignore_errors=True)
         else:
-            place.mkdir(parents=True, exist_ok=True)
+            target.mkdir(parents=True, exist_ok=True)
             for path in staging.glob("*.gz"):
-                path.replace(place / path.name)
+                path.replace(target / path.name)
         shutil.rmtree(staging)
 
 
-def _archive_at_hand(entry: Entry, folder: Path) -> tuple[Layout, Path | None]:
-    """The layout to get, and its archive if somebody put that into the data folder."""
+def _local_archive(entry: Entry, folder: Path) -> tuple[Layout, Path | None]:
+    """Return the layout to install, and its archive if the user has copied it into the data folder."""
     for layout in entry.layouts:
-        if layout.archive and same(path := folder / layout.archive.name, layout.archive):
+        if layout.archive and matches(path := folder / layout.archive.name, layout.archive):
             return layout, path
     return entry.layouts[0], None
 
 
-def _unpack(archive: Path, layout: Layout, place: Path, inside: Path) -> None:
-    """Unpack into `inside`, on the same disk as the place, verify, and move in."""
-    shutil.rmtree(inside, ignore_errors=True)  # of a process that was killed
+def _unpack(archive: Path, layout: Layout, target: Path, temporary: Path) -> None:
+    """Unpack into `temporary`, which is on the same disk as `target`, verify the files, and move them to `target`."""
+    shutil.rmtree(temporary, ignore_errors=True)  # may exist if a process was killed
     try:
         with tarfile.open(archive) as tar:
-            tar.extractall(inside, filter="data")
+            tar.extractall(temporary, filter="data")
     except (tarfile.TarError, gzip.BadGzipFile, EOFError, zlib.error) as error:
         raise UserError(f"{archive}: cannot be unpacked ({error}); remove it and run the command again") from None
-    finding = examine(layout, inside / layout.folders[0])
-    if not finding.whole:
-        wrong = [*finding.damaged, *(f"no {name}" for name in finding.missing)]
-        raise UserError(f"{archive}: unpacks to other files ({'; '.join(wrong)}); remove it and run the command again")
-    if not place.exists():
-        finding.folder.rename(place)
+    finding = examine(layout, temporary / layout.folders[0])
+    if not finding.intact:
+        differences = [*finding.damaged, *(f"{name} not found" for name in finding.missing)]
+        raise UserError(
+            f"{archive}: does not contain the official files ({'; '.join(differences)}); remove it and run the command "
+            "again"
+        )
+    if not target.exists():
+        finding.folder.rename(target)
         return
-    for path in finding.folder.iterdir():  # some files are there, damaged or not
-        path.replace(place / path.name)
+    for path in finding.folder.iterdir():
+        path.replace(target / path.name)
 
 
 @contextmanager
-def _alone(staging: Path) -> Iterator[None]:
-    """Hold a lock that dies with the process: two would write into the same file. What keeps nothing leaves nothing."""
+def _locked(staging: Path) -> Iterator[None]:
+    """Create and lock the staging folder, so that only one process writes to it; afterwards remove it if empty."""
     lock = staging.with_name(f"{staging.name}.lock")
     staging.mkdir(parents=True, exist_ok=True)
     try:
         with FileLock(lock, timeout=0):
-            staging.mkdir(parents=True, exist_ok=True)  # the one before may have removed it just now
+            staging.mkdir(parents=True, exist_ok=True)  # the previous owner may just have removed it
             try:
                 yield
             finally:
-                _tidy(staging, lock)
+                _remove_empty(staging, lock)
     except Timeout:
-        raise UserError(f"{staging}: another process is downloading into it; wait for it to end") from None
+        raise UserError(f"{staging}: another process is downloading to it; wait until it has finished") from None
 
 
-def _tidy(staging: Path, lock: Path) -> None:
-    """Remove what is empty."""
-    with suppress(OSError):  # something was kept, of this set or another; or an open file cannot be removed here
+def _remove_empty(staging: Path, lock: Path) -> None:
+    with suppress(OSError):  # not empty, or the system does not remove files that are open
         if staging.exists():
             staging.rmdir()
         lock.unlink()
         staging.parent.rmdir()
 
 
-@contextmanager
-def _writing(folder: Path) -> Iterator[None]:
-    try:
-        yield
-    except OSError as error:
-        full = error.errno in (errno.ENOSPC, errno.EDQUOT)
-        remedy = "make room there" if full else "check its permissions"
-        raise UserError(
-            f"{error.filename or folder}: cannot be written ({error.strerror or error}); {remedy} and run the command "
-            "again, which goes on with what was downloaded, or give another --data-dir"
-        ) from None
-
-
 def _progress(console: Console) -> Progress:
     columns = (TextColumn("{task.description}"), BarColumn(), DownloadColumn(), TransferSpeedColumn())
     return Progress(*columns, TimeRemainingColumn(), console=console, transient=True)
+
+
+def fetch(file: File, addresses: tuple[str, ...], target: Path, progress: Progress) -> None:
+    """Download one file to `target` from the first address that provides it, resuming an interrupted download."""
+    if matches(target, file):
+        return
+    part = target.with_name(f"{target.name}.part")
+    task = progress.add_task(file.name, total=file.size)
+    failures = []
+    for address in addresses:
+        try:
+            _complete(address + file.name, file, part, lambda done: progress.update(task, completed=done))
+        except _TransferError as failure:
+            failures.append(f"{address}{file.name}: {failure}")
+        else:
+            part.replace(target)
+            return
+    kept = _length(part)
+    state = (
+        f"{kept} of {file.size} bytes are kept in {part}; run the command again to resume"
+        if kept
+        else "nothing was downloaded; run the command again to retry"
+    )
+    raise UserError(f"{'; '.join(failures)}; {state}")
+
+
+def _complete(url: str, file: File, part: Path, on_progress: Callable[[int], object]) -> None:
+    """Download the rest of `part` and verify it; if a resumed download fails verification, start over once."""
+    for _ in range(2):
+        resumed = _length(part)
+        if resumed < file.size:
+            _transfer(url, file, part, on_progress)
+        if (found := md5_of(part)) == file.md5:
+            return
+        part.unlink()
+        if not resumed:
+            break
+    raise _TransferError(f"provides a different file, with md5 {found} instead of {file.md5}")
+
+
+def _transfer(url: str, file: File, part: Path, on_progress: Callable[[int], object]) -> None:
+    """Append the missing bytes to `part`; start over if the server does not support ranges."""
+    have = _length(part)
+    with _request(url, have) as response:
+        right_range = response.headers.get("Content-Range", "").startswith(f"bytes {have}-")
+        resumes = response.status == 206 and right_range
+        with part.open("ab" if resumes else "wb") as out:
+            have = have if resumes else 0
+            while have <= file.size and (chunk := _next(response)):
+                out.write(chunk)
+                out.flush()  # raises here if the disk is full
+                on_progress(have := have + len(chunk))
+    if have < file.size:
+        raise _TransferError(f"ended after {have} of {file.size} bytes")
+
+
+def _request(url: str, have: int) -> HTTPResponse:
+    headers = {"User-Agent": "ghostnoise", **({"Range": f"bytes={have}-"} if have else {})}
+    request = urllib.request.Request(url, headers=headers)
+    try:
+        response: HTTPResponse = urllib.request.urlopen(request, timeout=TIMEOUT)
+        return response
+    except urllib.error.HTTPError as error:
+        error.close()
+        if error.code == 416 and have:  # range not satisfiable: the served file is shorter
+            return _request(url, 0)
+        raise _TransferError(f"responded {error.code} {error.reason}") from None
+    except urllib.error.URLError as error:
+        raise _TransferError(f"cannot be reached ({error.reason})") from None
+    except (OSError, HTTPException) as error:
+        raise _TransferError(f"cannot be reached ({str(error) or type(error).__name__})") from None
+
+
+def _next(response: HTTPResponse) -> bytes:
+    try:
+        return response.read(CHUNK)
+    except (OSError, HTTPException) as error:
+        raise _TransferError(f"connection lost ({str(error) or type(error).__name__})") from None
+
+
+def matches(path: Path, file: File) -> bool:
+    """Return whether `path` has the size and the checksum of the published file."""
+    return _length(path) == file.size and md5_of(path) == file.md5
+
+
+def _length(path: Path) -> int:
+    return path.stat().st_size if path.is_file() else 0

@@ -1,4 +1,4 @@
-"""Find a set's files in the data folder, and verify every byte before it is used."""
+"""Find the files of a data set in the data folder, and verify every byte before it is used."""
 
 import gzip
 import hashlib
@@ -8,20 +8,20 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
 
-from ghostnoise.lab.data.catalog import Entry, File, Layout, Part
+from ghostnoise.lab.data.catalog import Entry, File, Layout, Split
 from ghostnoise.lab.data.readers import Arrays, read
 from ghostnoise.lab.errors import UserError
 
-BOTH: tuple[Part, ...] = ("train", "test")
+BOTH: tuple[Split, ...] = ("train", "test")
 
 
-class Damage(Exception):
-    """A file is not the published one; the text says in what."""
+class DamagedFile(Exception):
+    """A file differs from the published one; the message describes the difference."""
 
 
 @dataclass(frozen=True)
 class Finding:
-    """A folder with files of a set: the verified contents, and what is missing or damaged."""
+    """A folder with files of a data set: the verified contents, and which files are missing or damaged."""
 
     layout: Layout
     folder: Path
@@ -30,74 +30,74 @@ class Finding:
     damaged: list[str]
 
     @property
-    def whole(self) -> bool:
-        """Whether every file is there, and as it was published."""
+    def intact(self) -> bool:
+        """Whether every file is present and identical to the published one."""
         return not self.missing and not self.damaged
 
 
 def data_folder(given: Path | None) -> Path:
-    """Where data sets lie: as given, else as $GHOSTNOISE_DATA says, else in ~/.cache/ghostnoise-data."""
+    """Return the data folder: the given one, or else $GHOSTNOISE_DATA, or else ~/.cache/ghostnoise-data."""
     return Path(given or os.environ.get("GHOSTNOISE_DATA") or "~/.cache/ghostnoise-data").expanduser()
 
 
-def load(entry: Entry, folder: Path, part: Part) -> Arrays:
-    """Read one part of a set from the first layout that is whole."""
-    found = whole(entry, folder, (part,))
-    return read(entry, part, found.layout.kind, found.contents)
+def load(entry: Entry, folder: Path, split: Split) -> Arrays:
+    """Read a split of a data set from the first layout that is intact."""
+    found = find_intact(entry, folder, (split,))
+    return read(entry, split, found.layout.format, found.contents)
 
 
-def whole(entry: Entry, folder: Path, parts: tuple[Part, ...] = BOTH) -> Finding:
-    """The first folder in which these parts are whole."""
+def find_intact(entry: Entry, folder: Path, splits: tuple[Split, ...] = BOTH) -> Finding:
+    """Return the first folder in which these splits are intact; raise a UserError if there is none."""
     findings = []
-    for finding in findings_of(entry, folder, parts):
-        if finding.whole:
+    for finding in search(entry, folder, splits):
+        if finding.intact:
             return finding
         findings.append(finding)
-    remedy = f"run `ghostnoise data get {entry.name} --data-dir {folder}`, or put the official files there"
+    remedy = f"run `ghostnoise data get {entry.name} --data-dir {folder}`, or copy the official files there"
     for finding in findings:
         if finding.damaged:
             raise UserError(f"{'; '.join(finding.damaged)}; {remedy}")
     for finding in findings:
-        raise UserError(f"{finding.folder}: has no {', '.join(finding.missing)}; {remedy}")
+        raise UserError(f"{finding.folder}: {', '.join(finding.missing)} not found; {remedy}")
     raise UserError(
-        f"{entry.name}: no {' or '.join(parts)} images in {folder}; looked for {_looked_for(entry, parts)}; {remedy}"
+        f"{entry.name}: no {' or '.join(splits)} images in {folder}; expected {_expected(entry, splits)}; {remedy}"
     )
 
 
-def findings_of(entry: Entry, folder: Path, parts: tuple[Part, ...] = BOTH) -> Iterator[Finding]:
-    """Every folder that has some of the files of these parts, one by one, with what is wrong there."""
+def search(entry: Entry, folder: Path, splits: tuple[Split, ...] = BOTH) -> Iterator[Finding]:
+    """Iterate over the folders that contain files of these splits, intact or not."""
     for layout in entry.layouts:
         for name in layout.folders:
-            finding = examine(layout, folder / name, parts)
+            finding = examine(layout, folder / name, splits)
             if finding.contents or finding.damaged:
                 yield finding
 
 
-def examine(layout: Layout, folder: Path, parts: tuple[Part, ...] = BOTH) -> Finding:
-    """Read and verify the files of these parts in one folder."""
+def examine(layout: Layout, folder: Path, splits: tuple[Split, ...] = BOTH) -> Finding:
+    """Read and verify the files of these splits in one folder."""
     finding = Finding(layout, folder, [], [], [])
-    for file in layout.files(parts):
+    for file in layout.files(splits):
         try:
             if (content := _content(layout, folder, file)) is None:
                 finding.missing.append(file.name)
             else:
                 finding.contents.append(content)
-        except Damage as damage:
+        except DamagedFile as damage:
             finding.damaged.append(str(damage))
     return finding
 
 
-def there(entry: Entry, folder: Path, parts: tuple[Part, ...]) -> bool:
-    """Whether some folder has all files of these parts, whole or not."""
+def has_files(entry: Entry, folder: Path, splits: tuple[Split, ...]) -> bool:
+    """Return whether one folder contains all files of these splits; their contents are not checked."""
     return any(
-        all(any(path.is_file() for path in _paths(layout, folder / name, file)) for file in layout.files(parts))
+        all(any(path.is_file() for path in _paths(layout, folder / name, file)) for file in layout.files(splits))
         for layout in entry.layouts
         for name in layout.folders
     )
 
 
 def md5_of(path: Path) -> str:
-    """The md5 of a file's contents, in hexadecimal digits."""
+    """Return the MD5 checksum of a file, in hexadecimal digits."""
     with path.open("rb") as file:
         return hashlib.file_digest(file, _md5).hexdigest()
 
@@ -108,17 +108,17 @@ def _md5(data: bytes = b"") -> "hashlib._Hash":
 
 def _paths(layout: Layout, folder: Path, file: File) -> list[Path]:
     plain = folder / file.name
-    return [plain, folder / f"{file.name}.gz"] if layout.kind == "idx" else [plain]
+    return [plain, folder / f"{file.name}.gz"] if layout.format == "idx" else [plain]
 
 
 def _content(layout: Layout, folder: Path, file: File) -> tuple[Path, bytes] | None:
-    """The verified contents of a file, or None where there is none; Damage if all that is there is damaged."""
+    """Return the verified contents of a file, or None if it is missing; raise DamagedFile if no copy is intact."""
     damage = None
     for path in _paths(layout, folder, file):
         if path.is_file():
             try:
                 return path, _verified(path, file)
-            except Damage as found:
+            except DamagedFile as found:
                 damage = damage or found
     if damage:
         raise damage
@@ -126,26 +126,26 @@ def _content(layout: Layout, folder: Path, file: File) -> tuple[Path, bytes] | N
 
 
 def _verified(path: Path, file: File) -> bytes:
-    """The contents of `path`, unpacked if it is gzipped; what is verified is what will be read."""
-    zipped = path.suffix == ".gz"
+    """Return the contents of `path`, uncompressed and verified. The file is read only once."""
+    compressed = path.suffix == ".gz"
     try:
-        with gzip.open(path) if zipped else path.open("rb") as stream:
-            data = stream.read(file.size + 1)  # a file that unpacks to more is not unpacked further
+        with gzip.open(path) if compressed else path.open("rb") as stream:
+            data = stream.read(file.size + 1)  # limits how much a compressed file can expand to
     except (OSError, EOFError, zlib.error) as error:
-        raise Damage(f"{path}: cannot be read ({error})") from None
-    contents = "unpacks to" if zipped else "has"
+        raise DamagedFile(f"{path}: cannot be read ({error})") from None
+    contents = "unpacks to" if compressed else "has"
     if len(data) != file.size:
         length = f"more than {file.size}" if len(data) > file.size else str(len(data))
-        raise Damage(f"{path}: damaged, {contents} {length} bytes instead of {file.size}")
+        raise DamagedFile(f"{path}: damaged, {contents} {length} bytes instead of {file.size}")
     if (found := _md5(data).hexdigest()) != file.md5:
-        raise Damage(f"{path}: damaged, {contents} md5 {found} instead of {file.md5}")
+        raise DamagedFile(f"{path}: damaged, {contents} md5 {found} instead of {file.md5}")
     return data
 
 
-def _looked_for(entry: Entry, parts: tuple[Part, ...]) -> str:
-    places = []
+def _expected(entry: Entry, splits: tuple[Split, ...]) -> str:
+    locations = []
     for layout in entry.layouts:
-        names = ", ".join(file.name for file in layout.files(parts))
-        zipped = " (or .gz)" if layout.kind == "idx" else ""
-        places.append(f"{names}{zipped} in {' or '.join(f'{name}/' for name in layout.folders)}")
-    return ", or ".join(places)
+        names = ", ".join(file.name for file in layout.files(splits))
+        compressed = " (or .gz)" if layout.format == "idx" else ""
+        locations.append(f"{names}{compressed} in {' or '.join(f'{name}/' for name in layout.folders)}")
+    return ", or ".join(locations)

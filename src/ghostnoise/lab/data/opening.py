@@ -1,4 +1,4 @@
-"""Open a data set as the settings say."""
+"""Open the data set that the settings select."""
 
 from dataclasses import replace
 from pathlib import Path
@@ -7,62 +7,61 @@ import numpy as np
 import torch
 
 from ghostnoise.lab.config.schema import DataSettings
-from ghostnoise.lab.data import catalog, digits, files
-from ghostnoise.lab.data.catalog import Entry, Part
-from ghostnoise.lab.data.draws import Purpose, words
-from ghostnoise.lab.data.folder import Folder, class_names, part_folder
-from ghostnoise.lab.data.readers import Arrays
-from ghostnoise.lab.data.resident import Resident, chosen
-from ghostnoise.lab.data.source import Share, Source
-from ghostnoise.lab.data.splits import limited, validation
+from ghostnoise.lab.data import catalog, files
+from ghostnoise.lab.data.catalog import Entry, Split
+from ghostnoise.lab.data.image_folder import ImageFolderSource, class_names, split_folder
+from ghostnoise.lab.data.in_memory import InMemorySource, select
+from ghostnoise.lab.data.readers import Arrays, read_digits
+from ghostnoise.lab.data.sampling import Purpose, limited_indices, random_words, split_validation
+from ghostnoise.lab.data.source import Shard, Source
 from ghostnoise.lab.errors import UserError
 
-STAND_IN_SIZES: dict[Part, int] = {"train": 512, "test": 128}
+RANDOM_SIZES: dict[Split, int] = {"train": 512, "test": 128}  # of random images in place of a data set
 
 
 def open_source(
     data: DataSettings, folder: Path, *, batch_size: int, seed: int, device: torch.device, channels_last: bool = False,
     rank: int = 0, world: int = 1, workers: int | None = None,
 ) -> Source:  # fmt: skip
-    """Open a set: `batch_size` is over all `world` ranks, and `workers` are processes that read image folders.
+    """Open a data set. `batch_size` is over all `world` ranks; `workers` are processes that read image folders.
 
-    Test images are read if they are evaluated on, and not otherwise.
+    Test images are read only if the run evaluates on them.
     """
-    share = Share(batch_size, rank, world)
+    shard = Shard(batch_size, rank, world)
     if data.name == "imagefolder" and not data.stand_in:
-        return Folder(data, _root(data, folder), share, seed, device, channels_last, workers)
+        return ImageFolderSource(data, _root(data, folder), shard, seed, device, channels_last, workers)
     entry = _entry(data)
     arrays = _read(data, entry, folder, "train")
-    rows = limited(len(arrays.labels), _limit(data, "train"), "limit")
+    train = limited_indices(len(arrays.labels), _limit(data, "train"), "limit")
     if data.evaluate == "test":
-        unseen = _read(data, entry, folder, "test")
-        held_out = chosen(unseen, limited(len(unseen.labels), _limit(data, "test"), "test_limit"))
+        test = _read(data, entry, folder, "test")
+        held_out = select(test, limited_indices(len(test.labels), _limit(data, "test"), "test_limit"))
     else:
-        rows, held_out_rows = validation(rows, data.split_seed)
-        held_out = chosen(arrays, held_out_rows)
-    return Resident(
-        entry, chosen(arrays, rows), held_out, share, seed, device, channels_last,
+        train, validation = split_validation(train, data.split_seed)
+        held_out = select(arrays, validation)
+    return InMemorySource(
+        entry, select(arrays, train), held_out, shard, seed, device, channels_last,
         data.padding if data.augment == "flip-crop" else None,
     )  # fmt: skip
 
 
 def present(data: DataSettings, folder: Path) -> bool:
-    """Whether the files that the settings need are there; not whether they are whole."""
-    parts: tuple[Part, ...] = ("train", "test") if data.evaluate == "test" else ("train",)
+    """Return whether the files that the settings need are in `folder`; their contents are not checked."""
+    splits: tuple[Split, ...] = ("train", "test") if data.evaluate == "test" else ("train",)
     if data.stand_in or data.name == "digits":
         return True
     if data.name != "imagefolder":
-        return files.there(catalog.find(data.name), folder, parts)
+        return files.has_files(catalog.find(data.name), folder, splits)
     try:
-        for part in parts:
-            part_folder(_root(data, folder), part)
+        for split in splits:
+            split_folder(_root(data, folder), split)
     except UserError:
         return False
     return True
 
 
-def facts(data: DataSettings, folder: Path) -> tuple[tuple[int, int, int], int]:
-    """The shape (C, H, W) of the images and the number of classes; of an image folder, those that it has now."""
+def shape_and_classes(data: DataSettings, folder: Path) -> tuple[tuple[int, int, int], int]:
+    """Return the shape (C, H, W) of the images and the number of classes, which image folders are read for."""
     if data.name == "imagefolder" and not data.stand_in:
         size = data.image_size or 224
         return (3, size, size), len(class_names(_root(data, folder)))
@@ -75,7 +74,7 @@ def _root(data: DataSettings, folder: Path) -> Path:
 
 
 def _entry(data: DataSettings) -> Entry:
-    """The set, with the sizes of its stand-in where that is asked for."""
+    """Return the entry of the data set; with `stand_in`, it has the sizes of the random images."""
     if data.name == "imagefolder":
         size = data.image_size or 224
         entry = Entry(
@@ -85,26 +84,26 @@ def _entry(data: DataSettings) -> Entry:
     else:
         entry = catalog.find(data.name)
     if data.stand_in:
-        return replace(entry, train_size=STAND_IN_SIZES["train"], test_size=STAND_IN_SIZES["test"])
+        return replace(entry, train_size=RANDOM_SIZES["train"], test_size=RANDOM_SIZES["test"])
     return entry
 
 
-def _read(data: DataSettings, entry: Entry, folder: Path, part: Part) -> Arrays:
+def _read(data: DataSettings, entry: Entry, folder: Path, split: Split) -> Arrays:
     if data.stand_in:
-        return _random(entry, part)
-    return digits.load(part) if data.name == "digits" else files.load(entry, folder, part)
+        return _random(entry, split)
+    return read_digits(split) if data.name == "digits" else files.load(entry, folder, split)
 
 
-def _random(entry: Entry, part: Part) -> Arrays:
-    """Random images and labels of the set's shape, always the same ones."""
-    count, which = entry.size(part), 0 if part == "train" else 1
+def _random(entry: Entry, split: Split) -> Arrays:
+    """Return random images and labels with the shape of the data set; they are the same in every run."""
+    count, key = entry.size(split), 0 if split == "train" else 1
     pixels = count * int(np.prod(entry.shape))
-    drawn = words(-(-pixels // 8) + count, 0, Purpose.STAND_IN, which)
+    drawn = random_words(-(-pixels // 8) + count, 0, Purpose.STAND_IN, key)
     labels = (drawn[:count] % np.uint64(entry.classes)).astype(np.int64)
     return Arrays(drawn[count:].astype("<u8").view(np.uint8)[:pixels].reshape(count, *entry.shape), labels)
 
 
-def _limit(data: DataSettings, part: Part) -> int | None:
-    """The limit, which may be of the set that a smaller stand-in is for."""
-    limit = data.limit if part == "train" else data.test_limit
-    return min(limit, STAND_IN_SIZES[part]) if limit and data.stand_in else limit
+def _limit(data: DataSettings, split: Split) -> int | None:
+    """Return the limit; it is capped for random images, which are fewer than those of the data set."""
+    limit = data.limit if split == "train" else data.test_limit
+    return min(limit, RANDOM_SIZES[split]) if limit and data.stand_in else limit

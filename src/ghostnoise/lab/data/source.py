@@ -1,4 +1,4 @@
-"""What a trainer sees of a data set."""
+"""The interface of a data set to the trainer, and how the ranks of a distributed run divide the batches."""
 
 from collections.abc import Iterator
 from dataclasses import dataclass
@@ -9,12 +9,12 @@ from torch import Tensor
 from ghostnoise.lab.errors import UserError
 
 Batch: TypeAlias = tuple[Tensor, Tensor]
-"""Images (B, C, H, W) in float32, normalized, and labels (B,) in int64."""
+"""Normalized images (B, C, H, W) in float32, and labels (B,) in int64."""
 
 
 @dataclass(frozen=True)
-class Facts:
-    """A set's shape (C, H, W), and how many classes and images it has, after the split."""
+class DatasetInfo:
+    """The shape (C, H, W) of the images, the number of classes, and the numbers of images after the split."""
 
     shape: tuple[int, int, int]
     classes: int
@@ -23,26 +23,26 @@ class Facts:
 
 
 class Source(Protocol):
-    """Batches of a set, as a pure function of the seed, the epoch, the step and the rank."""
+    """Batches of a data set, as a pure function of the seed, the epoch, the step and the rank."""
 
     @property
-    def facts(self) -> Facts:
-        """Its shape and sizes."""
+    def info(self) -> DatasetInfo:
+        """The shape and the sizes of the data set."""
 
     @property
     def steps(self) -> int:
-        """Steps in an epoch; images that fill no batch are left out, and others in each epoch."""
+        """The number of steps per epoch. The last incomplete batch is dropped; its images vary between epochs."""
 
     def batches(self, epoch: int, start: int = 0) -> Iterator[Batch]:
-        """This rank's part of the training batches of an epoch, from step `start` on."""
+        """Iterate over this rank's part of the training batches of an epoch, from step `start`."""
 
     def evaluation(self) -> Iterator[Batch]:
-        """This rank's share of the held-out images; all ranks together have each of them once."""
+        """Iterate over this rank's part of the held-out images; over all ranks, each image occurs exactly once."""
 
 
 @dataclass(frozen=True)
-class Share:
-    """What one of `world` ranks takes: a block of each batch, and a block of the held-out images."""
+class Shard:
+    """The part of every batch, and of the held-out images, that one of `world` ranks processes."""
 
     batch_size: int
     rank: int = 0
@@ -51,35 +51,35 @@ class Share:
     def __post_init__(self) -> None:
         if self.batch_size % self.world:
             raise UserError(
-                f"batch_size={self.batch_size} over {self.world} processes: must be a multiple of their number; "
+                f"batch_size={self.batch_size} with {self.world} processes: must be a multiple of their number; "
                 f"try {max(1, self.batch_size // self.world) * self.world}"
             )
 
     @property
-    def each(self) -> int:
-        """Images in a batch of one rank."""
+    def size(self) -> int:
+        """The number of samples per batch and rank."""
         return self.batch_size // self.world
 
     @property
-    def of_batch(self) -> slice:
-        """Its rows of a batch."""
-        return slice(self.rank * self.each, (self.rank + 1) * self.each)
+    def batch_slice(self) -> slice:
+        """This rank's samples of a batch."""
+        return slice(self.rank * self.size, (self.rank + 1) * self.size)
 
-    def of_step(self, step: int) -> slice:
-        """Its rows of a step, in the order of the epoch."""
+    def step_slice(self, step: int) -> slice:
+        """Return this rank's samples of a step, as positions in the order of the epoch."""
         first = step * self.batch_size
-        return slice(first + self.of_batch.start, first + self.of_batch.stop)
+        return slice(first + self.batch_slice.start, first + self.batch_slice.stop)
 
-    def held_out(self, count: int) -> list[slice]:
-        """Its rows of `count` held-out images, in batches."""
+    def evaluation_slices(self, count: int) -> list[slice]:
+        """Return this rank's part of `count` held-out images, in batches."""
         first, end = count * self.rank // self.world, count * (self.rank + 1) // self.world
-        return [slice(at, min(at + self.each, end)) for at in range(first, end, self.each)]
+        return [slice(at, min(at + self.size, end)) for at in range(first, end, self.size)]
 
     def steps(self, train_size: int) -> int:
-        """Whole batches in `train_size` images, of which there must be one."""
+        """Return the number of full batches in `train_size` images; raise a UserError if there is none."""
         if self.batch_size > train_size:
             raise UserError(
-                f"batch_size={self.batch_size}: larger than the training set of {train_size} images; "
-                f"lower it, or use more images"
+                f"batch_size={self.batch_size}: must be at most the number of training images, {train_size}; "
+                "lower it, or use more images"
             )
         return train_size // self.batch_size

@@ -1,4 +1,4 @@
-"""The paper's networks, with the norm and the noise that the settings ask for."""
+"""The networks of the paper, with the norm and the noise of the settings."""
 
 from ghostnoise.lab.models.building import build, names, placement
 from ghostnoise.lab.models.catalog import CATALOG, Network

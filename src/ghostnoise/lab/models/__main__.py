@@ -1,4 +1,4 @@
-"""Print the networks, with their parameters counted: `python -m ghostnoise.lab.models`."""
+"""Print the networks with their numbers of parameters: `python -m ghostnoise.lab.models`."""
 
 import torch
 from rich.console import Console
@@ -10,7 +10,7 @@ from ghostnoise.lab.models.catalog import CATALOG
 
 
 def count(name: str) -> int:
-    """The parameters of a network as it is built, at its standard size."""
+    """Return the number of parameters of a network at its standard size."""
     network = CATALOG[name]
     norm = NormSettings(method="bn" if network.normalization == "batch" else "none")
     with torch.device("meta"):
@@ -19,7 +19,7 @@ def count(name: str) -> int:
 
 
 def sizes() -> Table:
-    """The networks as the paper has them: parameters, norm, and the first place of noise."""
+    """Return a table of the networks: parameters, images, classes, norm, and default placement of noise."""
     made = Table("name")
     for heading in ("parameters", "images", "classes"):
         made.add_column(heading, justify="right")
@@ -34,7 +34,7 @@ def sizes() -> Table:
 
 
 def sources() -> Table:
-    """Where the networks come from."""
+    """Return a table of the sources of the networks."""
     made = Table("name", "network", "source")
     for name, network in CATALOG.items():
         made.add_row(name, network.title, network.source)

@@ -1,6 +1,6 @@
-"""ConvMixer (Trockman and Kolter, 2022): convolutions over positions and over channels in turn, GELU, batch norm.
+"""ConvMixer (Trockman and Kolter, 2022): alternating depthwise and 1x1 convolutions, with GELU and batch norm.
 
-Modules are named as in timm.
+Modules have the names of timm.
 """
 
 from collections import OrderedDict
@@ -14,25 +14,25 @@ DEPTH, KERNEL, PATCH = 8, 5, 2
 
 
 class Residual(nn.Module):
-    """Add what `fn` makes of x to x."""
+    """A residual connection: x + fn(x)."""
 
     def __init__(self, fn: nn.Module) -> None:
         super().__init__()
         self.fn = fn
 
     def forward(self, x: Tensor) -> Tensor:
-        """Add."""
+        """Add `fn(x)` to x."""
         y: Tensor = x + self.fn(x)
         return y
 
 
 def convmixer(slots: Slots, task: Task) -> nn.Sequential:
-    """Patches, blocks of a depthwise convolution beside a shortcut and a 1x1 one, mean, linear classifier."""
+    """Build a patch embedding, blocks of a residual depthwise and a 1x1 convolution, pooling, and a classifier."""
     (channels, height, across), (width,) = task.shape, task.widths
     if height % PATCH or across % PATCH:
         raise UserError(
-            f"images of {height}x{across}: convmixer takes sizes that are multiples of its patch, {PATCH}; resize "
-            "them, or take another network"
+            f"images of {height}x{across}: convmixer needs multiples of its patch size, {PATCH}; resize them, or use "
+            "another network"
         )
 
     def activated(conv: nn.Conv2d) -> list[nn.Module]:

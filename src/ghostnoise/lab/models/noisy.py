@@ -1,4 +1,4 @@
-"""Norms with any noise inside or after them, and with the parameters, buffers and keys of the plain norm."""
+"""Norms with any noise layer inside or after them; parameters, buffers and state_dict keys are those of the norm."""
 
 from typing import Any
 
@@ -11,7 +11,7 @@ from ghostnoise.tracing import Leaf
 
 
 class Noisy(Leaf):
-    """Mixed into a norm: noise between its normalization and its affine if `inside`, else after both."""
+    """Mixin for norms: injects noise between normalization and affine if `inside`, otherwise after both."""
 
     weight: Any
     bias: Any
@@ -21,62 +21,63 @@ class Noisy(Leaf):
         self.noise, self.inside = noise, inside
 
     def normalize(self, x: Tensor) -> Tensor:
-        """The norm without its affine."""
+        """Normalize without the affine."""
         raise NotImplementedError
 
     def forward(self, x: Tensor) -> Tensor:
-        """Normalize, inject noise, and apply the affine, in the order that was asked for."""
+        """Normalize, inject noise and apply the affine, in the order that `inside` selects."""
         if not self.inside:
             y: Tensor = self.noise(super().forward(x))
             return y
-        return self.scale_and_shift(self.noise(self.normalize(x)))
+        return self.affine_transform(self.noise(self.normalize(x)))
 
-    def scale_and_shift(self, y: Tensor) -> Tensor:
-        """Scale and shift each channel; channels come first."""
+    def affine_transform(self, y: Tensor) -> Tensor:
+        """Apply the affine to (B, C, ...)."""
         shape = (-1, *(1 for _ in range(y.ndim - 2)))
         scaled: Tensor = y * self.weight.view(shape) + self.bias.view(shape)
         return scaled
 
 
 class NoisyBatchNorm(Noisy, BatchNorm):
-    """Batch norm with noise."""
+    """Batch norm with noise, for any number of dimensions."""
 
     def normalize(self, x: Tensor) -> Tensor:
-        """With the batch's statistics in training, with the running ones in eval."""
-        return functional.batch_norm(
+        """Normalize with batch statistics in training, and with running statistics in evaluation."""
+        y: Tensor = functional.batch_norm(
             x, self.running_mean, self.running_var, None, None, self.training, self.momentum, self.eps,
             num_batches_tracked=self.num_batches_tracked, process_group=self.process_group, uneven=self.uneven,
         )  # fmt: skip
+        return y
 
 
 class NoisyBatchNorm1d(NoisyBatchNorm, nn.BatchNorm1d):
-    """Batch norm with noise of (B, C)."""
+    """Batch norm with noise for inputs (B, C) or (B, C, L)."""
 
     ndims = (2, 3)
 
 
 class NoisyBatchNorm2d(NoisyBatchNorm, nn.BatchNorm2d):
-    """Batch norm with noise of (B, C, H, W)."""
+    """Batch norm with noise for inputs (B, C, H, W)."""
 
     ndims = (4,)
 
 
 class NoisyGroupNorm(Noisy, nn.GroupNorm):
-    """Group norm with noise of (B, C, H, W)."""
+    """Group norm with noise for inputs (B, C, H, W)."""
 
     def normalize(self, x: Tensor) -> Tensor:
-        """Each sample with its own statistics."""
+        """Normalize each group of channels of each sample."""
         return F.group_norm(x, self.num_groups, None, None, self.eps)
 
 
 class NoisyLayerNorm(Noisy, nn.LayerNorm):
-    """Layer norm with noise of tokens (B, T, C)."""
+    """Layer norm with noise for tokens (B, T, C)."""
 
     def normalize(self, x: Tensor) -> Tensor:
-        """Each token with its own statistics."""
+        """Normalize each token."""
         return F.layer_norm(x, self.normalized_shape, None, None, self.eps)
 
-    def scale_and_shift(self, y: Tensor) -> Tensor:
-        """Scale and shift each channel; channels come last."""
+    def affine_transform(self, y: Tensor) -> Tensor:
+        """Apply the affine to (B, T, C)."""
         scaled: Tensor = y * self.weight + self.bias
         return scaled

@@ -1,7 +1,4 @@
-"""Normalization-free residual networks (Brock et al., 2021), for small images.
-
-Modules are named as in timm.
-"""
+"""Normalizer-free ResNets (Brock et al., 2021) for small images. Modules have the names of timm."""
 
 import math
 from collections import OrderedDict
@@ -13,14 +10,14 @@ from torch import Tensor, nn
 from ghostnoise.lab.models.slots import Slots, Task
 from ghostnoise.methods.weight_standardization import WSConv2d
 
-ALPHA = 0.2  # what a block adds to the variance is its square
-RELU_GAMMA = 1.7139588594436646  # as published, from samples; exactly, ReLU(N(0, 1)) has unit variance times 1.7129
+ALPHA = 0.2  # a block adds ALPHA² to the variance
+RELU_GAMMA = 1.7139588594436646  # the published value, from samples; the exact one is 1.7129: 1 / std(ReLU(N(0, 1)))
 
 
 class NormFreeBlock(nn.Module):
-    """A bottleneck with the activation first, added to a shortcut: x + alpha · gain · branch(beta · ReLU(x)).
+    """A pre-activation bottleneck with a shortcut: x + alpha · gain · branch(beta · ReLU(x)).
 
-    beta divides by the standard deviation that x has at initialization. gain starts at 0 (SkipInit).
+    `beta` is the reciprocal of the standard deviation of x at initialization. The gain is initialized to 0 (SkipInit).
     """
 
     def __init__(self, slots: Slots, inputs: int, width: int, stride: int, beta: float) -> None:
@@ -36,7 +33,7 @@ class NormFreeBlock(nn.Module):
         self.skipinit_gain = nn.Parameter(torch.zeros(()))
 
     def forward(self, x: Tensor) -> Tensor:
-        """Add the branch; where the shape changes, the shortcut is taken after the activation."""
+        """Add the branch to the shortcut, which starts after the activation if the shape changes."""
         y = self.act1(x) * self.beta
         shortcut = x if self.downsample is None else self.downsample(y)
         y = self.conv3(self.act3(self.conv2(self.act2(self.conv1(y)))))
@@ -45,17 +42,17 @@ class NormFreeBlock(nn.Module):
 
 
 def norm_free_resnet(slots: Slots, task: Task, blocks: Sequence[int]) -> nn.Sequential:
-    """A 3x3 stem, stages of bottlenecks of `width`, twice that and so on in their 3x3 convolutions, mean, linear."""
+    """Build a 3x3 stem, stages of bottlenecks that double the channels, average pooling and a linear classifier."""
     (width,) = task.widths
     stages, inputs, variance = [], width, 1.0
     for stage, count in enumerate(blocks):
-        made = []
-        for place in range(count):
-            stride = 2 if stage > 0 and place == 0 else 1
-            made.append(NormFreeBlock(slots, inputs, width * 2**stage, stride, beta=1 / math.sqrt(variance)))
-            variance = (1 if place == 0 else variance) + ALPHA**2  # a shortcut after the activation starts anew from 1
+        members = []
+        for index in range(count):
+            stride = 2 if stage > 0 and index == 0 else 1
+            members.append(NormFreeBlock(slots, inputs, width * 2**stage, stride, beta=1 / math.sqrt(variance)))
+            variance = (1 if index == 0 else variance) + ALPHA**2  # a shortcut after the activation has variance 1
             inputs = 4 * width * 2**stage
-        stages.append(nn.Sequential(*made))
+        stages.append(nn.Sequential(*members))
     fc = nn.Linear(inputs, task.classes)
     nn.init.normal_(fc.weight, 0, 0.01)
     nn.init.zeros_(fc.bias)
@@ -65,9 +62,9 @@ def norm_free_resnet(slots: Slots, task: Task, blocks: Sequence[int]) -> nn.Sequ
 
 
 def convolution(inputs: int, outputs: int, kernel: int, stride: int = 1) -> WSConv2d:
-    """A convolution with scaled weight standardization: of deviation gamma/sqrt(fan_in), with a gain and a bias."""
+    """Build a weight-standardized convolution with standard deviation gamma/sqrt(fan_in), a gain and a bias."""
     conv = WSConv2d(inputs, outputs, kernel, stride, kernel // 2)
     nn.init.kaiming_normal_(conv.weight, mode="fan_in", nonlinearity="linear")
-    nn.init.zeros_(conv.bias)  # type: ignore[arg-type]  # it has one
+    nn.init.zeros_(conv.bias)  # type: ignore[arg-type]  # never None here
     nn.init.constant_(conv.init_std, RELU_GAMMA / math.sqrt(inputs * kernel**2))
     return conv

@@ -1,4 +1,4 @@
-"""Networks without shortcuts: the perceptron of the paper, and a small convolutional network for 8x8 images."""
+"""Networks without shortcuts: the MLP of the paper, and a small convolutional network for 8x8 images."""
 
 import math
 
@@ -8,7 +8,7 @@ from ghostnoise.lab.models.slots import Slots, Task
 
 
 def mlp(slots: Slots, task: Task) -> nn.Sequential:
-    """Hidden layers of these widths, each linear, norm and ReLU, and a linear classifier."""
+    """Build hidden layers of the given widths (linear, norm, ReLU) and a linear classifier."""
     inputs = math.prod(task.shape)
     layers: list[nn.Module] = [nn.Flatten()]
     for width in task.widths:
@@ -18,9 +18,9 @@ def mlp(slots: Slots, task: Task) -> nn.Sequential:
 
 
 def digits_net(slots: Slots, task: Task) -> nn.Sequential:
-    """Three 3x3 convolutions with norm and ReLU, of strides 1, 2 and 2, mean, linear classifier.
+    """Build three 3x3 convolutions with norm and ReLU, strides 1, 2 and 2, average pooling and a linear classifier.
 
-    It has no branches; dropout comes after the second norm, as in a branch.
+    The placement "branch" is after the second norm, although the network has no residual branches.
     """
     channels, (width,) = task.shape[0], task.widths
     layers: list[nn.Module] = []

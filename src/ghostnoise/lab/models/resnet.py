@@ -1,6 +1,6 @@
-"""Residual networks with the norm after each convolution, and the ReLU after the sum (He et al., 2016).
+"""ResNets with a norm after each convolution and the ReLU after the sum (He et al., 2016).
 
-Modules are named as in torchvision and timm, so that weights can be exchanged with both.
+Modules have the names of torchvision and timm, so that weights can be exchanged with both.
 """
 
 import math
@@ -14,7 +14,7 @@ from ghostnoise.methods.weight_standardization import WSConv2d
 
 
 class Block(nn.Module):
-    """Convolutions beside a shortcut: the identity, or a 1x1 convolution and a norm where the shape changes."""
+    """A residual block. The shortcut is the identity, or a 1x1 convolution and a norm if the shape changes."""
 
     expansion = 1
 
@@ -28,31 +28,31 @@ class Block(nn.Module):
         self.act = slots.activation()
 
     def build(self, slots: Slots, conv: type[nn.Conv2d], inputs: int, width: int, stride: int) -> None:
-        """Make the branch: two 3x3 convolutions, the stride in the first."""
+        """Build the branch: two 3x3 convolutions, the first with the stride."""
         self.conv1, self.bn1 = convolution(conv, inputs, width, 3, stride), slots.norm(width)
         self.act1 = slots.activation()
         self.conv2, self.bn2 = convolution(conv, width, width, 3), slots.norm(width)
         self.end = slots.branch()
 
     def branch(self, x: Tensor) -> Tensor:
-        """What is added to the shortcut."""
+        """Compute the residual branch."""
         x = self.act1(self.bn1(self.conv1(x)))
         y: Tensor = self.end(self.bn2(self.conv2(x)))
         return y
 
     def forward(self, x: Tensor) -> Tensor:
-        """Add the two, then activate."""
+        """Add branch and shortcut, and apply the activation."""
         y: Tensor = self.act(self.branch(x) + self.downsample(x))
         return y
 
 
 class Bottleneck(Block):
-    """A 1x1 convolution to a quarter of the channels, a 3x3 one, which has the stride, and a 1x1 one back."""
+    """A residual block: a 1x1 convolution to a quarter of the channels, a 3x3 one with the stride, and a 1x1 one."""
 
     expansion = 4
 
     def build(self, slots: Slots, conv: type[nn.Conv2d], inputs: int, width: int, stride: int) -> None:
-        """Make the branch."""
+        """Build the branch."""
         self.conv1, self.bn1 = convolution(conv, inputs, width, 1), slots.norm(width)
         self.act1 = slots.activation()
         self.conv2, self.bn2 = convolution(conv, width, width, 3, stride), slots.norm(width)
@@ -60,7 +60,7 @@ class Bottleneck(Block):
         self.conv3, self.bn3 = convolution(conv, width, 4 * width, 1), slots.norm(4 * width)
 
     def branch(self, x: Tensor) -> Tensor:
-        """What is added to the shortcut."""
+        """Compute the residual branch."""
         x = self.act1(self.bn1(self.conv1(x)))
         x = self.act2(self.end(self.bn2(self.conv2(x))))
         y: Tensor = self.bn3(self.conv3(x))
@@ -75,9 +75,10 @@ def resnet(
     conv: type[nn.Conv2d] = nn.Conv2d,
     large: bool = False,
 ) -> nn.Sequential:
-    """Stem, stages that double the channels and from the second on halve the image, mean, linear classifier.
+    """Build a stem, stages that double the channels and halve the image, average pooling and a linear classifier.
 
-    The stem is a 3x3 convolution, or for `large` images a 7x7 one of stride 2 and max pooling.
+    The first stage keeps the size of the image. The stem is a 3x3 convolution, or for `large` images a 7x7 convolution
+    with stride 2 and max pooling.
     """
     channels, (width,) = task.shape[0], task.widths
     stem = convolution(conv, channels, width, 7, 2) if large else convolution(conv, channels, width, 3)
@@ -86,12 +87,12 @@ def resnet(
         layers.append(("maxpool", nn.MaxPool2d(3, 2, padding=1)))
     inputs = width
     for stage, count in enumerate(blocks):
-        made = []
-        for place in range(count):
-            stride = 2 if stage > 0 and place == 0 else 1
-            made.append(block(slots, conv, inputs, width * 2**stage, stride))
+        members = []
+        for index in range(count):
+            stride = 2 if stage > 0 and index == 0 else 1
+            members.append(block(slots, conv, inputs, width * 2**stage, stride))
             inputs = width * 2**stage * block.expansion
-        layers.append((f"layer{stage + 1}", nn.Sequential(*made)))
+        layers.append((f"layer{stage + 1}", nn.Sequential(*members)))
     head = [("pool", nn.AdaptiveAvgPool2d(1)), ("flatten", nn.Flatten()), ("fc", nn.Linear(inputs, task.classes))]
     model = nn.Sequential(OrderedDict([*layers, *head]))
     initialize(model)
@@ -99,12 +100,12 @@ def resnet(
 
 
 def convolution(conv: type[nn.Conv2d], inputs: int, outputs: int, kernel: int, stride: int = 1) -> nn.Conv2d:
-    """A convolution without bias that keeps the size of the image at stride 1."""
+    """Build a convolution without bias, padded to keep the size of the image at stride 1."""
     return conv(inputs, outputs, kernel, stride, kernel // 2, bias=False)
 
 
 def initialize(model: nn.Module) -> None:
-    """Draw convolutions from N(0, 2/fan_out); a standardized one then has that deviation as its magnitude."""
+    """Initialize convolutions with N(0, 2/fan_out), and set that standard deviation in weight-standardized ones."""
     for layer in model.modules():
         if isinstance(layer, nn.Conv2d):
             nn.init.kaiming_normal_(layer.weight, mode="fan_out", nonlinearity="relu")

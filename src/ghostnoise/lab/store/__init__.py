@@ -1,4 +1,4 @@
-"""Run folders: the only truth about a run, whatever happens to the process that writes them."""
+"""Run folders: crash-safe storage of settings, metrics, checkpoints and results."""
 
 from ghostnoise.lab.store.folder import RunFolder
 

@@ -1,7 +1,7 @@
-"""The last two states of a run. A file's name carries its checksum, so that a damaged one is known before it is read.
+"""The last two checkpoints of a run. The file name contains a checksum, so that damage is detected before loading.
 
-`step-00000300-1f2e3d4c5b6a7988.pt` is what `torch.save` writes: `torch.load(path, weights_only=True)["model"]` are the
-weights.
+`step-00000300-1f2e3d4c5b6a7988.pt` is written by `torch.save`: `torch.load(path, weights_only=True)["model"]` is the
+state_dict of the network.
 """
 
 import hashlib
@@ -23,7 +23,7 @@ State = dict[str, Any]
 
 
 def save(folder: Path, step: int, state: State) -> Path:
-    """Write the state after `step` steps, and remove all but the last two."""
+    """Write the state after `step` steps, and remove all checkpoints but the last two."""
     buffer = io.BytesIO()
     torch.save(state, buffer)
     content = buffer.getvalue()
@@ -31,7 +31,7 @@ def save(folder: Path, step: int, state: State) -> Path:
 
 
 def keep(folder: Path, name: str, content: bytes) -> Path:
-    """Write a checkpoint that was made under this name, here or elsewhere, and remove all but the last two."""
+    """Write the content of a checkpoint under its name, and remove all checkpoints but the last two."""
     path = folder / name
     atomic.make_folder(folder)
     atomic.write(path, content)
@@ -43,26 +43,29 @@ def keep(folder: Path, name: str, content: bytes) -> Path:
 
 
 def saved(folder: Path) -> list[Path]:
-    """The checkpoints in `folder`, the last one first."""
+    """Return the checkpoints in `folder`, the last one first."""
     paths = [path for path in folder.glob("step-*.pt") if NAME.fullmatch(path.name)]
     return sorted(paths, key=lambda path: (int(path.name.split("-")[1]), path.stat().st_mtime_ns), reverse=True)
 
 
 def latest(folder: Path, warn: Callable[[str], object]) -> bytes | None:
-    """The content of the last good checkpoint, or None. Damaged ones are put aside as `.damaged`, and said."""
+    """Return the content of the last intact checkpoint, or None; warn about damaged ones and rename them."""
     for path in saved(folder):
         content = path.read_bytes()
         expected = path.stem.rpartition("-")[2]
         if _checksum(content) == expected:
             return content
-        warn(f"{path} is damaged ({len(content):,} bytes that are not those it was saved with); the one before is used")
+        warn(
+            f"{path} is damaged (its {len(content):,} bytes do not match its checksum); it is renamed to .damaged, "
+            "and the previous checkpoint is used"
+        )
         with atomic.writing(path):
             path.rename(path.with_suffix(".damaged"))
     return None
 
 
 def read(content: bytes) -> State:
-    """The state in a checkpoint's content; nothing in it is executed."""
+    """Return the state in the content of a checkpoint, without executing code from it."""
     state: State = torch.load(io.BytesIO(content), map_location="cpu", weights_only=True)
     return state
 

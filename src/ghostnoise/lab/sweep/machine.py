@@ -26,7 +26,7 @@ def resolver(folder: Path | None, runner: str = "local") -> Resolve:
 
     @cache
     def device(name: str) -> str:
-        return name if runner != "local" and name != "auto" else machine.choose(name).type
+        return name if runner != "local" and name != "auto" else machine.select_device(name).type
 
     def resolve(settings: Settings) -> Settings:
         kind = device(settings.train.device)

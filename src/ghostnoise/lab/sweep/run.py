@@ -19,7 +19,7 @@ from ghostnoise.lab.store import scan
 from ghostnoise.lab.store.scan import Found
 from ghostnoise.lab.sweep import machine
 from ghostnoise.lab.sweep.progress import Board, Failure, Tally
-from ghostnoise.lab.train.stop import Stop, listening
+from ghostnoise.lab.train.stop import Stop, handle_signals
 from ghostnoise.text import counted
 from ghostnoise.version import NUMERICS
 
@@ -90,7 +90,7 @@ class Sweep:
         if waiting and self.options.runner == "local":
             machine.need_data(waiting, self.options.data)
         with ExitStack() as stack:
-            self.stop = stack.enter_context(listening())
+            self.stop = stack.enter_context(handle_signals())
             stack.callback(self._close)
             stack.enter_context(self.board)
             self._stage(points)

@@ -1,4 +1,4 @@
-"""One run, start to finish, resumable to the bit."""
+"""Train one run from start to end; an interrupted run resumes with bit-identical results."""
 
 from ghostnoise.lab.train.run import Options, Outcome, train
 

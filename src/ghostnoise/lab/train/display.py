@@ -1,17 +1,20 @@
-"""What the terminal shows: a live bar for the epoch, and a line when it is over."""
+"""Output of a run besides its folder: progress in the terminal, and metrics for TensorBoard."""
 
 import time
+from pathlib import Path
 from types import TracebackType
-from typing import Any, Self
+from typing import Any, Protocol, Self
 
 from rich.console import Console
 from rich.progress import BarColumn, Progress, TaskID, TextColumn, TimeRemainingColumn
 
-REFRESHED_EVERY = 0.25  # seconds; to read the loss from a GPU costs a wait
+from ghostnoise.lab.errors import UserError
+
+REFRESHED_EVERY = 0.25  # seconds; reading the loss waits for the GPU
 
 
 class Display:
-    """Is told how a run is going; this one shows nothing."""
+    """Receives the progress of a run; this base class shows nothing."""
 
     def __enter__(self) -> Self:
         return self
@@ -19,24 +22,24 @@ class Display:
     def __exit__(
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
-        """Nothing more comes."""
+        """End the display."""
 
     def due(self) -> bool:
-        """Whether it is time to show a step; to read its loss otherwise would be for nothing."""
+        """Return whether the current step should be shown; its loss is read only then."""
         return False
 
     def step(self, epoch: int, step: int, loss: float, accuracy: float, speed: float) -> None:
-        """Take the running means of an epoch after `step` of its steps."""
+        """Show the running means of an epoch after `step` of its steps."""
 
     def epoch(self, line: dict[str, Any], best: bool) -> None:
-        """Take the line of an epoch."""
+        """Show the metrics of an epoch."""
 
-    def say(self, text: str) -> None:
-        """Take a sentence."""
+    def message(self, text: str) -> None:
+        """Show a line of text."""
 
 
 class Terminal(Display):
-    """Shows a run's progress in the terminal; silent if `quiet`."""
+    """Shows a progress bar and one line per epoch in the terminal; nothing if `quiet`."""
 
     def __init__(self, console: Console, quiet: bool, epochs: int, steps: int) -> None:
         self.console, self.quiet = console, quiet
@@ -61,7 +64,7 @@ class Terminal(Display):
         self.bar.stop()
 
     def due(self) -> bool:
-        """Whether it is time to show a step; to read its loss otherwise would be for nothing."""
+        """Return whether the current step should be shown; its loss is read only then."""
         return self.live and time.monotonic() - self.shown >= REFRESHED_EVERY
 
     def step(self, epoch: int, step: int, loss: float, accuracy: float, speed: float) -> None:
@@ -77,15 +80,43 @@ class Terminal(Display):
         self.shown = time.monotonic()
 
     def epoch(self, line: dict[str, Any], best: bool) -> None:
-        """Print the line of an epoch."""
+        """Print the metrics of an epoch; an asterisk marks the best accuracy."""
         width = len(str(self.epochs))
-        self.say(
+        self.message(
             f"epoch {line['epoch']:>{width}}/{self.epochs}  loss {line['train_loss']:.3f}  "
             f"accuracy {line['train_accuracy']:5.1f} %  {line['split']} {line['accuracy']:5.2f} %"
             f"{' *' if best else '  '}  {line['images_per_second']:,.0f} images/s"
         )
 
-    def say(self, text: str) -> None:
-        """Print a line, above the bar if there is one."""
+    def message(self, text: str) -> None:
+        """Print a line of text, above the progress bar if there is one."""
         if not self.quiet:
             self.console.print(text, highlight=False, soft_wrap=True, markup=False)
+
+
+class Sink(Protocol):
+    """A destination of metrics besides the run folder."""
+
+    def record(self, line: dict[str, Any]) -> None:
+        """Record the metrics of an epoch."""
+
+
+class TensorBoard:
+    """Writes metrics for TensorBoard to `tensorboard/` in the run folder."""
+
+    def __init__(self, folder: Path, step: int) -> None:
+        try:
+            from torch.utils.tensorboard import SummaryWriter
+        except ImportError as error:
+            raise UserError(
+                "--tensorboard: needs the package tensorboard, which is not installed; pip install "
+                "'ghostnoise[tensorboard]', or leave --tensorboard out"
+            ) from error
+        self.writer = SummaryWriter(str(folder / "tensorboard"), purge_step=step + 1 if step else None)
+
+    def record(self, line: dict[str, Any]) -> None:
+        """Write every number of a line at its step."""
+        for name, value in line.items():
+            if isinstance(value, int | float) and name not in ("epoch", "step"):
+                self.writer.add_scalar(name, value, line["step"])
+        self.writer.flush()

@@ -1,32 +1,25 @@
-"""The training loop: steps, epochs, checkpoints, and how a run ends."""
+"""The training loop: steps, evaluation, epochs, checkpoints, and the end of a run."""
 
 import math
 import time
 from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, Protocol
+from typing import Any
 
 import torch
+import torch.nn.functional as F
 
 from ghostnoise.lab.data import Source
 from ghostnoise.lab.store import RunFolder
 from ghostnoise.lab.store.folder import finite
-from ghostnoise.lab.train import metering, optimizer
-from ghostnoise.lab.train.clock import Clock
-from ghostnoise.lab.train.display import Display
-from ghostnoise.lab.train.evaluation import evaluate
-from ghostnoise.lab.train.session import Progress, Session
+from ghostnoise.lab.train import metering
+from ghostnoise.lab.train.display import Display, Sink
+from ghostnoise.lab.train.session import Progress, Session, learning_rate, set_learning_rate
+from ghostnoise.lab.train.stop import Clock
 
 Record = dict[str, Any]
-LOOKED_AT_EVERY = 32  # steps between two looks at whether the loss is finite: a GPU is waited for
-
-
-class Sink(Protocol):
-    """Where else a line of metrics goes."""
-
-    def record(self, line: Record) -> None:
-        """Take a line."""
+CHECKED_EVERY = 32  # steps between two checks that the loss is finite, which wait for the GPU
 
 
 @dataclass(frozen=True)
@@ -38,7 +31,7 @@ class Ending:
 
 
 class Loop:
-    """A run's loop over what it has in memory, its data and its folder."""
+    """The training loop of a run."""
 
     def __init__(
         self, session: Session, source: Source, folder: RunFolder, clock: Clock, display: Display, sinks: list[Sink],
@@ -54,7 +47,7 @@ class Loop:
         self.speed = 0.0
 
     def run(self) -> Ending:
-        """Train to the end, or until a signal or a loss that is not finite."""
+        """Train until the last epoch, a signal, or a loss that is not finite."""
         progress = self.session.progress
         if progress.history and progress.history[-1]["train_loss"] is None:
             return Ending("diverged")
@@ -62,48 +55,48 @@ class Loop:
             ending = self.train_epoch()
             if ending is not None:
                 return ending
-            self._close()
+            self._end_epoch()
         return Ending("finished")
 
     def train_epoch(self) -> Ending | None:
-        """The rest of the epoch's steps; an ending if there are no more epochs."""
+        """Train for the remaining steps of the epoch; return an `Ending` if the run ends with it."""
         session, progress = self.session, self.session.progress
         session.model.train()
         segment = Segment(progress)
         for images, labels in self.source.batches(progress.epoch, progress.step):
-            optimizer.set_rate(session.optimizer, self._rate())
+            set_learning_rate(session.optimizer, self._learning_rate())
             session.step(images, labels)
             progress.step += 1
             progress.images += self.batch_size
             segment.images += self.batch_size
-            if progress.step % LOOKED_AT_EVERY == 0 and not self._finite():
+            if progress.step % CHECKED_EVERY == 0 and not self._finite():
                 segment.pause()
                 return self._diverge()
             if self.display.due():
                 self._show(segment)
-            if progress.step < self.steps:  # after the last one there is a checkpoint anyway
+            if progress.step < self.steps:  # after the last step a checkpoint is saved anyway
                 save, signal = self.clock.tick()
                 if save or signal:
                     segment.pause()
                     self._save()
-                    segment.go_on()
+                    segment.resume()
                 if signal:
                     return Ending("stopped", signal)
-        finite = self._finite()  # waits for a GPU too
+        is_finite = self._finite()  # also waits for the GPU
         segment.pause()
         self.speed = segment.speed
-        return None if finite else self._diverge()
+        return None if is_finite else self._diverge()
 
-    def _close(self) -> None:
-        """Evaluate at the end of an epoch, record it, save."""
+    def _end_epoch(self) -> None:
+        """Evaluate, record the metrics, and save a checkpoint."""
         session, progress = self.session, self.session.progress
-        loss, right = session.here.add(torch.stack([progress.loss, progress.right.float()])).tolist()
+        loss, correct = session.here.all_reduce(torch.stack([progress.loss, progress.correct.float()])).tolist()
         trained = self.steps * self.batch_size
         held_out, accuracy = evaluate(session, self.source)
         self._record(
             {
                 "train_loss": loss / (self.steps * session.here.world),
-                "train_accuracy": 100 * right / trained,
+                "train_accuracy": 100 * correct / trained,
                 "loss": held_out,
                 "accuracy": accuracy,
                 "images_per_second": round(self.speed, 1),
@@ -118,7 +111,7 @@ class Loop:
         self._save()
 
     def _diverge(self) -> Ending:
-        """Record that the loss is not finite any more; the history stays."""
+        """Record that the loss is not finite; earlier metrics are kept."""
         self._record({"train_loss": None, "train_accuracy": None, "loss": None, "accuracy": None})
         self._save()
         return Ending("diverged")
@@ -149,14 +142,14 @@ class Loop:
             self.saved(self.folder.path)
         self.clock.reset()
 
-    def _rate(self) -> float:
+    def _learning_rate(self) -> float:
         progress = self.session.progress
         done = progress.epoch * self.steps + progress.step
-        return optimizer.rate(done, self.epochs * self.steps, self.warmup, self.peak)
+        return learning_rate(done, self.epochs * self.steps, self.warmup, self.peak)
 
     def _finite(self) -> bool:
-        """Whether the epoch's loss is finite in all processes."""
-        return math.isfinite(self.session.here.add(self.session.progress.loss.clone()).item())
+        """Return whether the loss of the epoch is finite in all processes."""
+        return math.isfinite(self.session.here.all_reduce(self.session.progress.loss.clone()).item())
 
     def _seconds(self) -> float:
         return self.earlier + time.perf_counter() - self.began
@@ -164,29 +157,48 @@ class Loop:
     def _show(self, segment: "Segment") -> None:
         progress, world = self.session.progress, self.session.here.world
         seen = progress.step * self.batch_size / world
-        loss, accuracy = progress.loss.item() / progress.step, 100 * progress.right.item() / seen
+        loss, accuracy = progress.loss.item() / progress.step, 100 * progress.correct.item() / seen
         self.display.step(progress.epoch, progress.step, loss, accuracy, segment.speed)
 
 
+@torch.no_grad()
+def evaluate(session: Session, source: Source) -> tuple[float, float]:
+    """Return the mean cross entropy and the accuracy in percent on the held-out images of all processes."""
+    model, here = session.evaluated, session.here
+    here.broadcast_buffers(model.buffers())
+    training = model.training
+    model.eval()
+    totals = torch.zeros(3, device=here.device)
+    for images, labels in source.evaluation():
+        with session.autocast():
+            scores = model(images)
+        loss = F.cross_entropy(scores.float(), labels, reduction="sum")
+        correct = (scores.argmax(1) == labels).sum()
+        totals += torch.stack([loss, correct.float(), loss.new_tensor(len(labels))])
+    model.train(training)
+    loss_sum, correct_sum, count = here.all_reduce(totals).tolist()
+    return loss_sum / count, 100 * correct_sum / count
+
+
 class Segment:
-    """Time spent in training steps, without the checkpoints between them."""
+    """A timer of training steps, which is paused while checkpoints are saved."""
 
     def __init__(self, progress: Progress) -> None:
         self.progress = progress
         self.images, self.spent, self.since = 0, 0.0, time.perf_counter()
 
     def pause(self) -> None:
-        """Stop the watch, and add what it shows to the progress: a checkpoint has the images, and so their time."""
+        """Pause the timer, and add its time to the progress, so that a checkpoint has the time of its images."""
         now = time.perf_counter()
         passed, self.since = now - self.since, now
         self.spent += passed
         self.progress.training_seconds += passed
 
-    def go_on(self) -> None:
-        """Start it again."""
+    def resume(self) -> None:
+        """Start the timer again."""
         self.since = time.perf_counter()
 
     @property
     def speed(self) -> float:
-        """Images a second so far."""
+        """Images per second so far."""
         return self.images / max(self.spent + time.perf_counter() - self.since, 1e-9)

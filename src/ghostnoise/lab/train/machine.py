@@ -1,4 +1,4 @@
-"""What a run runs on: device, processes, threads, memory."""
+"""The environment of a run: device, processes, memory, and metadata."""
 
 import ctypes
 import gc
@@ -24,15 +24,15 @@ from ghostnoise import doctor
 from ghostnoise.lab.errors import UserError
 from ghostnoise.version import NUMERICS
 
-# Of glibc's malloc.h. The values are an int's: at most 2 GiB.
+# Constants of glibc's malloc.h. The values have the type int: at most 2 GiB.
 M_TRIM_THRESHOLD, M_MMAP_THRESHOLD = -1, -3
 RAISED = {M_MMAP_THRESHOLD: 2**30, M_TRIM_THRESHOLD: 2**31 - 1}
-PATIENCE = timedelta(minutes=1)  # with processes that are not at their end
+EXIT_TIMEOUT = timedelta(minutes=1)  # for processes that have not finished
 
 
 @dataclass(frozen=True)
 class Machine:
-    """A device, and this process's place among those that train together."""
+    """A device, and the rank of this process among those that train together."""
 
     device: torch.device
     rank: int = 0
@@ -40,11 +40,11 @@ class Machine:
 
     @property
     def first(self) -> bool:
-        """Whether this process writes the run folder and speaks."""
+        """Whether this process writes the run folder and prints."""
         return self.rank == 0
 
-    def tell(self, value: Any) -> Any:
-        """What the first process says, in all of them."""
+    def broadcast(self, value: Any) -> Any:
+        """Return the value of the first process in all processes."""
         if self.world == 1:
             return value
         box = [value]
@@ -52,21 +52,21 @@ class Machine:
         return box[0]
 
     def gather(self, value: Any) -> list[Any]:
-        """What each process says, in the first one; elsewhere nothing."""
+        """Return the values of all processes in the first one, and an empty list in the others."""
         if self.world == 1:
             return [value]
         box: list[Any] | None = [None] * self.world if self.first else None
         dist.gather_object(value, box, dst=0)
         return box or []
 
-    def add(self, totals: torch.Tensor) -> torch.Tensor:
-        """The sum over all processes, in place."""
+    def all_reduce(self, totals: torch.Tensor) -> torch.Tensor:
+        """Sum a tensor over all processes, in place."""
         if self.world > 1:
             dist.all_reduce(totals)
         return totals
 
-    def share(self, buffers: Iterator[torch.Tensor]) -> None:
-        """Give all processes the first one's buffers."""
+    def broadcast_buffers(self, buffers: Iterator[torch.Tensor]) -> None:
+        """Copy the buffers of the first process to all processes."""
         if self.world > 1:
             for buffer in buffers:
                 dist.broadcast(buffer, src=0)
@@ -74,9 +74,9 @@ class Machine:
 
 @contextmanager
 def machine(device: str, environment: Mapping[str, str] = os.environ) -> Iterator[Machine]:
-    """The device by its name, with the other processes if torchrun started this one."""
+    """Select the device, and join the process group if torchrun started this process."""
     world, rank = int(environment.get("WORLD_SIZE", 1)), int(environment.get("RANK", 0))
-    found = choose(device, int(environment.get("LOCAL_RANK", 0)) if world > 1 else None)
+    found = select_device(device, int(environment.get("LOCAL_RANK", 0)) if world > 1 else None)
     if world == 1:
         yield Machine(found)
         return
@@ -88,51 +88,51 @@ def machine(device: str, environment: Mapping[str, str] = os.environ) -> Iterato
 
 @contextmanager
 def _group(backend: str, rank: int, world: int) -> Iterator[None]:
-    """The processes as torch's default group, which is gone with all of its threads when this ends.
+    """Create torch's default process group, and end it with all of its threads afterwards.
 
-    Threads of gloo give tensors back to Python: one that does it while the interpreter ends aborts the process. They
-    end with the last reference to the group, not when it is destroyed.
+    A thread of gloo that returns a tensor to Python while the interpreter exits aborts the process. The threads end
+    with the last reference to the group, not when it is destroyed.
     """
-    import torch.distributed.nn.functional  # noqa: F401 its defaults would hold the group that is there when it comes
+    import torch.distributed.nn.functional  # noqa: F401 imported later, its default arguments would keep a reference to the group
 
     store, _, _ = next(rendezvous("env://", rank, world))
     dist.init_process_group(backend, store=PrefixStore("group", store), rank=rank, world_size=world)
     try:
         yield
-        _meet(store, world)
+        _wait_for_all(store, world)
     finally:
-        gc.collect()  # the network that was trained: it is in cycles, and holds the group
+        gc.collect()  # the trained network is in reference cycles and refers to the group
         dist.destroy_process_group()
 
 
-def _meet(store: Store, world: int) -> None:
-    """Wait until all processes are here, so that none closes what another still reads from."""
-    with suppress(dist.DistError):  # the store may go with the first process, or one has failed: all is done anyway
-        here = store.add("leaving", 1)
-        meeting = f"left {(here - 1) // world}"  # a number: the next group of this process may have the same store
-        if here % world == 0:
-            store.set(meeting, "")
-        store.wait([meeting], PATIENCE)
+def _wait_for_all(store: Store, world: int) -> None:
+    """Wait until all processes get here, so that none closes connections that another still uses."""
+    with suppress(dist.DistError):  # the first process may have exited with the store, or a process has failed
+        count = store.add("leaving", 1)
+        key = f"left {(count - 1) // world}"  # numbered: the next group of this process may use the same store
+        if count % world == 0:
+            store.set(key, "")
+        store.wait([key], EXIT_TIMEOUT)
 
 
-def choose(name: str, local_rank: int | None = None) -> torch.device:
-    """The device of this name; "auto" is the best that is there."""
-    there = {"cuda": torch.cuda.is_available(), "mps": torch.backends.mps.is_available(), "cpu": True}
+def select_device(name: str, local_rank: int | None = None) -> torch.device:
+    """Return the device with this name; "auto" selects the best available one."""
+    available = {"cuda": torch.cuda.is_available(), "mps": torch.backends.mps.is_available(), "cpu": True}
     if name == "auto":
-        name = next(kind for kind, usable in there.items() if usable)
-    if name not in there:
-        raise UserError(f"train.device={name}: must be auto, cpu, cuda or mps")
-    if not there[name]:
-        usable = ", ".join(kind for kind, usable in there.items() if usable)
-        raise UserError(f"train.device={name}: torch {torch.__version__} sees none here; usable: {usable}")
+        name = next(kind for kind, usable in available.items() if usable)
+    if name not in available:
+        raise UserError(f"train.device={name}: must be auto, cpu, cuda or mps; leave it out for auto")
+    if not available[name]:
+        usable = ", ".join(kind for kind, usable in available.items() if usable)
+        raise UserError(f"train.device={name}: not available with torch {torch.__version__} here; use one of: {usable}")
     return torch.device(name, local_rank) if name == "cuda" and local_rank is not None else torch.device(name)
 
 
-def raise_thresholds() -> bool:
-    """Have glibc's malloc keep freed memory instead of returning it at once; whether it does now.
+def raise_malloc_thresholds() -> bool:
+    """Make glibc's malloc keep freed memory instead of returning it to the system; return whether it does.
 
-    A large tensor's memory is otherwise mapped when it is made and unmapped when it is freed, and its page faults are
-    half of the time of an elementwise operation. Values that the environment gives (MALLOC_…_) are left alone.
+    By default, the memory of a large tensor is mapped when it is created and unmapped when it is freed, and the page
+    faults take half of the time of an elementwise operation. Values from the environment (MALLOC_…_) are not changed.
     """
     if platform.libc_ver()[0] != "glibc" or any(name.startswith("MALLOC_") for name in os.environ):
         return False
@@ -140,8 +140,8 @@ def raise_thresholds() -> bool:
     return [mallopt(name, value) for name, value in RAISED.items()] == [1, 1]
 
 
-def be_deterministic(wanted: bool) -> None:
-    """Take only algorithms that give the same result every time, on GPUs too; or any, whatever ran here before."""
+def set_deterministic(wanted: bool) -> None:
+    """Use only deterministic algorithms, also on GPUs; if False, allow all, even after a deterministic run."""
     if wanted:
         os.environ.setdefault("CUBLAS_WORKSPACE_CONFIG", ":4096:8")
         torch.backends.cudnn.benchmark = False
@@ -171,9 +171,9 @@ def environment(here: Machine, thresholds: bool) -> dict[str, Any]:
 
 @cache
 def commit() -> str:
-    """The commit of the source tree, with "+" if its files have uncommitted changes; outside a checkout, the version.
+    """Return the commit of the source tree, with "+" for uncommitted changes; outside a checkout, the version.
 
-    Cached: later changes of the tree do not affect what this process has imported.
+    The result is cached, since later changes do not affect what this process has imported.
     """
     installed = f"v{ghostnoise.__version__}"
     here = Path(ghostnoise.__file__).parent

@@ -1,4 +1,4 @@
-"""Measure the noise in the layers of a network in training, and leave no trace on it."""
+"""Measure the noise in the layers of a network during training, without affecting the training."""
 
 import copy
 import io
@@ -9,44 +9,43 @@ import torch
 from ghostnoise.lab.config.schema import MeterSettings, Settings
 from ghostnoise.lab.data import Source
 from ghostnoise.lab.errors import UserError
-from ghostnoise.lab.train import generators
-from ghostnoise.lab.train.session import Session
+from ghostnoise.lab.train.session import Session, generator_states, restore_generators
 from ghostnoise.meter import Meter
 
 GHOST_SIZE = 32
 
 
 def ghost_size(settings: Settings) -> int:
-    """Of what is measured: the meter's, or else the norm's, or else 32."""
+    """Return the ghost size to measure with: that of the meter, or else of the norm, or else 32."""
     own = settings.meter.ghost_size if settings.meter else None
     return own or settings.norm.ghost_size or GHOST_SIZE
 
 
 def due(meter: MeterSettings | None, epoch: int, epochs: int) -> bool:
-    """Whether there is a measurement after this epoch, counted from 1."""
+    """Return whether to measure after this epoch, counted from 1."""
     return meter is not None and (epoch in (1, epochs) or epoch % meter.every == 0)
 
 
 def measure(session: Session, source: Source, epoch: int, batches: int | None = None) -> bytes:
-    """What the meter reads while a copy of the network trains on the first batches of an epoch, as a file's content.
+    """Measure a copy of the network on the first batches of an epoch, and return the reading as the content of a file.
 
-    The copy normalizes, and injects noise, as in training, without learning. In several processes each must call this.
-    A UserError for a network or batches that have nothing to measure.
+    The copy is in training mode, but its weights are not updated. All processes must call this function. Raises a
+    UserError if the network or the batches cannot be measured.
     """
     settings, device = session.settings, session.here.device
     assert settings.meter is not None
     model = copy.deepcopy(session.model).train()
-    before = generators.states(device)
+    before = generator_states(device)
     try:
         meter = Meter(model, ghost_size(settings), draws=settings.meter.draws, seed=settings.seed)
-        with torch.no_grad(), session.casting(), meter:
+        with torch.no_grad(), session.autocast(), meter:
             for images, _ in islice(source.batches(epoch, 0), batches or settings.meter.batches):
                 model(images)
         reading = meter.result()
     except ValueError as error:
         raise UserError(f"meter: {error}; leave the section [meter] out") from error
     finally:
-        generators.restore(before, device)
+        restore_generators(before, device)
     content = io.BytesIO()
     reading.write(content)
     return content.getvalue()

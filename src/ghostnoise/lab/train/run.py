@@ -1,4 +1,4 @@
-"""One run, from a recipe to a folder with a result; the same call again goes on where it was left."""
+"""Train one run, from a recipe to a folder with a result; the same call resumes an interrupted run."""
 
 from collections.abc import Callable, Iterator
 from contextlib import ExitStack, contextmanager
@@ -16,21 +16,20 @@ from ghostnoise.lab.config.recipe import Recipe
 from ghostnoise.lab.config.schema import Settings
 from ghostnoise.lab.errors import UserError
 from ghostnoise.lab.store import RunFolder, checkpoints
-from ghostnoise.lab.train import generators, machine, metering
-from ghostnoise.lab.train.clock import Clock
-from ghostnoise.lab.train.display import Display, Terminal
-from ghostnoise.lab.train.loop import Ending, Loop, Sink
+from ghostnoise.lab.train import machine, metering
+from ghostnoise.lab.train.display import Display, Sink, TensorBoard, Terminal
+from ghostnoise.lab.train.loop import Ending, Loop
 from ghostnoise.lab.train.machine import Machine
-from ghostnoise.lab.train.session import Session
-from ghostnoise.lab.train.sinks import TensorBoard
-from ghostnoise.lab.train.stop import Stop, listening
+from ghostnoise.lab.train.session import Session, seed_generators
+from ghostnoise.lab.train.stop import Clock, Stop, handle_signals
+from ghostnoise.text import counted, duration
 
 Record = dict[str, Any]
 
 
 @dataclass(frozen=True)
 class Options:
-    """What does not change what a run computes."""
+    """Options that do not affect the results of a run."""
 
     runs: Path = Path("runs")
     data: Path | None = None
@@ -38,24 +37,25 @@ class Options:
     workers: int | None = None
     checkpoint_seconds: float = 60.0
     quiet: bool = False
-    """Print the last line only."""
+    """Print only the last line."""
     tensorboard: bool = False
     thresholds: bool = True
+    """Raise the thresholds of malloc (`machine.raise_malloc_thresholds`)."""
     console: Console = field(default_factory=Console)
     errors: Console = field(default_factory=lambda: Console(stderr=True))
     display: Callable[["Options", int, int], Display] = lambda options, epochs, steps: Terminal(
         options.console, options.quiet, epochs, steps
     )
-    """Makes what shows the progress of so many epochs of so many steps."""
+    """Creates the display, from the options, the number of epochs and the number of steps per epoch."""
     saved: Callable[[Path], object] = lambda folder: None
-    """Is called with the run's folder after each checkpoint."""
+    """Called with the run folder after each checkpoint."""
     stop: Stop = field(default_factory=Stop)
-    """Who holds it can ask the run to stop, as a signal does."""
+    """Lets the caller stop the run, as a signal does."""
 
 
 @dataclass(frozen=True)
 class Outcome:
-    """A run's result, or None if `signal` stopped it, and where it is."""
+    """The result of a run, or None if `signal` stopped it, and its folder."""
 
     result: Record | None
     folder: Path
@@ -63,67 +63,71 @@ class Outcome:
 
 
 def train(chosen: Recipe, options: Options) -> Outcome:
-    """Run a recipe to its end, from its last checkpoint if it has one."""
+    """Train a recipe to its end, resuming from the last checkpoint if there is one."""
     if options.threads is not None:
         torch.set_num_threads(options.threads)
-    raised = options.thresholds and machine.raise_thresholds()
-    machine.be_deterministic(chosen.settings.train.deterministic)
+    raised = options.thresholds and machine.raise_malloc_thresholds()
+    machine.set_deterministic(chosen.settings.train.deterministic)
     with machine.machine(chosen.settings.train.device) as here:
-        return _train(chosen, options, here, raised)  # nothing of the run is left when the processes part
+        # In a function of its own, since nothing may refer to the process group when it ends.
+        return _train(chosen, options, here, raised)
 
 
 def _train(chosen: Recipe, options: Options, here: Machine, raised: bool) -> Outcome:
     with ExitStack() as stack:
         settings = _resolve(chosen.settings, options, here)
         folder = RunFolder(options.runs / chosen.name / recipe.identity(settings), _warning(options, here))
-        result = here.tell(folder.result() if here.first else None)
+        result = here.broadcast(folder.result() if here.first else None)
         if result is not None:
-            _say(options, here, f"{folder.path} is finished; remove the folder to run it again")
+            _print(options, here, f"{folder.path} is finished; remove the folder to train it again")
         else:
-            stack.enter_context(listening(options.stop))
-            stack.enter_context(_memory(settings))
-            # Before the folder is made: what is wrong with the data or the network leaves nothing behind.
-            source, session = _in_memory(settings, options, here)
+            stack.enter_context(handle_signals(options.stop))
+            stack.enter_context(_out_of_memory(settings))
+            # Before the folder is created, so that errors in the data or the network leave nothing behind.
+            source, session = _open(settings, options, here)
             stack.callback(folder.release)
-            content = here.tell(folder.own_and_read() if here.first else None)
+            content = here.broadcast(folder.own_and_read() if here.first else None)
             loop = _loop(chosen, session, source, folder, options, content, raised)
             with loop.display:
                 ending = loop.run()
             if ending.status == "stopped":
-                _say(options, here, f"stopped; the same command goes on from here ({folder.path})")
+                _print(options, here, f"stopped; run the same command to resume ({folder.path})")
                 return Outcome(None, folder.path, ending.signal)
             result = _result(chosen, loop, ending)
             if here.first:
                 folder.finish(result)
-        _say(options, here, summary(result, folder.path))
+        _print(options, here, summary(result, folder.path))
         return Outcome(result, folder.path)
 
 
 def _resolve(settings: Settings, options: Options, here: Machine) -> Settings:
-    """Fill in what only the machine knows."""
-    absent = not data.present(settings.data, data.data_folder(options.data))  # those of a stand-in never are
-    missing = settings.train.smoke and (absent or settings.data.stand_in)
+    """Fill in the settings that depend on the machine."""
+    folder = data.data_folder(options.data)
+    absent = not data.present(settings.data, folder)  # False if `stand_in` is already set
+    random = settings.train.smoke and (absent or settings.data.stand_in)
     if settings.train.smoke and absent:
-        _warning(options, here)(f"{settings.data.name} is not here: random images of its shape stand in")
-    settings = recipe.resolve(settings, device=here.device.type, processes=here.world, stand_in=missing)
+        _warning(options, here)(
+            f"{settings.data.name} not found in {folder}: using random images of its shape (results are meaningless)"
+        )
+    settings = recipe.resolve(settings, device=here.device.type, processes=here.world, stand_in=random)
     recipe.check(settings, here.world)
     return settings
 
 
-def _in_memory(settings: Settings, options: Options, here: Machine) -> tuple[data.Source, Session]:
-    """The data, and the network at its start."""
+def _open(settings: Settings, options: Options, here: Machine) -> tuple[data.Source, Session]:
+    """Open the data, and build the network with its initial weights."""
     source = data.open_source(
         settings.data, data.data_folder(options.data), batch_size=settings.train.batch_size, seed=settings.seed,
         device=here.device, channels_last=settings.train.channels_last, rank=here.rank, world=here.world,
         workers=options.workers,
     )  # fmt: skip
-    generators.seed(settings.seed)
-    model = models.build(settings.model, settings.norm, source.facts.shape, source.facts.classes)
+    seed_generators(settings.seed)
+    model = models.build(settings.model, settings.norm, source.info.shape, source.info.classes)
     session = Session(model, settings, here)
     if settings.meter is not None:
-        metering.measure(session, source, 0, batches=1)  # refuses now what it would after the first epoch
+        metering.measure(session, source, 0, batches=1)  # raises now rather than after the first epoch
     if here.rank:
-        generators.seed((settings.seed + here.rank * 0x9E3779B97F4A7C15) % 2**63)  # noise of its own
+        seed_generators((settings.seed + here.rank * 0x9E3779B97F4A7C15) % 2**63)  # independent noise per rank
     return source, session
 
 
@@ -131,7 +135,7 @@ def _loop(
     chosen: Recipe, session: Session, source: data.Source, folder: RunFolder, options: Options, content: bytes | None,
     raised: bool,
 ) -> Loop:  # fmt: skip
-    """The loop, from where the checkpoint in `content` was saved, or from the start."""
+    """Create the loop, in the state of the checkpoint in `content`, or at its start if that is None."""
     settings, here = session.settings, session.here
     if content is not None:
         session.restore(checkpoints.read(content))
@@ -139,27 +143,27 @@ def _loop(
     display = options.display(options, settings.train.epochs, steps) if here.first else Display()
     sinks: list[Sink] = []
     if here.first:
-        told = {"recipe": chosen.name, "identity": folder.path.name}
-        folder.begin(told | settings.model_dump(exclude_none=True), machine.environment(here, raised))
+        header = {"recipe": chosen.name, "identity": folder.path.name}
+        folder.begin(header | settings.model_dump(exclude_none=True), machine.environment(here, raised))
         folder.cut_back(progress.history)
         if options.tensorboard:
             sinks.append(TensorBoard(folder.path, progress.epoch * steps + progress.step))
-    display.say(_heading(chosen, session, source.facts))
+    display.message(_heading(chosen, session, source.info))
     if content is not None:
-        display.say(f"goes on from epoch {progress.epoch + 1}, step {progress.step} of {steps}")
+        display.message(f"resuming from epoch {progress.epoch + 1}, step {progress.step} of {steps}")
     clock = Clock(here, options.stop, options.checkpoint_seconds)
     return Loop(session, source, folder, clock, display, sinks, options.saved)
 
 
-def _heading(chosen: Recipe, session: Session, facts: data.Facts) -> str:
+def _heading(chosen: Recipe, session: Session, info: data.DatasetInfo) -> str:
     settings, here, norm = session.settings, session.here, session.settings.norm
     method = norm.method.upper() + (f"-{norm.ghost_size}" if norm.ghost_size else "")
-    place = here.device.type if here.device.type != "cpu" else f"cpu, threads: {torch.get_num_threads()}"
-    together = f" in {here.world} processes" if here.world > 1 else ""
+    device = here.device.type if here.device.type != "cpu" else f"cpu ({counted(torch.get_num_threads(), 'thread')})"
+    processes = f", {here.world} processes" if here.world > 1 else ""
     return (
         f"{chosen.name} {recipe.identity(settings)}: {settings.model.name} ({session.parameters:,} parameters), "
-        f"{method}, {facts.train_size:,} images of {settings.data.name} in batches of {settings.train.batch_size}, "
-        f"seed {settings.seed}, {place}{together}"
+        f"{method}, {info.train_size:,} images of {settings.data.name} in batches of {settings.train.batch_size}, "
+        f"seed {settings.seed}, {device}{processes}"
     )
 
 
@@ -186,20 +190,20 @@ def _result(chosen: Recipe, loop: Loop, ending: Ending) -> Record:
 
 
 def summary(result: Record, folder: Path) -> str:
-    """A finished run in a line."""
+    """Describe a finished run in one line."""
     if result["status"] == "diverged":
         best = result["best_accuracy"]
-        before = "" if best is None else f", best {result['split']} accuracy before {best:.2f} %"
-        return f"diverged: the loss was not finite after {result['steps']} steps{before}; {folder}"
+        before = "" if best is None else f", best {result['split']} accuracy before: {best:.2f} %"
+        return f"diverged: the loss was not finite after {counted(result['steps'], 'step')}{before}; {folder}"
     return (
         f"{result['split']} accuracy {result['accuracy']:.2f} % (best {result['best_accuracy']:.2f} % after epoch "
-        f"{result['best_epoch']}), {result['images_per_second']:,.0f} images/s, {result['seconds']:.1f} s; {folder}"
+        f"{result['best_epoch']}), {result['images_per_second']:,.0f} images/s, {duration(result['seconds'])}; {folder}"
     )
 
 
 @contextmanager
-def _memory(settings: Settings) -> Iterator[None]:
-    """Turn running out of memory into a line that suggests a batch size."""
+def _out_of_memory(settings: Settings) -> Iterator[None]:
+    """Turn an out-of-memory error into a UserError that suggests a smaller batch size."""
     try:
         yield
     except (MemoryError, RuntimeError) as error:  # torch.OutOfMemoryError is a RuntimeError
@@ -209,8 +213,8 @@ def _memory(settings: Settings) -> Iterator[None]:
             raise
         size = settings.train.batch_size
         raise UserError(
-            f"out of memory on {settings.train.device} with batches of {size}; try "
-            f"train.batch_size={max(1, size // 2)} (the learning rate belongs to the batch size), or train.amp=bf16"
+            f"train.batch_size={size}: out of memory on {settings.train.device}; try "
+            f"train.batch_size={max(1, size // 2)} with a lower learning rate, or train.amp=bf16"
         ) from error
 
 
@@ -222,7 +226,7 @@ def _warning(options: Options, here: Machine) -> Any:
     return warn
 
 
-def _say(options: Options, here: Machine, text: str) -> None:
-    """Also if quiet: it is the last line."""
+def _print(options: Options, here: Machine, text: str) -> None:
+    """Print a last line, which is not suppressed by `quiet`."""
     if here.first:
         options.console.print(text, highlight=False, soft_wrap=True, markup=False)

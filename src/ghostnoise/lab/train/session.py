@@ -1,53 +1,119 @@
-"""What a run has in memory: the network, its optimizer, and how far it is; and all of it as a checkpoint."""
+"""The state of a run in memory: network, optimizer, learning rate, random generators and progress."""
 
 import hashlib
 import json
+import math
+import random
 from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass, field
 from typing import Any
 
+import numpy
 import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 from torch.nn.parallel import DistributedDataParallel
+from torch.optim import SGD, AdamW, Optimizer
 from torch.optim.swa_utils import AveragedModel, get_ema_multi_avg_fn
 
-from ghostnoise.lab.config.schema import Settings
-from ghostnoise.lab.train import generators, optimizer
+from ghostnoise.lab.config.schema import OptimSettings, Settings
 from ghostnoise.lab.train.machine import Machine
 
 Record = dict[str, Any]
 PRECISIONS = {"bf16": torch.bfloat16, "fp16": torch.float16}
 
 
+def build_optimizer(model: nn.Module, settings: OptimSettings) -> Optimizer:
+    """Build SGD or AdamW. Weight decay applies to parameters with two or more dimensions: not to gains and biases."""
+    parameters = [parameter for parameter in model.parameters() if parameter.requires_grad]
+    weights = [parameter for parameter in parameters if parameter.ndim > 1]
+    others = [parameter for parameter in parameters if parameter.ndim <= 1]
+    groups = [
+        {"params": weights, "weight_decay": settings.weight_decay},
+        {"params": others, "weight_decay": 0.0},
+    ]
+    groups = [group for group in groups if group["params"]]
+    fused = all(parameter.device.type in ("cpu", "cuda") for parameter in parameters)
+    if settings.name == "adamw":
+        betas, eps = settings.betas or (0.9, 0.999), settings.eps or 1e-8
+        return AdamW(groups, lr=settings.lr, betas=betas, eps=eps, weight_decay=0.0, fused=fused)
+    momentum, nesterov = settings.momentum or 0.0, bool(settings.nesterov)
+    return SGD(groups, lr=settings.lr, momentum=momentum, nesterov=nesterov, fused=fused)
+
+
+def learning_rate(step: int, steps: int, warmup: int, peak: float) -> float:
+    """Return the learning rate of `step`, counted from 0: linear for `warmup` steps, then half a cosine to 0."""
+    if step < warmup:
+        return peak * (step + 1) / warmup
+    return peak * 0.5 * (1 + math.cos(math.pi * (step - warmup) / max(1, steps - warmup)))
+
+
+def set_learning_rate(optimizer: Optimizer, value: float) -> None:
+    """Set the learning rate of all parameter groups."""
+    for group in optimizer.param_groups:
+        group["lr"] = value
+
+
+def seed_generators(value: int) -> None:
+    """Seed the generators of torch (all devices), Python and numpy."""
+    torch.manual_seed(value)
+    random.seed(value)
+    numpy.random.seed(value % 2**32)  # noqa: NPY002  # the global generator, which other packages may use
+
+
+def generator_states(device: torch.device) -> Record:
+    """Return the states of all generators that a training step may use, in types that a checkpoint can hold."""
+    version, words, gauss = random.getstate()
+    _, keys, position, has_gauss, cached = numpy.random.get_state(legacy=True)  # noqa: NPY002
+    found: Record = {
+        "torch": torch.get_rng_state(),
+        "python": (version, torch.tensor(words), gauss),
+        "numpy": (torch.from_numpy(numpy.asarray(keys).astype(numpy.int64)), position, has_gauss, cached),
+    }
+    if device.type != "cpu":
+        found["device"] = torch.get_device_module(device).get_rng_state()
+    return found
+
+
+def restore_generators(states: Record, device: torch.device) -> None:
+    """Restore the states that `generator_states` returned."""
+    torch.set_rng_state(states["torch"])
+    version, words, gauss = states["python"]
+    random.setstate((version, tuple(words.tolist()), gauss))
+    keys, position, has_gauss, cached = states["numpy"]
+    numpy.random.set_state(("MT19937", keys.numpy().astype(numpy.uint32), position, has_gauss, cached))  # noqa: NPY002
+    if device.type != "cpu" and "device" in states:
+        torch.get_device_module(device).set_rng_state(states["device"])
+
+
 @dataclass
 class Progress:
-    """How far a run is. `step` counts in the epoch; `loss` and `right` are this process's sums over the epoch."""
+    """The progress of a run. `step` is that in the epoch; `loss` and `correct` are sums over it in this process."""
 
     epoch: int = 0
     step: int = 0
     loss: Tensor = field(default_factory=lambda: torch.zeros(()))
-    right: Tensor = field(default_factory=lambda: torch.zeros((), dtype=torch.int64))
-    images: int = 0  # seen in training, by all processes
-    seconds: float = 0.0  # in the training loop, evaluation and checkpoints included
+    correct: Tensor = field(default_factory=lambda: torch.zeros((), dtype=torch.int64))
+    images: int = 0  # trained on, over all processes
+    seconds: float = 0.0  # in the training loop, including evaluation and checkpoints
     training_seconds: float = 0.0  # in training steps
     history: list[Record] = field(default_factory=list)
 
     @property
     def best(self) -> Record | None:
-        """The line of the best epoch so far, the first of equals."""
+        """The metrics of the epoch with the best accuracy so far; the first one if several are equal."""
         scored = [line for line in self.history if line["accuracy"] is not None]
         return max(scored, key=lambda line: line["accuracy"], default=None)
 
     def start_epoch(self, device: torch.device) -> None:
-        """Forget the sums."""
+        """Reset the step and the sums."""
         self.step = 0
         self.loss = torch.zeros((), device=device)
-        self.right = torch.zeros((), dtype=torch.int64, device=device)
+        self.correct = torch.zeros((), dtype=torch.int64, device=device)
 
 
 class Session:
-    """A network in training."""
+    """A network in training, with its optimizer and everything else that a checkpoint contains."""
 
     def __init__(self, model: nn.Module, settings: Settings, here: Machine) -> None:
         train, device = settings.train, here.device
@@ -55,7 +121,7 @@ class Session:
         model = model.to(device=device, memory_format=form)  # type: ignore[call-overload]
         self.model: nn.Module = model
         self.settings, self.here = settings, here
-        self.optimizer = optimizer.build(model, settings.optim)
+        self.optimizer = build_optimizer(model, settings.optim)
         self.average: AveragedModel | None = None
         if train.ema is not None:
             self.average = AveragedModel(model, multi_avg_fn=get_ema_multi_avg_fn(train.ema), use_buffers=True)
@@ -63,28 +129,28 @@ class Session:
         self.precision = PRECISIONS.get(train.amp)
         self.scaler = torch.amp.GradScaler(device.type) if train.amp == "fp16" else None
         self.forward: nn.Module = DistributedDataParallel(model) if here.world > 1 else model
-        if train.compile:  # the steps; evaluation stays as it is, one graph less to make
+        if train.compile:  # training steps only: evaluation would need a second graph
             self.forward = torch.compile(self.forward)  # type: ignore[assignment]
         self.progress = Progress()
         self.progress.start_epoch(device)
 
     @property
     def evaluated(self) -> nn.Module:
-        """The network that is scored: the average, if there is one."""
+        """The network to evaluate: with averaged weights if `train.ema` is set."""
         return self.model if self.average is None else self.average.module
 
     @property
     def parameters(self) -> int:
-        """How many numbers are learned."""
+        """The number of trainable parameters."""
         return sum(parameter.numel() for parameter in self.model.parameters() if parameter.requires_grad)
 
-    def casting(self) -> AbstractContextManager[object]:
-        """Mixed precision, if asked for."""
+    def autocast(self) -> AbstractContextManager[object]:
+        """Return a context with the mixed precision of the settings."""
         return torch.autocast(self.here.device.type, self.precision) if self.precision else nullcontext()
 
     def step(self, images: Tensor, labels: Tensor) -> None:
-        """One step of the optimizer; its loss and hits are added to the progress."""
-        with self.casting():
+        """Take a step of the optimizer, and add its loss and correct predictions to the progress."""
+        with self.autocast():
             scores = self.forward(images)
             loss = F.cross_entropy(scores, labels, label_smoothing=self.settings.train.label_smoothing)
         if self.scaler is None:
@@ -103,14 +169,14 @@ class Session:
             self.average.update_parameters(self.model)
         with torch.no_grad():
             self.progress.loss += loss
-            self.progress.right += (scores.argmax(1) == labels).sum()
+            self.progress.correct += (scores.argmax(1) == labels).sum()
 
     def _clip(self) -> None:
         if self.settings.optim.clip is not None:
             nn.utils.clip_grad_norm_(self.model.parameters(), self.settings.optim.clip)
 
     def weights_sha256(self) -> str:
-        """A checksum of the evaluated network's weights and buffers: names, types, shapes and every bit."""
+        """Return a checksum of the names, dtypes, shapes and contents of the evaluated parameters and buffers."""
         checksum = hashlib.sha256()
         for name, value in sorted(self.evaluated.state_dict().items()):
             value = value.detach().cpu().contiguous()
@@ -119,9 +185,10 @@ class Session:
         return checksum.hexdigest()
 
     def state(self) -> Record:
-        """Everything that the rest of the run depends on; complete in the first process alone."""
+        """Return everything that the rest of the run depends on; it is complete only in the first process."""
         progress = self.progress
-        mine = {"generators": generators.states(self.here.device), "loss": progress.loss, "right": progress.right}
+        states = generator_states(self.here.device)
+        mine = {"generators": states, "loss": progress.loss, "right": progress.correct}
         return {
             "format": 1,
             "epoch": progress.epoch,
@@ -138,7 +205,7 @@ class Session:
         }
 
     def restore(self, state: Record) -> None:
-        """Go on from a checkpoint."""
+        """Restore the state of a checkpoint."""
         mine, device = state["ranks"][self.here.rank], self.here.device
         self.model.load_state_dict(state["model"])
         self.optimizer.load_state_dict(state["optimizer"])
@@ -150,4 +217,4 @@ class Session:
             state["epoch"], state["step"], mine["loss"].to(device), mine["right"].to(device), state["images"],
             state["seconds"], state["training_seconds"], json.loads(state["history"]),
         )  # fmt: skip
-        generators.restore(mine["generators"], device)
+        restore_generators(mine["generators"], device)

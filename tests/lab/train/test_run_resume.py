@@ -1,4 +1,4 @@
-"""Runs that are killed, stopped or damaged end as those that never were."""
+"""Runs that are killed, stopped or damaged end with the results of uninterrupted runs."""
 
 import json
 import os
@@ -32,7 +32,7 @@ def folder(runs):
 
 
 def outcome(runs):
-    """The result and the metrics, but for how long they took."""
+    """Return the result and the metrics, without timings."""
     path = folder(runs)
     result = json.loads((path / "result.json").read_text())
     lines = [json.loads(line) for line in (path / "metrics.jsonl").read_text().splitlines()]
@@ -40,14 +40,14 @@ def outcome(runs):
 
 
 @pytest.fixture(scope="module")
-def undisturbed(tmp_path_factory):
-    runs = tmp_path_factory.mktemp("undisturbed")
+def uninterrupted(tmp_path_factory):
+    runs = tmp_path_factory.mktemp("uninterrupted")
     finish(runs)
     return outcome(runs)
 
 
 def kill(runs, delay, number=signal.SIGKILL, *more, length=SHORT):
-    """Start the run, and send a signal `delay` seconds after it has everything in memory; its exit code."""
+    """Start the run, send a signal `delay` seconds after it starts training, and return its exit code."""
     marker = runs / "digits"
     before = {path: path.stat().st_mtime_ns for path in marker.glob("*/environment.json")}
     process = subprocess.Popen(
@@ -67,41 +67,41 @@ def kill(runs, delay, number=signal.SIGKILL, *more, length=SHORT):
 def killed_and_resumed(runs, kills, length):
     chance, often = random.Random(kills), ("--checkpoint-seconds", "0.01")
     codes = [kill(runs, chance.uniform(0, 0.4), signal.SIGKILL, *often, length=length) for _ in range(kills)]
-    assert codes.count(-signal.SIGKILL) >= kills / 2, "most of them must have met the run at work"
+    assert codes.count(-signal.SIGKILL) >= kills / 2, "most signals must arrive during training"
     finish(runs, length)
     return outcome(runs)
 
 
-def test_killed_at_random_moments_it_ends_with_the_same_bits(tmp_path, undisturbed):
-    assert killed_and_resumed(tmp_path, 3, SHORT) == undisturbed
+def test_killed_at_random_times_and_resumed_is_bit_identical(tmp_path, uninterrupted):
+    assert killed_and_resumed(tmp_path, 3, SHORT) == uninterrupted
 
 
 @pytest.mark.slow
-def test_killed_twenty_times_it_ends_with_the_same_bits(tmp_path):
+def test_killed_twenty_times_and_resumed_is_bit_identical(tmp_path):
     finish(tmp_path / "whole", LONG)
     assert killed_and_resumed(tmp_path / "killed", 20, LONG) == outcome(tmp_path / "whole")
 
 
 @pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGINT])
-def test_a_signal_saves_and_ends_cleanly(tmp_path, undisturbed, number):
+def test_a_signal_saves_a_checkpoint_and_exits(tmp_path, uninterrupted, number):
     assert kill(tmp_path, 0.1, number) == 128 + number
     path = folder(tmp_path)
     assert not (path / "result.json").exists()
     assert list((path / "checkpoints").iterdir())
     finish(tmp_path)
-    assert outcome(tmp_path) == undisturbed
+    assert outcome(tmp_path) == uninterrupted
 
 
-def test_a_damaged_checkpoint_falls_back_and_ends_the_same(tmp_path, undisturbed):
+def test_a_damaged_checkpoint_falls_back_and_ends_the_same(tmp_path, uninterrupted):
     kill(tmp_path, 0.3, signal.SIGKILL, "--checkpoint-seconds", "0.01")
     newest = max((folder(tmp_path) / "checkpoints").glob("*.pt"), key=lambda path: path.stat().st_mtime_ns)
     newest.write_bytes(newest.read_bytes()[:-100])
     done = finish(tmp_path)
     assert "is damaged" in done.stderr
-    assert outcome(tmp_path) == undisturbed
+    assert outcome(tmp_path) == uninterrupted
 
 
-def test_a_finished_run_is_not_run_again(tmp_path, undisturbed):
+def test_a_finished_run_is_not_run_again(tmp_path, uninterrupted):
     finish(tmp_path)
     before = (folder(tmp_path) / "result.json").read_bytes()
     done = finish(tmp_path)

@@ -7,7 +7,7 @@ from ghostnoise.lab import models
 from ghostnoise.lab.config.schema import ModelSettings, NormSettings
 
 WIDTHS = dict.fromkeys(models.names(), 4) | {"simple-vit": 16, "convmixer": 8}
-SHAPES = dict.fromkeys(models.names(), (3, 8, 8)) | {"resnet50": (3, 64, 64)}  # its last stage has 1/32 of a side
+SHAPES = dict.fromkeys(models.names(), (3, 8, 8)) | {"resnet50": (3, 64, 64)}  # its last stage reduces the sides by 32
 SETTINGS = {
     "none": {}, "bn": {}, "gbn": {"ghost_size": 4}, "xbn": {"ghost_size": 4}, "en": {"ghost_size": 4},
     "gni": {"ghost_size": 4}, "agni": {"ghost_size": 4}, "dropout": {"p": 0.3}, "eagn": {"std": 0.2},
@@ -26,7 +26,7 @@ def norm(method, **more):
 
 
 def baseline(name):
-    """The method without any noise, which is what a network is compared with."""
+    """Return the method without noise, the baseline of a network."""
     return "bn" if models.CATALOG[name].normalization == "batch" else "none"
 
 
@@ -41,13 +41,13 @@ def images(batch_size=8, shape=(3, 8, 8)):
 
 
 def batch(name):
-    """Eight images for a network."""
+    """Return eight images for a network."""
     return images(8, SHAPES[name])
 
 
 @torch.no_grad()
 def trained(model):
-    """The model with every parameter and statistic away from where it starts, as after some training."""
+    """Change every parameter and statistic from its initial value, as training would, and return the model."""
     generator = torch.Generator().manual_seed(1)
     for parameter in model.parameters():
         scale = parameter.std() if parameter.ndim > 1 else 0.3

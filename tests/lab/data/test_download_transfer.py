@@ -5,9 +5,9 @@ import pytest
 from rich.console import Console
 from rich.progress import Progress
 
-from ghostnoise.lab.data import transfer
+from ghostnoise.lab.data import download
 from ghostnoise.lab.errors import UserError
-from lab.data.writing import described
+from support.datasets import described
 
 DATA = random.Random(0).randbytes(300_000)
 FILE = described("set.bin", DATA)
@@ -25,7 +25,7 @@ def quiet():
 
 def fetch(server, target, addresses=None):
     with Progress(console=quiet()) as bar:
-        transfer.fetch(FILE, addresses or (server.address,), target, bar)
+        download.fetch(FILE, addresses or (server.address,), target, bar)
 
 
 @pytest.fixture
@@ -38,20 +38,20 @@ def part(tmp_path):
     return tmp_path / "set.bin.part"
 
 
-def test_a_file_arrives_whole(server, target, part):
+def test_a_file_is_downloaded_once(server, target, part):
     fetch(server, target)
     assert target.read_bytes() == DATA
     assert not part.exists()
-    fetch(server, target)  # it is there
+    fetch(server, target)  # already downloaded
     assert server.requests == [("set.bin", None)]
 
 
-def test_a_broken_transfer_is_continued(server, target, part):
+def test_an_interrupted_transfer_is_resumed(server, target, part):
     server.cut_after = 120_000
     with pytest.raises(UserError) as raised:
         fetch(server, target)
     text = str(raised.value)
-    assert f"120000 of 300000 bytes are kept in {part}, and running the command again continues there" in text
+    assert f"120000 of 300000 bytes are kept in {part}; run the command again to resume" in text
     assert "\n" not in text
     assert part.read_bytes() == DATA[:120_000]
     assert not target.exists()
@@ -73,32 +73,32 @@ def test_a_server_without_ranges_starts_over(server, target, part):
 
 def test_a_server_that_sends_another_range_starts_over(server, target, part, monkeypatch):
     part.write_bytes(DATA[:50_000])
-    ask = transfer._ask
+    request = download._request
 
     def elsewhere(url, have):
-        response = ask(url, 0)
+        response = request(url, 0)
         response.status = 206
         response.headers["Content-Range"] = f"bytes 0-{len(DATA) - 1}/{len(DATA)}"
         return response
 
-    monkeypatch.setattr(transfer, "_ask", elsewhere)
+    monkeypatch.setattr(download, "_request", elsewhere)
     fetch(server, target)
     assert target.read_bytes() == DATA
     assert len(server.requests) == 1
 
 
 @pytest.mark.parametrize("left", [b"x" * 50_000, b"x" * len(DATA), DATA + b"more", DATA[:-1] + b"x", b""])
-def test_a_wrong_beginning_is_thrown_away(server, target, part, left):
+def test_a_wrong_partial_file_is_discarded(server, target, part, left):
     part.write_bytes(left)
     fetch(server, target)
     assert target.read_bytes() == DATA
     assert not part.exists()
 
 
-def test_a_part_that_is_whole_needs_no_server(target, part):
+def test_a_complete_partial_file_needs_no_server(target, part):
     part.write_bytes(DATA)
     with Progress(console=quiet()) as bar:
-        transfer.fetch(FILE, ("http://127.0.0.1:1/",), target, bar)
+        download.fetch(FILE, ("http://127.0.0.1:1/",), target, bar)
     assert target.read_bytes() == DATA
 
 
@@ -106,7 +106,7 @@ def test_a_part_that_is_whole_needs_no_server(target, part):
 def test_wrong_bytes_are_never_moved_into_place(server, target, part, served):
     server.contents["set.bin"] = served
     with pytest.raises(
-        UserError, match=f"delivers another file, with md5 [0-9a-f]+ instead of {FILE.md5}; nothing was kept"
+        UserError, match=f"provides a different file, with md5 [0-9a-f]+ instead of {FILE.md5}; nothing was downloaded"
     ):
         fetch(server, target)
     assert not target.exists()
@@ -114,11 +114,11 @@ def test_wrong_bytes_are_never_moved_into_place(server, target, part, served):
     assert len(server.requests) == 1
 
 
-def test_a_short_file_is_an_unfinished_one(server, target):
+def test_a_file_that_is_too_short_is_kept_as_partial(server, target):
     server.contents["set.bin"] = DATA[:10]
     with pytest.raises(UserError, match="ended after 10 of 300000 bytes; 10 of 300000 bytes are kept"):
         fetch(server, target)
-    with pytest.raises(UserError, match="ended after 10 of"):  # 416: nothing to continue with
+    with pytest.raises(UserError, match="ended after 10 of"):  # 416: range not satisfiable
         fetch(server, target)
     server.contents["set.bin"] = DATA
     fetch(server, target)
@@ -135,14 +135,14 @@ def test_no_network(server, target):
         fetch(server, target, ("http://127.0.0.1:1/", f"{server.address}nothing/"))
     text = str(raised.value)
     assert "http://127.0.0.1:1/set.bin: cannot be reached (" in text
-    assert "nothing/set.bin: answers 404 Not Found" in text
-    assert "nothing was kept, and running the command again starts anew" in text
+    assert "nothing/set.bin: responded 404 Not Found" in text
+    assert "nothing was downloaded; run the command again to retry" in text
 
 
-def test_a_stalled_transfer_ends(server, target, part, monkeypatch):
-    monkeypatch.setattr(transfer, "TIMEOUT", 0.2)
+def test_a_stalled_transfer_times_out(server, target, part, monkeypatch):
+    monkeypatch.setattr(download, "TIMEOUT", 0.2)
     server.stall_after = 100_000
-    with pytest.raises(UserError, match=r"broke off \(timed out\); 100000 of 300000 bytes are kept"):
+    with pytest.raises(UserError, match=r"connection lost \(timed out\); 100000 of 300000 bytes are kept"):
         fetch(server, target)
     assert part.read_bytes() == DATA[:100_000]
 

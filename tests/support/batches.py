@@ -1,4 +1,4 @@
-"""Whether batches are the same, and whether anything drew from numpy's global generator."""
+"""Comparisons of batches, and the state of numpy's global generator."""
 
 import numpy as np
 import torch

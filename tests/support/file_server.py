@@ -1,4 +1,4 @@
-"""A local web server that can misbehave as real ones do."""
+"""A local web server that can simulate failures of real servers."""
 
 import threading
 from contextlib import contextmanager
@@ -6,18 +6,18 @@ from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 
 
 class Server:
-    """Serves `contents` by name, and remembers (name, Range) of every request."""
+    """Serves `contents` by name, and records (name, Range) of every request."""
 
     def __init__(self, contents):
         self.contents = dict(contents)
         self.requests = []
-        self.ranges = True  # whether it sends parts of files
-        self.cut_after = None  # bytes of an answer, after which the connection breaks
-        self.stall_after = None  # bytes of an answer, after which nothing comes
+        self.ranges = True  # whether it supports range requests
+        self.cut_after = None  # bytes of a response after which the connection is closed
+        self.stall_after = None  # bytes of a response after which no data is sent
         self.address = ""
         self.closing = threading.Event()
 
-    def answer(self, handler):
+    def respond(self, handler):
         name, wanted = handler.path.removeprefix("/"), handler.headers.get("Range")
         self.requests.append((name, wanted))
         if name not in self.contents:
@@ -45,7 +45,7 @@ def serving(contents):
 
     class Handler(BaseHTTPRequestHandler):
         def do_GET(self):
-            server.answer(self)
+            server.respond(self)
 
         def log_message(self, *_):
             pass

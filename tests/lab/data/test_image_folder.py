@@ -8,11 +8,10 @@ import torch
 from PIL import Image
 
 from ghostnoise.lab.config.schema import DataSettings
-from ghostnoise.lab.data import folder as folders
-from ghostnoise.lab.data import open_source
-from ghostnoise.lab.data.draws import Purpose, words
+from ghostnoise.lab.data import image_folder, open_source
+from ghostnoise.lab.data.sampling import Purpose, random_words
 from ghostnoise.lab.errors import UserError
-from lab.data.comparing import global_numpy, same
+from support.batches import global_numpy, same
 
 importlib.import_module("startup.sitecustomize")
 vision = importlib.import_module("torchvision.transforms")
@@ -31,7 +30,7 @@ def picture(seed, size=(20, 16), mode="RGB"):
 
 @pytest.fixture(scope="module")
 def root(tmp_path_factory):
-    """Pictures of many sizes, modes and names; the number in the name is the seed."""
+    """Images of various sizes, modes and names; the number in the name is the seed."""
     made = tmp_path_factory.mktemp("images")
     for part, first, count in (("train", 0, 24), ("val", 100, 10)):
         for at in range(count):
@@ -57,27 +56,27 @@ def pixels(x):
 
 
 def test_images_are_listed_by_class_and_path(root):
-    listing = folders.list_images(root / "set", "train")
-    assert folders.class_names(root / "set") == CLASSES
+    listing = image_folder.list_images(root / "set", "train")
+    assert image_folder.class_names(root / "set") == CLASSES
     assert len(listing.paths) == 24
     assert listing.labels == sorted(listing.labels)
     assert listing.labels == [CLASSES.index(path.split("/train/")[1].split("/")[0]) for path in listing.paths]
     assert listing.paths == sorted(listing.paths)
-    assert len(folders.list_images(root / "set", "test").paths) == 10
+    assert len(image_folder.list_images(root / "set", "test").paths) == 10
 
 
-def test_facts(root):
+def test_info(root):
     made = source(root)
-    assert made.facts.shape == (3, SIZE, SIZE)
-    assert (made.facts.classes, made.facts.train_size, made.facts.eval_size) == (3, 22, 2)
+    assert made.info.shape == (3, SIZE, SIZE)
+    assert (made.info.classes, made.info.train_size, made.info.eval_size) == (3, 22, 2)
     assert made.steps == 5
     made = source(root, data=settings(evaluate="test", limit=20, test_limit=5))
-    assert (made.facts.train_size, made.facts.eval_size, made.steps) == (20, 5, 5)
+    assert (made.info.train_size, made.info.eval_size, made.steps) == (20, 5, 5)
 
 
-def test_evaluation_resizes_and_crops_the_centre(root):
-    """Against torchvision's transforms of each file, in order."""
-    listing = folders.list_images(root / "set", "test")
+def test_evaluation_resizes_and_crops_the_center(root):
+    """Compare with torchvision's transforms of each file, in order."""
+    listing = image_folder.list_images(root / "set", "test")
     look = vision.Compose([vision.Resize(14), vision.CenterCrop(SIZE), vision.PILToTensor()])
     made = source(root, data=settings(evaluate="test"))
     x, y = (torch.cat(parts) for parts in zip(*made.evaluation(), strict=True))
@@ -86,10 +85,10 @@ def test_evaluation_resizes_and_crops_the_centre(root):
         assert torch.equal(pixels(image), look(Image.open(path).convert("RGB")))
 
 
-def test_training_without_augmentation_sees_the_same_as_evaluation(root):
+def test_training_without_augmentation_uses_the_transform_of_evaluation(root):
     data = settings(evaluate="test")
     look = vision.Compose([vision.Resize(14), vision.CenterCrop(SIZE), vision.PILToTensor()])
-    listing = folders.list_images(root / "set", "train")
+    listing = image_folder.list_images(root / "set", "train")
     looks = {
         look(Image.open(path).convert("RGB")).numpy().tobytes(): label for path, label in zip(*listing, strict=True)
     }
@@ -104,13 +103,13 @@ def test_training_without_augmentation_sees_the_same_as_evaluation(root):
 def test_random_crops_are_those_of_torchvision_with_a_seed_for_each_image(root):
     made, listing = (
         source(root, data=settings(augment="resized-crop", evaluate="test")),
-        folders.list_images(root / "set", "train"),
+        image_folder.list_images(root / "set", "train"),
     )
     look = vision.Compose([vision.RandomResizedCrop(SIZE), vision.RandomHorizontalFlip(), vision.PILToTensor()])
     expected = {}
     with torch.random.fork_rng(devices=[]):
         for index, path in enumerate(listing.paths):
-            torch.manual_seed(int(words(1, 3, Purpose.AUGMENT, 1, index)[0] >> 1))
+            torch.manual_seed(int(random_words(1, 3, Purpose.AUGMENT, 1, index)[0] >> 1))
             expected[look(Image.open(path).convert("RGB")).numpy().tobytes()] = listing.labels[index]
     seen = {
         pixels(image).numpy().tobytes(): int(label)
@@ -120,7 +119,7 @@ def test_random_crops_are_those_of_torchvision_with_a_seed_for_each_image(root):
     assert seen == expected
 
 
-def test_workers_and_resumption_change_nothing(root):
+def test_workers_and_resuming_do_not_affect_batches(root):
     whole = list(source(root).batches(2))
     assert len(whole) == 5
     same(source(root, workers=2).batches(2), whole)
@@ -130,7 +129,7 @@ def test_workers_and_resumption_change_nothing(root):
     assert list(source(root, workers=2).batches(2, start=5)) == []
 
 
-def test_ranks_together_are_the_batch_of_one(root):
+def test_ranks_partition_the_batches_of_one_process(root):
     data = settings(augment="resized-crop", evaluate="test")
     ranks = [source(root, data=data, rank=rank, world=2) for rank in range(2)]
     joined = [
@@ -139,7 +138,7 @@ def test_ranks_together_are_the_batch_of_one(root):
     ]
     same(joined, source(root, data=data).batches(0))
     labels = [label for each in ranks for _, y in each.evaluation() for label in y.tolist()]
-    assert labels == folders.list_images(root / "set", "test").labels
+    assert labels == image_folder.list_images(root / "set", "test").labels
 
 
 def test_epochs_and_seeds_differ(root):
@@ -151,7 +150,7 @@ def test_epochs_and_seeds_differ(root):
 
 
 @pytest.mark.parametrize("workers", [0, 2])
-def test_no_global_generator_is_touched(root, workers):
+def test_no_global_generator_is_used(root, workers):
     torch.manual_seed(5)
     made = source(root, workers=workers)
     before = torch.get_rng_state(), global_numpy(), random.getstate()
@@ -187,37 +186,37 @@ def test_an_unreadable_image_is_named(tmp_path, workers, content):
 
 def test_folders_that_are_missing_empty_or_unknown(tmp_path):
     data = settings(evaluate="test")
-    with pytest.raises(UserError, match=f"{tmp_path}/set/train/: no such folder; lay the images out as train/CLASS"):
+    with pytest.raises(UserError, match=f"{tmp_path}/set/train/: folder not found; arrange the images as train/CLASS"):
         source(tmp_path, data=data)
     (tmp_path / "set" / "train").mkdir(parents=True)
-    with pytest.raises(UserError, match="set/train: no folder in it; lay"):
+    with pytest.raises(UserError, match="set/train: contains no folders; arrange"):
         source(tmp_path, data=data)
     (tmp_path / "set" / "train" / "ant").mkdir()
-    with pytest.raises(UserError, match="set/train/ant: no image in it"):
+    with pytest.raises(UserError, match="set/train/ant: contains no images"):
         source(tmp_path, data=data)
     picture(1).save(tmp_path / "set" / "train" / "ant" / "1.png")
-    with pytest.raises(UserError, match=f"{tmp_path}/set/val/ or {tmp_path}/set/test/: no such folder"):
+    with pytest.raises(UserError, match=f"{tmp_path}/set/val/ or {tmp_path}/set/test/: folder not found"):
         source(tmp_path, 1, data=data)
     (tmp_path / "set" / "test" / "wasp").mkdir(parents=True)
     with pytest.raises(UserError, match="set/test/wasp: no such class in train/; remove it"):
         source(tmp_path, 1, data=data)
     (tmp_path / "set" / "test" / "wasp").rename(tmp_path / "set" / "test" / "ant")
-    with pytest.raises(UserError, match="set/test: no image in it"):
+    with pytest.raises(UserError, match="set/test: contains no images"):
         source(tmp_path, 1, data=data)
     picture(2).save(tmp_path / "set" / "test" / "ant" / "2.png")
-    assert source(tmp_path, 1, data=data).facts.eval_size == 1
+    assert source(tmp_path, 1, data=data).info.eval_size == 1
 
 
 def test_without_torchvision(root, monkeypatch):
     monkeypatch.setitem(sys.modules, "torchvision.transforms", None)
-    with pytest.raises(UserError, match=r"imagefolder needs torchvision.*pip install 'ghostnoise\[imagenet\]'"):
+    with pytest.raises(UserError, match=r"imagefolder: needs torchvision.*pip install 'ghostnoise\[imagenet\]'"):
         source(root)
 
 
-def test_readers_by_default(monkeypatch):
+def test_default_number_of_workers(monkeypatch):
     monkeypatch.delenv("LOCAL_WORLD_SIZE", raising=False)
     for cores, world, expected in ((1, 1, 0), (2, 1, 2), (64, 1, 8), (8, 4, 2), (4, 4, 0)):
-        monkeypatch.setattr(folders.os, "sched_getaffinity", lambda _, cores=cores: range(cores))
-        assert folders._workers(world) == expected
+        monkeypatch.setattr(image_folder.os, "sched_getaffinity", lambda _, cores=cores: range(cores))
+        assert image_folder._workers(world) == expected
     monkeypatch.setenv("LOCAL_WORLD_SIZE", "2")
-    assert folders._workers(64) == 2
+    assert image_folder._workers(64) == 2

@@ -1,4 +1,4 @@
-"""Small sets in the official layouts, written here byte by byte, and catalog entries that describe them."""
+"""Small data sets in the official layouts, written byte by byte, and catalog entries that describe them."""
 
 import gzip
 import hashlib
@@ -19,7 +19,7 @@ def random_arrays(shape, classes, count, seed):
 
 
 def small(name, train=TRAIN, test=TEST):
-    """A small set in the image of `name`: its entry, whose files are those of `contents`, and its arrays."""
+    """Return a small version of the data set `name`: its catalog entry and its arrays."""
     official = CATALOG[name]
     arrays = {
         part: random_arrays(official.shape, official.classes, count, seed)
@@ -28,7 +28,7 @@ def small(name, train=TRAIN, test=TEST):
     layouts = []
     for layout in official.layouts:
         parts = {
-            part: tuple(map(described, [file.name for file in files], encode(layout.kind, arrays[part], len(files))))
+            part: tuple(map(described, [file.name for file in files], encode(layout.format, arrays[part], len(files))))
             for part, files in (("train", layout.train), ("test", layout.test))
         }  # fmt: skip
         layouts.append(replace(layout, **parts))
@@ -43,19 +43,19 @@ def write(layout, arrays, folder, zipped=False):
     """Write all files of a layout into `folder`."""
     folder.mkdir(parents=True)
     for part, files in (("train", layout.train), ("test", layout.test)):
-        for file, data in zip(files, encode(layout.kind, arrays[part], len(files)), strict=True):
+        for file, data in zip(files, encode(layout.format, arrays[part], len(files)), strict=True):
             if zipped:
                 (folder / f"{file.name}.gz").write_bytes(gzip.compress(data))
             else:
                 (folder / file.name).write_bytes(data)
 
 
-def encode(kind, arrays, count):
-    """The contents of the `count` files of a part."""
-    if kind == "idx":
+def encode(file_format, arrays, count):
+    """Return the contents of the `count` files of a split."""
+    if file_format == "idx":
         return [idx(arrays.pixels[:, 0]), idx(arrays.labels.astype(np.uint8))]
     blocks = zip(np.split(arrays.pixels, count), np.split(arrays.labels, count), strict=True)
-    return [CIFAR[kind](pixels, labels.tolist()) for pixels, labels in blocks]
+    return [CIFAR[file_format](pixels, labels.tolist()) for pixels, labels in blocks]
 
 
 def idx(array):
@@ -71,7 +71,7 @@ def coarse_fine(pixels, labels):
 
 
 def python2_pickle(pixels, labels):
-    """What Python 2's cPickle made of a batch: protocol 2, every text a byte string."""
+    """Return a batch as Python 2's cPickle wrote it: protocol 2, with all strings as bytes."""
     rows = pixels.reshape(len(pixels), -1)
     items = [
         ("data", _array(rows)),
