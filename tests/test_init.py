@@ -16,7 +16,8 @@ SOURCE = Path(ghostnoise.__file__).parent
 # beside the library: only commands import it, and it imports any part of the library.
 LAYERS = [
     ["__main__"],
-    ["cli", "bench", "doctor"],
+    ["cli", "bench"],
+    ["doctor"],
     ["meter"],
     ["conversion"],
     ["functional", "layers"],
@@ -24,7 +25,7 @@ LAYERS = [
     ["engine"],
     ["statistics"],
     ["checks", "randomness", "tracing"],
-    ["torch_private", "suggest"],
+    ["torch_private", "text", "version"],
 ]
 DEPTH = {part: depth for depth, parts in enumerate(LAYERS) for part in parts}
 COMMANDS = {"cli", "bench"}

@@ -9,6 +9,7 @@ import torch
 
 import ghostnoise
 from ghostnoise.engine.backends import select as backends
+from ghostnoise.engine.backends.native.library import huge_pages
 
 CPUINFO = Path("/proc/cpuinfo")
 # The features that affect the speed of the kernels, among many more flags.
@@ -30,6 +31,7 @@ def report() -> str:
         "features": " ".join(features) or "unknown",
         "torch uses": torch.backends.cpu.get_cpu_capability(),
         "threads": str(torch.get_num_threads()),
+        "huge pages": huge_pages(),
     }
     usable = {name: reason(name) for name in backends.NAMES if name != "auto"}
     lines |= {f"  {name}": f"not usable: {why}" if why else "usable" for name, why in usable.items()}

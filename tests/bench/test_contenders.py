@@ -6,6 +6,7 @@ from ghostnoise.bench.contenders import compiled, contenders, usable_backends
 from ghostnoise.bench.rows import Row, rows
 from ghostnoise.bench.settings import Settings
 from ghostnoise.engine.backends import select as backends
+from ghostnoise.engine.backends.aten import ATEN
 
 CPU = torch.device("cpu")
 
@@ -44,7 +45,9 @@ def test_inputs_are_the_same_numbers_in_both_formats():
 )
 def test_every_method_is_there_and_gives_gradients_of_x(row, methods):
     found = contenders(row, ["aten"], CPU)
-    assert [contender.method for contender in found if contender.kind != "peer"] == methods
+    ours = [contender.method for contender in found if contender.kind != "peer"]
+    assert ours[0] == methods[0]
+    assert set(methods) <= set(ours)  # and those of methods that are not in the paper
     assert found[-1].method == f"naive GNI-{row.ghost_size}"
     x, dy = row.draw(CPU)
     for contender in found:
@@ -75,13 +78,8 @@ def test_unusable_backends_are_named(monkeypatch):
 
 
 def test_triton_is_not_timed_in_its_interpreter(monkeypatch):
-    class Anything:
-        @staticmethod
-        def refuses(x):
-            return None
-
     monkeypatch.setattr("ghostnoise.doctor.reason", lambda name: None)
-    monkeypatch.setattr(backends, "_module", lambda name: Anything)
+    monkeypatch.setattr(backends, "load", lambda name: ATEN)
     usable, reasons = usable_backends(CPU)
     assert usable == ["aten", "native"]
     assert "interpreter" in reasons[0]

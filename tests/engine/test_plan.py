@@ -144,8 +144,9 @@ def test_noise_that_cannot_be_encoded_is_not_dropped():
 
 def test_every_kind_of_contributors_has_numbers_alone():
     assert {"GhostBatch", "Exclusive", "SampleItself", "Mixture"} <= set(Contributors.kinds)
-    assert Mixture(0.25).numbers() == [0.25]
-    assert SampleItself().numbers() == []
+    assert Mixture(0.25).numbers() == ([], [0.25])
+    assert SampleItself().numbers() == ([], [])
+    assert Exclusive().numbers() == ([None], [])
 
 
 def test_positions():

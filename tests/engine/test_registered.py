@@ -67,10 +67,10 @@ def test_normalize(name, shape, dtype, layout):
 @pytest.mark.parametrize("needs_x", [True, False])
 def test_normalize_backward(name, shape, dtype, layout, needs_x):
     plan = plans.PLANS[name]
-    x, weight, bias, drawn, reference, text = arguments(plan, shape, dtype, layout, requires_grad=False)
-    _, *pooled, mean, var, m, k, r, d = OPS.normalize(x, weight, bias, drawn, reference, text)
+    x, weight, bias, drawn, reference, *how = arguments(plan, shape, dtype, layout, requires_grad=False)
+    _, *pooled, mean, var, m, k, r, d = OPS.normalize(x, weight, bias, drawn, reference, *how)
     kept = [mean, var] if plan.normalizer.contributors.keeps_moments else pooled
-    given = (torch.randn_like(x), x, weight, kept, [m, k], [r, d], reference, text, needs_x)
+    given = (torch.randn_like(x), x, weight, kept, [m, k], [r, d], reference, *how, needs_x)
     opcheck(OPS.normalize_backward.default, given, test_utils=("test_schema", "test_faketensor"))
 
 

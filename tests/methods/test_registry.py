@@ -1,4 +1,5 @@
 import inspect
+import sys
 from dataclasses import replace
 from pathlib import Path
 
@@ -124,10 +125,23 @@ def test_names_that_do_not_exist():
 
 def test_a_name_is_registered_once():
     spec = SPECS["gbn"]
-    assert registry.register(spec) is spec
-    with pytest.raises(ValueError, match=r"method 'gbn' is registered twice: ghost-batch-norm.md and other.md"):
-        registry.register(replace(spec, card="other.md"))
+    registry.register(spec)
+    with pytest.raises(ValueError, match=r"method 'gbn' is registered twice, by .*GhostBatchNorm.* and .*BatchNorm"):
+        registry.register(replace(SPECS["bn"], name="gbn"))
     assert registry._SPECS["gbn"] is spec
+
+
+def test_a_specification_must_fit_its_layers(monkeypatch):
+    norm = SPECS["gbn"].norm
+    monkeypatch.setattr(norm, "options", ("ghost_size", "process_group", "uneven"))
+    with pytest.raises(
+        ValueError, match=r"method 'gbn': running_var_from must be both in GhostBatchNorm.options and a"
+    ):
+        registry.register(SPECS["gbn"])
+    monkeypatch.undo()
+    monkeypatch.delattr(sys.modules[norm.__module__], "GhostBatchNorm3d")
+    with pytest.raises(ValueError, match="method 'gbn': define GhostBatchNorm3d beside GhostBatchNorm"):
+        registry.register(SPECS["gbn"])
 
 
 def test_exports():

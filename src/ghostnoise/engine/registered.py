@@ -5,6 +5,7 @@ boundary as names, numbers and lists of tensors (`Plan.encode`). An op returns a
 exist is a tensor without elements. Running statistics are updated outside.
 """
 
+from collections.abc import Sequence
 from typing import Any
 
 import torch
@@ -53,6 +54,7 @@ def _normalize(
     asked = decode(*how, drawn, reference)
     y, moments, pooled, noise, correction = steps.forward(select(x), x, weight, bias, asked, None)
     kept = moments if _returns_moments(x, asked) else (None, None)
+    pooled = Moments(*(table.to(table_dtype(x.device)) for table in pooled))
     return y, *_outputs(x, *pooled, *kept, *noise, *(correction or (None, None)))
 
 
@@ -147,20 +149,21 @@ def _setup_normalize(ctx: Any, inputs: tuple[Any, ...], output: tuple[Tensor, ..
 def _backward_of_normalize(ctx: Any, dy: Tensor | None, *tables: Any) -> tuple[Any, ...]:
     x, weight, bias, mean, var, m, k, r, d, *given = ctx.saved_tensors
     if dy is None:
-        return None, None, None, *ctx.lists, None, None, None
+        return None, None, None, *ctx.lists, *_no_gradients(ctx.how)
     count = len(ctx.lists[0])
     drawn, reference = given[:count], given[count:]
     if torch.is_grad_enabled():  # for a second derivative, which the op of the backward pass does not have
         plan = decode(*ctx.how, drawn, reference)
-        return *composite.gradient(plan, x, weight, bias, dy), *ctx.lists, None, None, None
+        return *composite.gradient(plan, x, weight, bias, dy), *ctx.lists, *_no_gradients(ctx.how)
     needs_x = ctx.needs_input_grad[0]
     arguments = (dy, x, weight, [mean, var], [m, k], [r, d], reference, *ctx.how, needs_x)
     dx, g_weight, g_bias = torch.ops.ghostnoise.normalize_backward(*arguments)
-    return dx if needs_x else None, _cast(g_weight, weight), _cast(g_bias, bias), *ctx.lists, None, None, None
+    gradients = (dx if needs_x else None, _cast(g_weight, weight), _cast(g_bias, bias))
+    return *gradients, *ctx.lists, *_no_gradients(ctx.how)
 
 
 def _setup_inject(ctx: Any, inputs: tuple[Any, ...], output: tuple[Tensor, Tensor]) -> None:
-    ctx.lists = [None] * len(inputs[1])
+    ctx.lists, ctx.how = [None] * len(inputs[1]), inputs[2:]
     ctx.mark_non_differentiable(output[1])
     ctx.set_materialize_grads(False)
     ctx.save_for_backward(output[1])
@@ -169,10 +172,10 @@ def _setup_inject(ctx: Any, inputs: tuple[Any, ...], output: tuple[Tensor, Tenso
 def _backward_of_inject(ctx: Any, dy: Tensor | None, *tables: Any) -> tuple[Any, ...]:
     (scale,) = ctx.saved_tensors
     if dy is None:
-        return None, ctx.lists, None, None, None
+        return None, ctx.lists, *_no_gradients(ctx.how)
     if torch.is_grad_enabled():
-        return aten.rescale(dy, scale).to(dy.dtype), ctx.lists, None, None, None
-    return torch.ops.ghostnoise.inject_backward(dy, scale), ctx.lists, None, None, None
+        return aten.rescale(dy, scale).to(dy.dtype), ctx.lists, *_no_gradients(ctx.how)
+    return torch.ops.ghostnoise.inject_backward(dy, scale), ctx.lists, *_no_gradients(ctx.how)
 
 
 torch.library.register_autograd(
@@ -181,14 +184,19 @@ torch.library.register_autograd(
 torch.library.register_autograd("ghostnoise::inject", _backward_of_inject, setup_context=_setup_inject, lib=_LIBRARY)
 
 
+def _no_gradients(how: Sequence[Any]) -> list[Any]:
+    """Return the gradients of the names and numbers of a plan in the structure that torch expects: [] for []."""
+    return [[] if each == [] else None for each in how]
+
+
 def _outputs(x: Tensor, *tables: Tensor | None) -> tuple[Tensor, ...]:
-    """Return tables as outputs of an op, which must not share memory with each other."""
-    found: list[Tensor] = []
+    """Return tables as outputs of an op, which must not share memory with x or with each other."""
+    found = [x]
     for table in tables:
         made = x.new_empty(0) if table is None else table
         shared = any(made.untyped_storage().data_ptr() == other.untyped_storage().data_ptr() != 0 for other in found)
-        found.append(made.clone() if shared else made)
-    return tuple(found)
+        found.append(made.clone() if shared or made.storage_offset() else made)
+    return tuple(found[1:])
 
 
 def _returns_moments(x: Tensor, plan: Plan) -> bool:

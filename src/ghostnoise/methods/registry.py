@@ -153,7 +153,7 @@ def specs() -> dict[str, MethodSpec]:
     return dict(sorted(_SPECS.items(), key=lambda pair: (_ORDER.get(pair[0], len(_ORDER)), pair[0])))
 
 
-_ORDER = {name: place for place, name in enumerate(("bn", "gbn", "xbn", "en", "gni", "agni", "eagn", "dropout"))}
+_ORDER = {name: place for place, name in enumerate(("bn", "gbn", "xbn", "en", "gni", "agni"))}  # of the paper
 
 
 def find(name: object) -> tuple[MethodSpec, dict[str, Any]]:
