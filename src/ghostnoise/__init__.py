@@ -17,9 +17,9 @@ if TYPE_CHECKING:
     from ghostnoise.conversion import LinearSchedule as LinearSchedule
     from ghostnoise.conversion import OffAfter as OffAfter
     from ghostnoise.conversion import Schedule as Schedule
-    from ghostnoise.conversion import convert as convert
+    from ghostnoise.conversion import convert as convert  # type: ignore[no-redef]
     from ghostnoise.conversion import revert as revert
-    from ghostnoise.conversion import summary as summary
+    from ghostnoise.conversion import summary as summary  # type: ignore[no-redef]
     from ghostnoise.engine.backends.select import backend as backend
     from ghostnoise.meter import Meter as Meter
 

@@ -117,7 +117,7 @@ references = st.sampled_from([None, Reference(MOMENTS), Reference(MOMENTS, torch
 @given(normalizers, noises, references)
 def test_a_plan_is_decoded_as_it_was(normalizer, noise, running):
     plan = Plan(normalizer, noise, running)
-    decoded = decode(*plan.encode(), *plan.tensors())
+    decoded = decode(*plan.tensors(), *plan.encode())
     assert decoded.normalizer == normalizer
     assert decoded.corrects == plan.corrects
     assert all(ours is theirs for ours, theirs in zip(chain(*decoded.tensors()), chain(*plan.tensors()), strict=True))
@@ -126,13 +126,13 @@ def test_a_plan_is_decoded_as_it_was(normalizer, noise, running):
         fields = [field.name for field in dataclasses.fields(noise) if field.name not in ("indices", "draws")]
         for name in fields:
             assert getattr(decoded.noise, name) == getattr(noise, name)
-    assert decode(*plan.encode(), None, []).noise is None
+    assert decode(None, [], *plan.encode()).noise is None
 
 
 @pytest.mark.parametrize("eps", [1, 0])
 def test_integers_are_numbers_too(eps):
     plan = Plan(Normalizer(GhostBatch(), eps, 0), Drawn(eps, "both", INDICES))
-    decoded = decode(*plan.encode(), *plan.tensors())
+    decoded = decode(*plan.tensors(), *plan.encode())
     assert decoded.normalizer == plan.normalizer
     assert decoded.noise.eps == eps
 

@@ -192,7 +192,7 @@ class Plan(NamedTuple):
 
 
 def decode(
-    names: str, integers: list[int], floats: list[float], drawn: list[Tensor] | None, reference: list[Tensor]
+    drawn: list[Tensor] | None, reference: list[Tensor], names: str, integers: list[int], floats: list[float]
 ) -> Plan:
     """Return the plan that `Plan.encode` described, with its tensors; without noise if `drawn` is None."""
     contributors, *kind = names.split(" ")

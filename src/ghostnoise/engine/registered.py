@@ -51,17 +51,17 @@ def _normalize(
     x: Tensor, weight: Tensor | None, bias: Tensor | None, drawn: list[Tensor], reference: list[Tensor], *how: Any
 ) -> tuple[Tensor, ...]:
     """Return y, pooled mean and variance, the samples' mean and variance, m, k, r and d."""
-    asked = decode(*how, drawn, reference)
+    asked = decode(drawn, reference, *how)
     y, moments, pooled, noise, correction = steps.forward(select(x), x, weight, bias, asked, None)
     kept = moments if _returns_moments(x, asked) else (None, None)
-    pooled = Moments(*(table.to(table_dtype(x.device)) for table in pooled))
+    pooled = Moments(*(table.to(table_dtype(x.device)).contiguous() for table in pooled))
     return y, *_outputs(x, *pooled, *kept, *noise, *(correction or (None, None)))
 
 
 def _fake_normalize(
     x: Tensor, weight: Tensor | None, bias: Tensor | None, drawn: list[Tensor], reference: list[Tensor], *how: Any
 ) -> tuple[Tensor, ...]:
-    asked, (batch_size, channels) = decode(*how, drawn, reference), x.shape[:2]
+    asked, (batch_size, channels) = decode(drawn, reference, *how), x.shape[:2]
     table, dtype = table_dtype(x.device), arithmetic_dtype(x)
     pools = asked.normalizer.contributors.pools(batch_size)
     pooled = [x.new_empty(pools, channels, dtype=table) for _ in range(2)]
@@ -86,7 +86,7 @@ def _normalize_backward(
     floats: list[float],
     needs_x: bool,
 ) -> tuple[Tensor, ...]:
-    asked = decode(names, integers, floats, None, reference)
+    asked = decode(None, reference, names, integers, floats)
     tables = NoiseTables(*(table if table.numel() else None for table in noise))
     saved = Saved(_sample_moments(x, Moments(*kept)), tables)
     corrected = Correction(*correction) if correction[0].numel() else None
@@ -103,14 +103,14 @@ def _fake_normalize_backward(
 
 
 def _inject_op(x: Tensor, drawn: list[Tensor], *how: Any) -> tuple[Tensor, Tensor]:
-    noise, backend = decode(*how, drawn, []).noise, select(x)
+    noise, backend = decode(drawn, [], *how).noise, select(x)
     assert noise is not None
     affine = steps.inject_tables(backend, x, noise, None)
     return backend.transform(x, affine), affine.scale
 
 
 def _fake_inject(x: Tensor, drawn: list[Tensor], *how: Any) -> tuple[Tensor, Tensor]:
-    noise = decode(*how, drawn, []).noise
+    noise = decode(drawn, [], *how).noise
     assert noise is not None
     rows = x.shape[0] if noise.scales else 1
     return torch.empty_like(x), x.new_empty((rows, x.shape[1]), dtype=arithmetic_dtype(x))
@@ -141,7 +141,7 @@ def _setup_normalize(ctx: Any, inputs: tuple[Any, ...], output: tuple[Tensor, ..
     ctx.lists = [None] * len(drawn), [None] * len(reference)
     ctx.mark_non_differentiable(*tables)
     ctx.set_materialize_grads(False)
-    ctx.keeps_moments = decode(*ctx.how, drawn, reference).normalizer.contributors.keeps_moments
+    ctx.keeps_moments = decode(drawn, reference, *ctx.how).normalizer.contributors.keeps_moments
     kept = tables[2:4] if ctx.keeps_moments else tables[:2]
     ctx.save_for_backward(x, weight, bias, *kept, *tables[4:], *drawn, *reference)
 
@@ -153,7 +153,7 @@ def _backward_of_normalize(ctx: Any, dy: Tensor | None, *tables: Any) -> tuple[A
     count = len(ctx.lists[0])
     drawn, reference = given[:count], given[count:]
     if torch.is_grad_enabled():  # for a second derivative, which the op of the backward pass does not have
-        plan = decode(*ctx.how, drawn, reference)
+        plan = decode(drawn, reference, *ctx.how)
         return *composite.gradient(plan, x, weight, bias, dy), *ctx.lists, *_no_gradients(ctx.how)
     needs_x = ctx.needs_input_grad[0]
     arguments = (dy, x, weight, [mean, var], [m, k], [r, d], reference, *ctx.how, needs_x)

@@ -59,7 +59,7 @@ class Contributors:
     def from_numbers(cls, integers: Sequence[int | None], floats: Sequence[float]) -> "Contributors":
         """Return the choice with these fields, as `numbers` returns them."""
         left = iter(integers), iter(floats)
-        return cls(*(next(left[kind in (float, "float")]) for kind in cls.__annotations__.values()))  # type: ignore[call-overload]
+        return cls(*(next(left[kind in (float, "float")]) for kind in cls.__annotations__.values()))
 
     def pool(self, moments: Moments, reference: Moments | None) -> Moments:
         """Pool the moments of the samples (B, C) into statistics, one row per pool (R, C); differentiable.
