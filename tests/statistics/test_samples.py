@@ -97,7 +97,7 @@ def test_linear_terms_equal_the_derivative_of_pool(contributors):
 def test_contributors_are_found_by_name():
     for contributors in CONTRIBUTORS:
         kind = samples.Contributors.kinds[type(contributors).__name__]
-        assert kind(*contributors.numbers()) == contributors
+        assert kind.from_numbers(*contributors.numbers()) == contributors
 
 
 @pytest.mark.parametrize("ghost_size", [1, 4, 30])

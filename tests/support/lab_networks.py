@@ -5,13 +5,15 @@ from torch import nn
 
 from ghostnoise.lab import models
 from ghostnoise.lab.config.schema import ModelSettings, NormSettings
+from ghostnoise.methods import registry
 
 WIDTHS = dict.fromkeys(models.names(), 4) | {"simple-vit": 16, "convmixer": 8}
 SHAPES = dict.fromkeys(models.names(), (3, 8, 8)) | {"resnet50": (3, 64, 64)}  # its last stage reduces the sides by 32
-SETTINGS = {
-    "none": {}, "bn": {}, "gbn": {"ghost_size": 4}, "xbn": {"ghost_size": 4}, "en": {"ghost_size": 4},
-    "gni": {"ghost_size": 4}, "agni": {"ghost_size": 4}, "dropout": {"p": 0.3}, "eagn": {"std": 0.2},
-}  # fmt: skip
+PAPER = {"agni": {}, "dropout": {"p": 0.3}, "eagn": {"std": 0.2}}  # the example of agni is the law of convolutions
+SETTINGS = {"none": {}} | {
+    name: ({} if spec.ghost_size == "none" else {"ghost_size": 4}) | PAPER.get(name, spec.example)
+    for name, spec in registry.specs().items()
+}
 # Every network with every method and placement that it has.
 CASES = [
     (name, method, place)

@@ -138,10 +138,10 @@ def bare(row: Row, settings: Settings, source: Source) -> Callable[[], None]:
 
 def trainer(row: Row, settings: Settings, source: Source, folder: Path) -> Callable[[], None]:
     """Return an epoch of the trainer: batches, learning rate, metrics, checks, clock and display; no evaluation."""
-    here, told = Machine(settings.device), row.settings()
+    here, chosen = Machine(settings.device), row.settings()
     torch.manual_seed(0)
-    session = Session(models.build(told.model, told.norm, CIFAR.shape, CIFAR.classes), told, here)
-    display = Terminal(Console(file=io.StringIO()), False, told.train.epochs, source.steps)
+    session = Session(models.build(chosen.model, chosen.norm, CIFAR.shape, CIFAR.classes), chosen, here)
+    display = Terminal(Console(file=io.StringIO()), False, chosen.train.epochs, source.steps)
     loop = Loop(session, source, RunFolder(folder, print), Clock(here, Stop(), math.inf), display, [])
 
     def run() -> None:
@@ -219,12 +219,12 @@ def by_hand(picture: Any) -> Tensor:
 
 
 def _network(row: Row, settings: Settings) -> tuple[nn.Module, torch.optim.Optimizer]:
-    told = row.settings()
+    chosen = row.settings()
     torch.manual_seed(0)
-    form = torch.channels_last if told.train.channels_last else torch.preserve_format
-    model = models.build(told.model, told.norm, CIFAR.shape, CIFAR.classes)
+    form = torch.channels_last if chosen.train.channels_last else torch.preserve_format
+    model = models.build(chosen.model, chosen.norm, CIFAR.shape, CIFAR.classes)
     model = model.to(device=settings.device, memory_format=form)  # type: ignore[call-overload]
-    return model, build_optimizer(model, told.optim)
+    return model, build_optimizer(model, chosen.optim)
 
 
 def _step(model: nn.Module, updates: torch.optim.Optimizer, images: Tensor, labels: Tensor) -> Tensor:

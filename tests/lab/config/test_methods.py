@@ -23,7 +23,7 @@ TREE = {
 def added(monkeypatch):
     """A method that only its description defines."""
     known = methods.methods()
-    options = (Option("r_max", float, 3.0), Option("d_max", float), Option("clipped", bool, True))
+    options = (Option("upper", float, 3.0), Option("lower", float), Option("clipped", bool, True))
     new = MethodInfo("new", "required", least_ghost_size=3, partitions=True, options=options, norms=known["bn"].norms)
     monkeypatch.setitem(known, "new", new)
 
@@ -39,24 +39,24 @@ def refusal(**norm):
 
 
 def test_options_of_an_added_method_are_settings(added):
-    norm = validated(tree(d_max=5)).norm
-    assert norm.options == {"r_max": 3.0, "d_max": 5.0, "clipped": True}
-    assert isinstance(norm.options["d_max"], float)
-    assert norm == validated(tree(d_max=5.0, r_max=3.0)).norm
-    assert {"norm.r_max", "norm.d_max", "norm.clipped"} < set(keys())
-    assert unknown("norm.rmax") == "norm.rmax: unknown; did you mean norm.r_max?"
-    loaded = recipe.load("digits", ["norm.method=new", "norm.d_max=2", "norm.clipped=false"])
-    assert loaded.settings.norm.options == {"r_max": 3.0, "d_max": 2.0, "clipped": False}
+    norm = validated(tree(lower=5)).norm
+    assert norm.options == {"upper": 3.0, "lower": 5.0, "clipped": True}
+    assert isinstance(norm.options["lower"], float)
+    assert norm == validated(tree(lower=5.0, upper=3.0)).norm
+    assert {"norm.upper", "norm.lower", "norm.clipped"} < set(keys())
+    assert unknown("norm.upp") == "norm.upp: unknown; did you mean norm.upper?"
+    loaded = recipe.load("digits", ["norm.method=new", "norm.lower=2", "norm.clipped=false"])
+    assert loaded.settings.norm.options == {"upper": 3.0, "lower": 2.0, "clipped": False}
     assert recipe.stored(loaded.settings.model_dump(mode="json", exclude_none=True)) == loaded.settings
 
 
 def test_errors_in_options_of_an_added_method(added):
-    assert refusal() == "norm.method='new' without d_max: it has no default; give one"
-    assert refusal(d_max="x") == "norm.d_max='x': must be a number"
-    assert refusal(d_max=1.0, clipped=1) == "norm.clipped=1: must be true or false"
-    assert refusal(d_max=1.0, r_mxa=1.0) == "norm.r_mxa: unknown; did you mean norm.r_max?"
-    assert refusal(method="bn", ghost_size=None, r_max=1.0) == (
-        "norm.r_max=1.0: a setting of new, and method is 'bn'; leave r_max out"
+    assert refusal() == "norm.method='new' without lower: it has no default; give one"
+    assert refusal(lower="x") == "norm.lower='x': must be a number"
+    assert refusal(lower=1.0, clipped=1) == "norm.clipped=1: must be true or false"
+    assert refusal(lower=1.0, uppr=1.0) == "norm.uppr: unknown; did you mean norm.upper?"
+    assert refusal(method="bn", ghost_size=None, upper=1.0) == (
+        "norm.upper=1.0: a setting of new, and method is 'bn'; leave upper out"
     )
     assert refusal(method="nwe").endswith(" or 'new'; did you mean 'new'?")
 
@@ -73,7 +73,7 @@ def test_mistakes_in_options_and_settings_are_reported_together():
 
 def test_a_size_below_the_least_ghost_size(added):
     with pytest.raises(UserError, match=r"norm\.ghost_size=2: new needs 3 or more; raise it"):
-        recipe.complete(validated(tree(ghost_size=2, d_max=1.0)))
+        recipe.complete(validated(tree(ghost_size=2, lower=1.0)))
 
 
 def test_layers_have_the_options_of_their_methods():
