@@ -32,7 +32,14 @@ def run(name, options, folder, scratch):
     return subprocess.run(command, cwd=folder, env=environment, capture_output=True, text=True, timeout=120)
 
 
-@pytest.mark.parametrize(("name", "options"), [(name, options) for name in RUNS for options in RUNS[name]])
+@pytest.mark.parametrize(
+    ("name", "options"),
+    [
+        pytest.param(name, options, marks=[] if name == "plain_pytorch.py" else pytest.mark.slow)
+        for name in RUNS
+        for options in RUNS[name]
+    ],
+)
 def test_it_trains_leaves_no_file_and_warns_of_nothing_in_it(name, options, tmp_path, tmp_path_factory):
     done = run(name, options, tmp_path, tmp_path_factory.mktemp("scratch"))
     assert done.returncode == 0, done.stderr

@@ -11,6 +11,7 @@ from ghostnoise.lab.data.in_memory import Images
 importlib.import_module("startup.sitecustomize")
 
 
+@pytest.mark.slow
 def test_the_trainer_beside_the_bare_step_and_a_plain_loop(tmp_path, capsys):
     assert cli.main(["bench", "lab", "--quick", "--threads", "1", "--out", str(tmp_path)]) == 0
     records = json.loads((tmp_path / "lab.json").read_text())["records"]

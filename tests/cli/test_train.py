@@ -124,6 +124,7 @@ def result(runs):
     return json.loads((folder / "result.json").read_text())
 
 
+@pytest.mark.slow
 def test_two_processes_train_together_stop_and_resume(tmp_path):
     """Through torchrun."""
     told = stopped_and_resumed(tmp_path, tmp_path / "runs")

@@ -18,6 +18,7 @@ def test_ranks_are_one_process_with_the_whole_batch(count, tmp_path):
     launch(count, rank_cases.everything, tmp_path)
 
 
+@pytest.mark.slow
 def test_a_compiled_model(tmp_path):
     launch(2, rank_cases.compiled, tmp_path)
 

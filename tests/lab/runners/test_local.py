@@ -89,6 +89,7 @@ def test_a_job_fails_when_three_of_its_workers_have_died(runner):
     assert failure["message"].startswith("its worker died 3 times; the last time it was killed by SIGKILL")
 
 
+@pytest.mark.slow
 def test_a_stop_saves_running_jobs_and_the_next_call_resumes_to_the_same_bits(runner, tmp_path):
     given = [jobs.job(*jobs.LONG, recipe_name="stop"), jobs.job(*jobs.SHORT, seed=1, recipe_name="stop")]
     log = jobs.Log()
@@ -168,6 +169,7 @@ def alive(pid):
         return False
 
 
+@pytest.mark.slow
 @pytest.mark.skipif(not os.path.exists("/proc/self/stat"), reason="reads /proc")
 def test_workers_do_not_outlive_a_killed_parent(tmp_path):
     code = f"""

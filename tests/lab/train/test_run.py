@@ -244,6 +244,7 @@ def test_other_errors_are_not_out_of_memory(tmp_path, monkeypatch):
         run(tmp_path)
 
 
+@pytest.mark.slow
 def test_memory_stays_flat_over_epochs(tmp_path):
     """The number of live tensors does not grow after the second epoch."""
     import gc

@@ -72,6 +72,7 @@ def killed_and_resumed(runs, kills, length):
     return outcome(runs)
 
 
+@pytest.mark.slow
 def test_killed_at_random_times_and_resumed_is_bit_identical(tmp_path, uninterrupted):
     assert killed_and_resumed(tmp_path, 3, SHORT) == uninterrupted
 

@@ -12,6 +12,7 @@ import re
 import subprocess
 import sys
 import tempfile
+from itertools import product
 from unittest import mock
 
 import numpy as np
@@ -81,8 +82,17 @@ class TestCompiled:
         assert "no CUDA or ROCm device" in TRITON.unavailable()
         assert "device cpu" in TRITON.refuses(torch.ones(2, 3, 4))
 
-    @pytest.mark.parametrize("target", [SM_80, SM_90])
-    @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16, torch.float64])
+    @pytest.mark.parametrize(
+        ("dtype", "target"),
+        [
+            (torch.float32, SM_90),
+            *(
+                pytest.param(dtype, target, marks=pytest.mark.slow)
+                for dtype, target in product((torch.float32, torch.bfloat16, torch.float64), (SM_80, SM_90))
+                if (dtype, target) != (torch.float32, SM_90)
+            ),
+        ],
+    )
     def test_no_kernel_spills_registers(self, dtype, target, tmp_path):
         for kernel, arguments, options in representative_launches(dtype):
             log, _ = compiled(kernel, arguments, options, target, tmp_path)
