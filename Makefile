@@ -29,7 +29,8 @@ lint: .venv/ready
 	$(BIN)/mypy
 
 # torch first and pinned: an unpinned torch may pull gigabytes that a CPU has no use for.
-.venv/ready: pyproject.toml constraints.txt setup.py $(wildcard src/ghostnoise/engine/backends/native/src/*)
+.venv/ready: pyproject.toml constraints.txt setup.py src/ghostnoise/engine/backends/native/abi.py \
+		$(wildcard src/ghostnoise/engine/backends/native/src/*)
 	$(PYTHON) -m venv .venv
 	$(BIN)/pip install --quiet --disable-pip-version-check -c constraints.txt torch numpy
 	$(BIN)/pip install --quiet --disable-pip-version-check -c constraints.txt -e '.[lab,dev]'

@@ -1,4 +1,4 @@
-"""Checks that hold for every backend: its passes and tables equal naive float64 formulas and those of `Aten`."""
+"""Checks that every backend must pass: its operations equal naive float64 formulas."""
 
 from dataclasses import dataclass
 
@@ -7,9 +7,10 @@ from hypothesis import strategies as st
 
 from ghostnoise.engine.backends.aten import ATEN
 from ghostnoise.engine.backends.base import NO_NOISE, Affine, Coefficients, NoiseTables
-from ghostnoise.engine.plan import Batch, Drawn, Noise, Normalizer
+from ghostnoise.engine.plan import Batch, Drawn, Noise, Normalizer, Tables
+from ghostnoise.statistics.laws import Law
 from ghostnoise.statistics.moments import Moments, arithmetic_dtype
-from ghostnoise.statistics.samples import Exclusive, GhostBatch, LinearTerm, ghost_sizes, pool_drawn
+from ghostnoise.statistics.samples import Exclusive, GhostBatch, LinearTerm, ghost_sizes, pool_all, pool_drawn
 from support import reference
 from support.closeness import assert_close
 from support.inputs import LAYOUTS, lay_out
@@ -37,20 +38,23 @@ def values(shape, dtype, layout, seed):
     return lay_out(torch.randn(shape, dtype=torch.float64, generator=generator).add_(0.5).to(dtype), layout)
 
 
-def tables(x, seed, count, per_pool=1):
-    """Return random tables (R, C) with a row for each `per_pool` samples; the last row also serves those left over."""
+def tables(x, seed, count, samples_per_pool=1):
+    """Return tables (R, C), with one row per pool."""
     generator = torch.Generator().manual_seed(seed)
-    rows = len(ghost_sizes(x.shape[0], per_pool))
+    rows = len(ghost_sizes(x.shape[0], samples_per_pool))
     made = (torch.randn(rows, x.shape[1], dtype=torch.float64, generator=generator) for _ in range(count))
     return [table.to(arithmetic_dtype(x)) for table in made]
 
 
-def by_sample(table, batch_size, per_pool):
-    """Return a table (R, C) as (B, C, 1) in float64, by a loop."""
-    return torch.stack([table[min(b // per_pool, len(table) - 1)] for b in range(batch_size)]).double()[..., None]
+def by_sample(table, batch_size, samples_per_pool):
+    """Expand (R, C) to (B, C, 1) in float64, by a loop."""
+    return torch.stack([table[min(b // samples_per_pool, len(table) - 1)] for b in range(batch_size)]).double()[
+        ..., None
+    ]
 
 
-def check_passes(backend, shape, dtype, layout, upstream, per_pool=1, seed=0):
+def check_passes(backend, shape, dtype, layout, upstream, samples_per_pool=1, seed=0):
+    """The passes over x equal their formulas."""
     x, dy = values(shape, dtype, layout, seed), values(shape, dtype, upstream, seed + 1)
     strides = torch.empty_like(x).stride()
     exact, exact_dy = reference.fold(x), reference.fold(dy)
@@ -62,13 +66,13 @@ def check_passes(backend, shape, dtype, layout, upstream, per_pool=1, seed=0):
     torch.testing.assert_close(mean.double(), wanted, rtol=0, atol=loose * exact.abs().max().item())
     torch.testing.assert_close(var, squares, rtol=loose, atol=loose**2)
 
-    center, scale, shift, slope = tables(x, seed + 2, 4, per_pool)
-    c64, k64, h64, p64 = (by_sample(table, shape[0], per_pool) for table in (center, scale, shift, slope))
-    y = backend.transform(x, Affine(center, scale, shift), per_pool)
+    center, scale, shift, slope = tables(x, seed + 2, 4, samples_per_pool)
+    c64, k64, h64, p64 = (by_sample(table, shape[0], samples_per_pool) for table in (center, scale, shift, slope))
+    y = backend.transform(x, Affine(center, scale, shift), samples_per_pool)
     assert_close(y, (k64 * (exact - c64) + h64).view(x.shape), magnitude=(k64 * exact).abs().max().item())
     assert y.stride() == strides
 
-    total, moment = backend.gradient_sums(dy, x, center, per_pool)
+    total, moment = backend.gradient_sums(dy, x, center, samples_per_pool)
     for ours, terms in ((total, exact_dy), (moment, exact_dy * (exact - c64))):
         assert ours.dtype == arithmetic_dtype(x)
         bound = loose * terms.abs().sum(2).max().item()
@@ -76,7 +80,7 @@ def check_passes(backend, shape, dtype, layout, upstream, per_pool=1, seed=0):
 
     (gain,) = tables(x, seed + 3, 1)
     for factor in (None, gain):
-        dx = backend.input_gradient(dy, x, scale, factor, LinearTerm(center, slope, shift), per_pool)
+        dx = backend.input_gradient(dy, x, scale, factor, LinearTerm(center, slope, shift), samples_per_pool)
         both = k64 if factor is None else k64 * gain.double()[..., None]
         terms = (both * exact_dy, p64 * (exact - c64), h64)
         assert_close(dx, sum(terms).view(x.shape), "gradient", max(term.abs().max().item() for term in terms))
@@ -89,6 +93,7 @@ def check_passes(backend, shape, dtype, layout, upstream, per_pool=1, seed=0):
 
 
 def check_draws(backend, rows, drawn, channels, dtype):
+    """The moments of drawn samples equal those of a naive loop."""
     generator = torch.Generator().manual_seed(rows)
     x = torch.randn(rows, channels, 3, dtype=torch.float64, generator=generator) + 2
     indices = torch.randint(rows, (rows, drawn), generator=generator)
@@ -111,14 +116,14 @@ class GivenNoise(Noise):
         return self.moments
 
 
-def check_tables(backend, dtype, batch_size, channels, per_pool, components, affine, min_std):
-    """Check that every operation on tables equals that of `Aten` in float64, given the same numbers."""
+def check_tables(backend, dtype, batch_size, channels, samples_per_pool, components, affine, min_std):
+    """Every operation on tables equals that of `aten` in float64, given the same numbers."""
     generator = torch.Generator().manual_seed(batch_size)
 
     def random(*shape, of=dtype):
         return torch.randn(shape, dtype=torch.float64, generator=generator).to(of)
 
-    rows = len(ghost_sizes(batch_size, per_pool))
+    rows = len(ghost_sizes(batch_size, samples_per_pool))
     close = {"rtol": 1e-11, "atol": 1e-11} if dtype == torch.float64 else {"rtol": 1e-5, "atol": 1e-5}
 
     def agree(ours, theirs):
@@ -127,35 +132,44 @@ def check_tables(backend, dtype, batch_size, channels, per_pool, components, aff
             if actual is not None:
                 torch.testing.assert_close(actual.double(), expected.double(), **close)
 
-    pooled = Moments(random(rows, channels, of=torch.float64) + 100, random(rows, channels, of=torch.float64).square())
+    stats = Moments(random(rows, channels, of=torch.float64) + 100, random(rows, channels, of=torch.float64).square())
     weight, bias = (random(channels), random(channels)) if affine else (None, None)
-    normalizer, shared = Normalizer(Exclusive(), 1e-5, min_std), Normalizer(GhostBatch(), 1e-5)
-    ours = backend.coefficients(normalizer, pooled, weight, bias, dtype)
-    wide = ATEN.coefficients(normalizer, pooled, weight, bias, torch.float64)
-    agree(ours[2:4], wide[2:4])
-    assert (ours.center.double() - ours.rounding.double() - pooled.mean).abs().max() < 1e-11
-    agree([ours.shift], [ATEN.coefficients(normalizer, pooled, weight, bias, dtype).shift])
+    normalizer, whole_batch = Normalizer(Exclusive(), 1e-5, min_std), Normalizer(GhostBatch(), 1e-5)
+    given = backend.coefficients(normalizer, stats, weight, bias, dtype)
+    wide = ATEN.coefficients(normalizer, stats, weight, bias, torch.float64)
+    agree(given[2:4], wide[2:4])
+    assert (given.center.double() - given.rounding.double() - stats.mean).abs().max() < 1e-11
+    agree([given.shift], [ATEN.coefficients(normalizer, stats, weight, bias, dtype).shift])
 
     own = Moments(random(batch_size, channels, of=torch.float64), random(batch_size, channels, of=torch.float64) ** 2)
-    whole = ATEN.pool(GhostBatch(), own)
-    ghost = Moments(random(batch_size, channels), random(batch_size, channels).square())
-    one = backend.coefficients(shared, whole, weight, bias, dtype)
+    whole = pool_all(*own)
+    one = backend.coefficients(whole_batch, whole, weight, bias, dtype)
     batch = Batch(own, whole, one.rstd.double().square().reciprocal(), 3, pool_drawn)
-    indices = torch.randint(batch_size, (batch_size, 4), generator=generator)
-    for noise in (GivenNoise(1e-3, components, ghost), Drawn(1e-3, components, indices)):
+    indices, law = torch.randint(batch_size, (batch_size, 4), generator=generator), Law(4, "conv")
+    draws = law.draw((batch_size, channels), 3, torch.device("cpu"), generator)
+    for noise in (
+        Tables(1e-3, components, law, draws, True),
+        Tables(1e-3, components, law, draws, False),
+        GivenNoise(1e-3, components, Moments(random(batch_size, channels), random(batch_size, channels).square())),
+        Drawn(1e-3, components, indices),
+    ):
         agree(backend.noise_tables(noise, batch, dtype), ATEN.noise_tables(noise, batch, torch.float64))
     exact = Coefficients(*(table.double() for table in one))
-    made, transformation = backend.noisy_affine(noise, batch, one, weight, bias)
-    wanted, expected = ATEN.noisy_affine(noise, batch, exact, weight, bias)
-    agree(made, wanted)
-    agree(*([table.expand(batch_size, -1) for table in tables[1:]] for tables in (transformation, expected)))
+    (m, k), affine_tables = backend.noisy_affine(noise, batch, one, weight, bias)
+    wanted, wanted_affine = ATEN.noisy_affine(noise, batch, exact, weight, bias)
+    agree((m, k), wanted)
+    agree((table.expand(batch_size, -1) for table in affine_tables[1:]), (
+        table.expand(batch_size, -1) for table in wanted_affine[1:]))  # fmt: skip
 
     total, moment = random(batch_size, channels), random(batch_size, channels)
-    for noise_tables, stats, how, many in ((NO_NOISE, pooled, normalizer, per_pool), (made, whole, shared, batch_size)):
-        given = backend.coefficients(how, stats, weight, None, dtype)
+    for noise_tables, stats_of, how, shared in (
+        (NO_NOISE, stats, normalizer, samples_per_pool),
+        (NoiseTables(m, k), whole, whole_batch, batch_size),
+    ):
+        given = backend.coefficients(how, stats_of, weight, None, dtype)
         exact = Coefficients(*(table.double() for table in given))
-        actual = backend.statistics_gradient(how, given, stats.var, weight, total, moment, noise_tables, many)
-        doubled = NoiseTables(*(None if table is None else table.double() for table in noise_tables))
-        sums = (total.double(), moment.double())
-        expected = ATEN.statistics_gradient(how, exact, stats.var, weight, *sums, doubled, many)
-        agree((*actual[:2], *actual[2]), (*expected[:2], *expected[2]))
+        ours = backend.statistics_gradient(how, given, stats_of.var, weight, total, moment, noise_tables, shared)
+        wide = NoiseTables(*(None if table is None else table.double() for table in noise_tables))
+        sums = total.double(), moment.double()
+        theirs = ATEN.statistics_gradient(how, exact, stats_of.var, weight, *sums, wide, shared)
+        agree((*ours[:2], *ours[2]), (*theirs[:2], *theirs[2]))

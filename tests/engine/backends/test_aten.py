@@ -7,14 +7,14 @@ from ghostnoise.engine.backends import aten
 from ghostnoise.engine.backends.aten import ATEN
 from ghostnoise.engine.plan import COMPONENTS
 from support import reference
-from support.passes import (
+from support.backend_checks import (
     ALL_DTYPES,
     check_draws,
     check_passes,
     check_tables,
     dtypes,
     layouts,
-    row_sizes,
+    pool_sizes,
     shapes,
     upstreams,
 )
@@ -31,7 +31,7 @@ def test_passes_in_slices(monkeypatch, elements, dtype, layout):
     check_passes(ATEN, (7, 4, 5, 3), dtype, layout, "contiguous", samples_per_pool=3)
 
 
-@given(shapes, dtypes, layouts, upstreams, row_sizes)
+@given(shapes, dtypes, layouts, upstreams, pool_sizes)
 def test_passes_equal_their_formulas(shape, dtype, layout, upstream, samples_per_pool):
     check_passes(ATEN, shape, dtype, layout, upstream, samples_per_pool)
 
@@ -61,7 +61,7 @@ def test_slices_cover_the_batch_once(batch_size, sample, elements):
 
 
 @given(
-    st.sampled_from([torch.float32, torch.float64]), st.integers(2, 7), st.integers(1, 4), row_sizes,
+    st.sampled_from([torch.float32, torch.float64]), st.integers(2, 7), st.integers(1, 4), pool_sizes,
     st.sampled_from(COMPONENTS), st.booleans(), st.sampled_from([0.0, 0.7]),
 )  # fmt: skip
 def test_tables_in_float32_equal_those_in_float64(

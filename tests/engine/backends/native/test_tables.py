@@ -58,7 +58,8 @@ def test_linear_terms_equal_those_of_aten(native, kind, ghost_size, spatial, dty
     doubled = Moments(*(table.double() for table in gradient))
     center, slope, offset = native.linear_term(contributors, moments, pooled, gradient, None, 9, spatial)
     wanted = ATEN.linear_term(contributors, moments, pooled, doubled, None, 9, spatial)
-    close = {"rtol": 1e-12, "atol": 1e-12} if dtype == torch.float64 else {"rtol": 1e-5, "atol": 1e-5}
+    single = {"rtol": 1e-6, "atol": 1e-7} if kind is GhostBatch else {"rtol": 1e-5, "atol": 1e-5}
+    close = {"rtol": 1e-12, "atol": 1e-12} if dtype == torch.float64 else single
     assert center.dtype == slope.dtype == offset.dtype == dtype
     torch.testing.assert_close(center.double(), wanted.center.double(), **close)
     torch.testing.assert_close(slope.double(), wanted.slope, **close)
