@@ -27,6 +27,7 @@ def test_other_systems_have_the_default_mode_alone(monkeypatch):
     assert "glibc" in allocator.missing("raised")
 
 
+@pytest.mark.slow
 @pytest.mark.skipif(allocator.missing("raised") is not None, reason="needs glibc")
 def test_raised_thresholds_keep_freed_memory_in_the_process():
     """The page faults of ten tensors of 64 MB: all of them by default, those of a few places when raised."""

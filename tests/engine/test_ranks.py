@@ -12,7 +12,7 @@ from support.families import FAMILIES, build, example
 from support.ranks import launch
 
 
-@pytest.mark.parametrize("count", [2, 3])
+@pytest.mark.parametrize("count", [2, pytest.param(3, marks=pytest.mark.slow)])
 def test_ranks_are_one_process_with_the_whole_batch(count, tmp_path):
     """And all other tests that need several processes, since starting them takes time."""
     launch(count, rank_cases.everything, tmp_path)

@@ -68,6 +68,7 @@ def test_all_jobs_finish_with_the_bits_of_single_runs_and_a_failing_one_stops_no
     assert "Traceback" in failure["traceback"]
 
 
+@pytest.mark.slow
 def test_the_job_of_a_killed_worker_is_resumed_to_the_same_bits(runner, tmp_path):
     first, second = jobs.job(*jobs.LONG, recipe_name="killed"), jobs.job(*jobs.SHORT, seed=1, recipe_name="killed")
     log = jobs.Log()

@@ -198,6 +198,7 @@ def start(path, runs, *more):
     return subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True, start_new_session=True)
 
 
+@pytest.mark.slow
 def test_ctrl_c_stops_cleanly_and_the_next_call_resumes(tmp_path, inline):
     """As a terminal does it: the signal goes to the whole group of processes."""
     path = experiment.write(tmp_path, base=experiment.BASE.replace("epochs = 1", "epochs = 60"))

@@ -61,6 +61,7 @@ assert threads() == 0, "threads would outlive the group"
 """
 
 
+@pytest.mark.slow
 @pytest.mark.skipif(not os.path.exists("/proc/self/task"), reason="reads /proc")
 def test_processes_exit_together_and_leave_no_threads(tmp_path):
     script = tmp_path / "together.py"
@@ -92,6 +93,7 @@ def test_git_is_called_once(monkeypatch):
     machine.commit()
 
 
+@pytest.mark.slow
 @pytest.mark.skipif(platform.libc_ver()[0] != "glibc", reason="needs glibc")
 def test_freed_memory_stays_in_the_process_with_raised_thresholds():
     """By default the memory of a large tensor is returned to the system; with raised thresholds it is kept."""

@@ -83,7 +83,7 @@ def test_killed_twenty_times_and_resumed_is_bit_identical(tmp_path):
     assert killed_and_resumed(tmp_path / "killed", 20, LONG) == outcome(tmp_path / "whole")
 
 
-@pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGINT])
+@pytest.mark.parametrize("number", [signal.SIGTERM, pytest.param(signal.SIGINT, marks=pytest.mark.slow)])
 def test_a_signal_saves_a_checkpoint_and_exits(tmp_path, uninterrupted, number):
     assert kill(tmp_path, 0.1, number) == 128 + number
     path = folder(tmp_path)
