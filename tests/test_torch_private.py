@@ -115,14 +115,6 @@ def test_backward_passes():
     assert seen == [False, True]
 
 
-def test_views_and_zero_tensors():
-    x = torch.ones(3, 2)
-    assert torch_private.is_view(x[:1])
-    assert not torch_private.is_view(x)
-    assert torch_private.is_zero_tensor(torch._efficientzerotensor((2,)))
-    assert not torch_private.is_zero_tensor(torch.zeros(2))
-
-
 def test_gamma_draws_follow_the_generator():
     shape = torch.full((1000,), 3.0, dtype=torch.float64)
     first, second = (torch_private.standard_gamma(shape, generator=torch.Generator().manual_seed(1)) for _ in range(2))

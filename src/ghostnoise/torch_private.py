@@ -28,8 +28,6 @@ __all__ = [
     "intercepted",
     "is_lazy_hook",
     "is_traced",
-    "is_view",
-    "is_zero_tensor",
     "process_group_by_name",
     "standard_gamma",
     "transformed",
@@ -97,16 +95,6 @@ def is_traced() -> bool:
 def in_backward() -> bool:
     """Return whether this thread runs inside a backward pass."""
     return torch._C._current_graph_task_id() != -1
-
-
-def is_zero_tensor(tensor: Tensor) -> bool:
-    """Return whether a tensor has no memory because all of its elements are known to be 0."""
-    return tensor._is_zerotensor()
-
-
-def is_view(tensor: Tensor) -> bool:
-    """Return whether a tensor is a view of another one."""
-    return tensor._is_view()
 
 
 def standard_gamma(concentration: Tensor, **generator: torch.Generator) -> Tensor:

@@ -288,7 +288,7 @@ def test_synchronized_layers_keep_their_group_unless_one_is_given():
 def test_synchronized_layers_without_ranks():
     model = nn.Sequential(nn.SyncBatchNorm(3))
     with pytest.raises(
-        ValueError, match=r"nn.SyncBatchNorm, whose statistics are those of all ranks, without .*scope='local'"
+        ValueError, match=r"nn.SyncBatchNorm, which uses the statistics of all ranks, without .*scope='local'"
     ):
         ghostnoise.convert(model, "gni", 4)
     assert type(model[0]) is nn.SyncBatchNorm

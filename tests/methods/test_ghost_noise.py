@@ -109,7 +109,7 @@ def test_law_in_fully_connected_layers():
 
 
 def test_share_of_oneself_in_expectation():
-    """Identity 7: under GNI each of the N draws is oneself with probability 1/B."""
+    """Identity 7: under GNI each of the N draws is the sample itself with probability 1/B."""
     torch.manual_seed(0)
     batch_size, size, repeats = 8, 4, 2000
     hits = sum(

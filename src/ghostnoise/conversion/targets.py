@@ -266,7 +266,7 @@ def default_group(was: type[nn.Module], own_group: Any) -> str | None:
     """Return the group of a converted layer if none is requested: that of an `nn.SyncBatchNorm`, or else None."""
     if not issubclass(was, nn.SyncBatchNorm):
         return None
-    _check_initialized("nn.SyncBatchNorm, whose statistics are those of all ranks,")
+    _check_initialized("nn.SyncBatchNorm, which uses the statistics of all ranks,")
     return ranks.named(own_group or ranks.WORLD)
 
 
