@@ -18,6 +18,7 @@ if TYPE_CHECKING:
 
 PACKAGES = console.LAB
 ACTIONS = ("list", "get", "verify")
+SOURCES = {"digits": "included in scikit-learn", "mnist1d": "generated"}
 
 
 @dataclass(frozen=True)
@@ -27,7 +28,7 @@ class Listed:
     name: str
     images: int | None
     classes: int | None
-    shape: tuple[int, int, int] | None
+    shape: tuple[int, ...] | None
     size: int | None
     where: str
 
@@ -88,7 +89,7 @@ def verify(name: str, folder: Path) -> str:
         raise UserError("imagefolder: uses your own images, which have no published checksums; verify another data set")
     entry = catalog.find(name)
     if not entry.layouts:
-        return f"{name}: included in scikit-learn; no files are needed"
+        return f"{name}: {SOURCES[name]}; no files are needed"
     found = find_intact(entry, folder)
     return f"{name}: complete in {found.folder}, {len(found.contents)} files with the published md5 checksums"
 
@@ -118,7 +119,7 @@ def _state(entry: "Entry", folder: Path) -> tuple[int | None, str]:
     from ghostnoise.lab.data.files import search
 
     if not entry.layouts:
-        return None, "in scikit-learn"
+        return None, SOURCES[entry.name]
     incomplete: Finding | None = None
     for finding in search(entry, folder):
         where = f"{finding.folder.relative_to(folder)}/"

@@ -8,7 +8,7 @@ from torch import Tensor, nn
 
 from ghostnoise.tracing import Leaf
 
-__all__ = ["WSConv2d", "WSLinear", "WeightStandardized", "standardize_weight"]
+__all__ = ["WSConv1d", "WSConv2d", "WSLinear", "WeightStandardized", "standardize_weight"]
 
 
 def standardize_weight(
@@ -41,17 +41,26 @@ class WeightStandardized(Leaf):
 
     def reset_parameters(self) -> None:
         """Initialize as the plain layer does, and the gain to 1."""
-        super().reset_parameters()  # type: ignore[misc]  # of nn.Conv2d or nn.Linear
+        super().reset_parameters()  # type: ignore[misc]  # of a convolution or nn.Linear
         if "gain" not in self._parameters:
             self.register_parameter("gain", nn.Parameter(self.weight.new_empty(self.weight.shape[0])))
             self.register_buffer("init_std", self.weight.new_empty(()))
         nn.init.ones_(self.gain)
-        # Both plain layers draw from kaiming_uniform(a=sqrt(5)): U(-b, b) with b = 1/sqrt(fan_in).
+        # All plain layers draw from kaiming_uniform(a=sqrt(5)): U(-b, b) with b = 1/sqrt(fan_in).
         nn.init.constant_(self.init_std, 1 / math.sqrt(3 * math.prod(self.weight.shape[1:])))
 
     def standardized_weight(self) -> Tensor:
         """Return the weight that the layer uses."""
         return standardize_weight(self.weight, self.gain, self.init_std)
+
+
+class WSConv1d(WeightStandardized, nn.Conv1d):
+    """Convolve with a standardized weight; the arguments are those of `nn.Conv1d`."""
+
+    def forward(self, input: Tensor) -> Tensor:
+        """Convolve."""
+        y: Tensor = self._conv_forward(input, self.standardized_weight(), self.bias)
+        return y
 
 
 class WSConv2d(WeightStandardized, nn.Conv2d):

@@ -177,11 +177,13 @@ def canonical_tree(settings: Settings) -> Tree:
     """Return the settings that identify a run.
 
     Settings that are unset, and options of the method that have their default, are left out. So identities do not
-    change when a setting is added that is unset by default, or an option is added to a method.
+    change when a setting is added that is unset by default, or an option is added to a method. How often a run is
+    evaluated does not change what it computes, and is left out too.
     """
     tree = settings.model_dump(exclude_none=True)
     defaults = settings.norm.defaults()["method"].get(settings.norm.method, {})
     tree["norm"] = {name: value for name, value in tree["norm"].items() if defaults.get(name) != value}
+    tree["train"].pop("evaluate_every", None)
     return tree
 
 

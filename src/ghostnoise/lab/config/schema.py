@@ -210,9 +210,10 @@ def _again(mistake: ErrorDetails, *above: str) -> InitErrorDetails:
 class DataSettings(Section):
     """The images and their augmentation."""
 
-    name: Literal["digits", "mnist", "fashion-mnist", "cifar10", "cifar100", "imagefolder"]
+    name: Literal["mnist1d", "digits", "mnist", "fashion-mnist", "cifar10", "cifar100", "imagefolder"]
     evaluate: Literal["validation", "test"] = "validation"
-    """"validation" trains on 90 % of the training set and scores the rest; "test" trains on all of it."""
+    """"validation" trains on 90 % of the training set and scores the rest; "test" trains on all of it.
+    MNIST-1D has separate signals for validation, so both train on all of the training set."""
     limit: Count | None = None
     """Use only this many training images, the first in a fixed random order, before the validation split."""
     test_limit: Count | None = None
@@ -235,6 +236,7 @@ class DataSettings(Section):
     OWNERS = {
         "padding": ("augment", ("flip-crop",)), "folder": ("name", ("imagefolder",)),
         "image_size": ("name", ("imagefolder",)), "resize": ("name", ("imagefolder",)),
+        "split_seed": ("name", ("digits", "mnist", "fashion-mnist", "cifar10", "cifar100", "imagefolder")),
     }  # fmt: skip
     DEFAULTS = {
         "augment": {"flip-crop": {"padding": 4}}, "name": {"imagefolder": {"image_size": 224, "resize": 256}},
@@ -254,6 +256,8 @@ class DataSettings(Section):
 
 def augments(name: str) -> tuple[str, ...]:
     """Return the augmentations that a data set can have."""
+    if name == "mnist1d":
+        return ("none",)
     return ("none", "resized-crop") if name == "imagefolder" else ("none", "flip-crop")
 
 
@@ -314,6 +318,9 @@ class TrainSettings(Section):
     """On GPUs, use only deterministic algorithms."""
     processes: Count = 1
     """Set by torchrun."""
+    evaluate_every: Count | None = None
+    """Epochs between two evaluations (1 if unset); the last epoch is always evaluated. It changes no result, and is
+    not part of the identity of a run."""
     smoke: bool = False
     """Set by --smoke: the run is shrunk to seconds, and its numbers mean nothing."""
 

@@ -44,11 +44,14 @@ class Layout:
 
 @dataclass(frozen=True)
 class Entry:
-    """A data set. `mean` and `std` are those of its training pixels per channel, divided by 255."""
+    """A data set. `mean` and `std` are those of its training pixels per channel, divided by 255.
+
+    Data sets without layouts have no files: they are part of a package, or generated.
+    """
 
     name: str
     title: str
-    shape: tuple[int, int, int]
+    shape: tuple[int, ...]
     classes: int
     mean: tuple[float, ...]
     std: tuple[float, ...]
@@ -153,6 +156,7 @@ FOLDER_CLASSES = 10  # of random images in place of an image folder
 CATALOG = {
     entry.name: entry
     for entry in (
+        Entry("mnist1d", "MNIST-1D", (1, 40), 10, (), (), 2_000, 8_000),
         Entry("digits", "scikit-learn's handwritten digits", (1, 8, 8), 10, (0.3057,), (0.3761,), 1_437, 360),
         Entry("mnist", "MNIST", (1, 28, 28), 10, (0.1307,), (0.3081,), 60_000, 10_000, (_MNIST,)),
         Entry("fashion-mnist", "Fashion-MNIST", (1, 28, 28), 10, (0.2860,), (0.3530,), 60_000, 10_000, (_FASHION,)),

@@ -1,6 +1,6 @@
 """Data sets that fit into the memory of the device: random crops and flips of whole batches, and normalization."""
 
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from typing import NamedTuple
 
 import numpy as np
@@ -15,7 +15,7 @@ from ghostnoise.lab.data.source import Batch, DatasetInfo, Shard
 
 
 class Images(NamedTuple):
-    """Pixels (N, C, H, W) in uint8 and labels (N,) in int64."""
+    """Pixels (N, C, H, W) in uint8, or signals (N, C, L) in float32, and labels (N,) in int64."""
 
     pixels: Tensor
     labels: Tensor
@@ -71,12 +71,23 @@ class PaddedImages:
         return torch.where(flip.bool()[:, None, None, None], images.flip(self._width), images)
 
 
+class Signals:
+    """Values in float32 on a device, which batches contain as they are."""
+
+    def __init__(self, values: Tensor, device: torch.device) -> None:
+        self._values = values.to(device)
+
+    def uncropped(self, indices: Tensor | slice) -> Tensor:
+        """Return a copy of the values at `indices`."""
+        return self._values[indices].clone() if isinstance(indices, slice) else self._values.index_select(0, indices)
+
+
 class Normalization:
     """Converts images from uint8 to float32, with mean 0 and standard deviation 1 per channel over the data set."""
 
     def __init__(
         self,
-        shape: tuple[int, int, int],
+        shape: tuple[int, ...],
         mean: tuple[float, ...],
         std: tuple[float, ...],
         device: torch.device,
@@ -117,10 +128,17 @@ class InMemorySource:
         self.info = DatasetInfo(entry.shape, entry.classes, len(train.labels), len(held_out.labels))
         self.steps = shard.steps(self.info.train_size)
         self._shard, self._seed, self._padding = shard, seed, padding
-        self._train = PaddedImages(train.pixels, device, channels_last, padding or 0)
-        self._held_out = PaddedImages(held_out.pixels, device, channels_last)
+        self._train: PaddedImages | Signals
+        self._held_out: PaddedImages | Signals
+        self._normalize: Callable[[Tensor], Tensor]
+        if train.pixels.dtype == torch.uint8:
+            self._train = PaddedImages(train.pixels, device, channels_last, padding or 0)
+            self._held_out = PaddedImages(held_out.pixels, device, channels_last)
+            self._normalize = Normalization(entry.shape, entry.mean, entry.std, device, channels_last)
+        else:
+            self._train, self._held_out = Signals(train.pixels, device), Signals(held_out.pixels, device)
+            self._normalize = _unchanged
         self._train_labels, self._held_out_labels = train.labels.to(device), held_out.labels.to(device)
-        self._normalize = Normalization(entry.shape, entry.mean, entry.std, device, channels_last)
 
     def batches(self, epoch: int, start: int = 0) -> Iterator[Batch]:
         """Iterate over this rank's part of the training batches of an epoch, from step `start`."""
@@ -136,9 +154,14 @@ class InMemorySource:
             yield self._normalize(self._held_out.uncropped(indices)), self._held_out_labels[indices].clone()
 
     def _augment(self, indices: Tensor, epoch: int, step: int) -> Tensor:
-        if self._padding is None:
+        if self._padding is None or isinstance(self._train, Signals):
             return self._train.uncropped(indices)
         # Drawn for the whole batch, so that it does not depend on the number of ranks.
         crops = draw_crops(self._shard.batch_size, self._padding, self._seed, epoch, step)
         mine = self._shard.batch_slice
         return self._train.cropped(indices, Crops(*(each[mine] for each in crops)))
+
+
+def _unchanged(signals: Tensor) -> Tensor:
+    """Return signals as they are: they are generated with mean 0 and standard deviation 1."""
+    return signals

@@ -7,7 +7,7 @@ import numpy as np
 import torch
 
 from ghostnoise.lab.config.schema import DataSettings
-from ghostnoise.lab.data import catalog, files
+from ghostnoise.lab.data import catalog, files, signals
 from ghostnoise.lab.data.catalog import Entry, Split
 from ghostnoise.lab.data.image_folder import ImageFolderSource, class_names, split_folder
 from ghostnoise.lab.data.in_memory import InMemorySource, select
@@ -16,6 +16,7 @@ from ghostnoise.lab.data.sampling import Purpose, limited_indices, random_words,
 from ghostnoise.lab.data.source import Shard, Source
 from ghostnoise.lab.errors import UserError
 
+GENERATED = ("mnist1d", "digits")  # never missing
 RANDOM_SIZES: dict[Split, int] = {"train": 512, "test": 128}  # of random images in place of a data set
 
 
@@ -33,7 +34,10 @@ def open_source(
     entry = _entry(data)
     arrays = _read(data, entry, folder, "train")
     train = limited_indices(len(arrays.labels), _limit(data, "train"), "limit")
-    if data.evaluate == "test":
+    if data.name == "mnist1d" and data.evaluate == "validation":
+        further = signals.load(folder, "validation")
+        held_out = select(further, limited_indices(len(further.labels), data.test_limit, "test_limit"))
+    elif data.evaluate == "test":
         test = _read(data, entry, folder, "test")
         held_out = select(test, limited_indices(len(test.labels), _limit(data, "test"), "test_limit"))
     else:
@@ -48,7 +52,7 @@ def open_source(
 def present(data: DataSettings, folder: Path) -> bool:
     """Return whether the files that the settings need are in `folder`; their contents are not checked."""
     splits: tuple[Split, ...] = ("train", "test") if data.evaluate == "test" else ("train",)
-    if data.stand_in or data.name == "digits":
+    if data.stand_in or data.name in GENERATED:
         return True
     if data.name != "imagefolder":
         return files.has_files(catalog.find(data.name), folder, splits)
@@ -60,8 +64,8 @@ def present(data: DataSettings, folder: Path) -> bool:
     return True
 
 
-def shape_and_classes(data: DataSettings, folder: Path) -> tuple[tuple[int, int, int], int]:
-    """Return the shape (C, H, W) of the images and the number of classes, which image folders are read for."""
+def shape_and_classes(data: DataSettings, folder: Path) -> tuple[tuple[int, ...], int]:
+    """Return the shape (C, H, W) or (C, L) of a sample and the number of classes, which image folders are read for."""
     if data.name == "imagefolder" and not data.stand_in:
         size = data.image_size or 224
         return (3, size, size), len(class_names(_root(data, folder)))
@@ -91,6 +95,8 @@ def _entry(data: DataSettings) -> Entry:
 def _read(data: DataSettings, entry: Entry, folder: Path, split: Split) -> Arrays:
     if data.stand_in:
         return _random(entry, split)
+    if data.name == "mnist1d":
+        return signals.load(folder, split)
     return read_digits(split) if data.name == "digits" else files.load(entry, folder, split)
 
 

@@ -20,9 +20,9 @@ DIGITS_SPLIT_SEED = 0  # the digits have no official split
 
 
 class Arrays(NamedTuple):
-    """Images as they are stored, and their labels."""
+    """Images as they are stored (uint8) or signals (float32), and their labels."""
 
-    pixels: NDArray[np.uint8]
+    pixels: NDArray[np.generic]
     labels: NDArray[np.int64]
 
 

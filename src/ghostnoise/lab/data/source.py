@@ -9,14 +9,14 @@ from torch import Tensor
 from ghostnoise.lab.errors import UserError
 
 Batch: TypeAlias = tuple[Tensor, Tensor]
-"""Normalized images (B, C, H, W) in float32, and labels (B,) in int64."""
+"""Normalized images (B, C, H, W) or signals (B, C, L) in float32, and labels (B,) in int64."""
 
 
 @dataclass(frozen=True)
 class DatasetInfo:
-    """The shape (C, H, W) of the images, the number of classes, and the numbers of images after the split."""
+    """The shape (C, H, W) of the images or (C, L) of the signals, the number of classes, and the sizes after the split."""
 
-    shape: tuple[int, int, int]
+    shape: tuple[int, ...]
     classes: int
     train_size: int
     eval_size: int

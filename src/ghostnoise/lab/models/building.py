@@ -13,10 +13,10 @@ from ghostnoise.lab.models.slots import Slots, Task, refuse_batch_norm_settings
 from ghostnoise.text import nearest
 
 
-def build(model: ModelSettings, norm: NormSettings, shape: tuple[int, int, int], classes: int) -> nn.Module:
-    """Build a network for images of `shape`, (C, H, W), on the CPU, with weights from torch's default generator.
+def build(model: ModelSettings, norm: NormSettings, shape: tuple[int, ...], classes: int) -> nn.Module:
+    """Build a network for images (C, H, W) or signals (C, L) of `shape`, on the CPU.
 
-    The global scope includes all ranks of torch.distributed; without other ranks it is the local scope.
+    The weights come from torch's default generator. The global scope includes all ranks of torch.distributed; without other ranks it is the local scope.
 
     >>> build(ModelSettings(name="mlp", widths=[8]), NormSettings(method="gni", ghost_size=4), (1, 4, 4), 10)
     Sequential(
@@ -28,12 +28,16 @@ def build(model: ModelSettings, norm: NormSettings, shape: tuple[int, int, int],
       (4): Linear(in_features=8, out_features=10, bias=True)
     )
     """
-    if len(shape) != 3 or min(shape) < 1 or classes < 1:
-        raise UserError(f"shape={shape}, classes={classes}: must be (channels, height, width) and a count, 1 or more")
+    if len(shape) not in (2, 3) or min(shape) < 1 or classes < 1:
+        raise UserError(
+            f"shape={shape}, classes={classes}: must be (channels, height, width) or (channels, length) and a count, "
+            "1 or more"
+        )
     try:
         if model.name.startswith(from_timm.PREFIX):
             return from_timm.build(model, norm, shape, classes)
         network = _find(model.name)
+        _check_shape(model.name, network, shape)
         place = _placement(model.name, network, norm)
         slots = Slots(norm, network.normalization, place, network.channel_dim)
         return network.builder(slots, Task(shape, classes, _widths(model, network)))
@@ -80,6 +84,18 @@ def _placement(name: str, network: Network, norm: NormSettings) -> Placement | N
     if network.normalization != "batch":
         refuse_batch_norm_settings(norm, name)
     return norm.placement or default
+
+
+def _check_shape(name: str, network: Network, shape: tuple[int, ...]) -> None:
+    """Raise a UserError for signals in a network for images and the reverse; an MLP takes both."""
+    if name == "mlp" or len(shape) == len(network.shape):
+        return
+    kinds = {2: "signals (channels, length)", 3: "images (channels, height, width)"}
+    fitting = [other for other, each in CATALOG.items() if other == "mlp" or len(each.shape) == len(shape)]
+    raise UserError(
+        f"model.name={name!r} with samples of shape {shape}: it takes {kinds[len(network.shape)]}; use another data "
+        f"set, or one of {_listed(fitting)}"
+    )
 
 
 def _check_method(name: str, network: Network, method: str) -> None:

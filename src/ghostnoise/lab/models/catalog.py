@@ -9,14 +9,15 @@ from torch import nn
 from ghostnoise.lab.config.methods import NONE, Placement, methods
 from ghostnoise.lab.models.convmixer import convmixer
 from ghostnoise.lab.models.norm_free import norm_free_resnet
-from ghostnoise.lab.models.plain import digits_net, mlp
+from ghostnoise.lab.models.plain import conv1d, digits_net, mlp
 from ghostnoise.lab.models.resnet import Bottleneck, resnet
 from ghostnoise.lab.models.slots import Normalization, Slots, Task
 from ghostnoise.lab.models.vit import SimpleViT
-from ghostnoise.methods.weight_standardization import WSConv2d
+from ghostnoise.methods.weight_standardization import WSConv1d, WSConv2d
 
 RESIDUAL: tuple[Placement, ...] = ("inside", "after", "activation", "branch")
 CIFAR = (3, 32, 32)
+SIGNAL = (1, 40)
 PAPER = "Kosson, Fan and Jaggi 2024, arXiv:2305.17205"
 RESNET = "He et al. 2016, arXiv:1512.03385"
 
@@ -32,7 +33,7 @@ class Network:
     placements: tuple[Placement, ...]
     """Possible placements of noise; the first is that of ghost noise in the paper."""
     builder: Callable[[Slots, Task], nn.Module]
-    shape: tuple[int, int, int]
+    shape: tuple[int, ...]
     classes: int
     widths: tuple[int, ...]
     channel_dim: int = 1
@@ -76,11 +77,11 @@ CATALOG: dict[str, Network] = {
     ),
     "simple-vit": Network(
         "Simple ViT", "Beyer et al. 2022, arXiv:2205.01580", 18_928_234, "layer",
-        ("after", "inside", "activation"), SimpleViT, CIFAR, 10, (512,), channel_dim=-1,
+        ("after", "inside", "activation"), partial(SimpleViT, depth=6, heads=16), CIFAR, 10, (512,), channel_dim=-1,
     ),
     "convmixer": Network(
         "ConvMixer-256/8", "Trockman and Kolter 2022, arXiv:2201.09792", 594_186, "batch",
-        ("inside", "after", "activation"), convmixer, CIFAR, 10, (256,),
+        ("inside", "after", "activation"), partial(convmixer, depth=8), CIFAR, 10, (256,),
     ),
     "mlp": Network(
         "Perceptron", PAPER, 5_351_524, "batch", ("inside", "after", "activation"), mlp, CIFAR, 100, (1024, 1024, 1024),
@@ -88,6 +89,27 @@ CATALOG: dict[str, Network] = {
     "digits-net": Network(
         "Small convolutional network", "the demo of this library", 24_058, "batch", RESIDUAL,
         digits_net, (1, 8, 8), 10, (16,),
+    ),
+    "conv1d": Network(
+        "Small convolutional network for signals", "the demo of this library", 0, "batch", RESIDUAL,
+        conv1d, SIGNAL, 10, (64,),
+    ),
+    "wsln-conv1d": Network(
+        "The same with weight standardization and layer norm", "this library", 0, "layer", RESIDUAL,
+        partial(conv1d, conv=WSConv1d), SIGNAL, 10, (64,),
+    ),
+    "nf-resnet1d": Network(
+        "NF-ResNet of two bottlenecks for signals", "this library, after Brock et al. 2021, arXiv:2101.08692", 0, "none",
+        ("activation",), partial(norm_free_resnet, blocks=(1, 1)), SIGNAL, 10, (32,),
+    ),
+    "vit1d": Network(
+        "Transformer of two layers on patches of signals", "this library, after Beyer et al. 2022, arXiv:2205.01580", 0,
+        "layer", ("after", "inside", "activation"), partial(SimpleViT, depth=2, heads=8), SIGNAL, 10, (64,),
+        channel_dim=-1,
+    ),
+    "convmixer1d": Network(
+        "ConvMixer-64/4 for signals", "this library, after Trockman and Kolter 2022, arXiv:2201.09792", 0, "batch",
+        ("inside", "after", "activation"), partial(convmixer, depth=4), SIGNAL, 10, (64,),
     ),
 }  # fmt: skip
 

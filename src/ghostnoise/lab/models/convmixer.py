@@ -10,7 +10,7 @@ from torch import Tensor, nn
 from ghostnoise.lab.errors import UserError
 from ghostnoise.lab.models.slots import Slots, Task
 
-DEPTH, KERNEL, PATCH = 8, 5, 2
+KERNEL, PATCH = 5, 2
 
 
 class Residual(nn.Module):
@@ -26,26 +26,31 @@ class Residual(nn.Module):
         return y
 
 
-def convmixer(slots: Slots, task: Task) -> nn.Sequential:
-    """Build a patch embedding, blocks of a residual depthwise and a 1x1 convolution, pooling, and a classifier."""
-    (channels, height, across), (width,) = task.shape, task.widths
-    if height % PATCH or across % PATCH:
+def convmixer(slots: Slots, task: Task, depth: int) -> nn.Sequential:
+    """Build a patch embedding, blocks of a residual depthwise and a 1x1 convolution, pooling, and a classifier.
+
+    For images or signals.
+    """
+    (channels, *positions), (width,) = task.shape, task.widths
+    if any(size % PATCH for size in positions):
         raise UserError(
-            f"images of {height}x{across}: convmixer needs multiples of its patch size, {PATCH}; resize them, or use "
-            "another network"
+            f"inputs of {'x'.join(map(str, positions))}: a ConvMixer needs multiples of its patch size, {PATCH}; resize "
+            "them, or use another network"
         )
+    conv = nn.Conv1d if len(positions) == 1 else nn.Conv2d
+    pool = nn.AdaptiveAvgPool1d if len(positions) == 1 else nn.AdaptiveAvgPool2d
 
-    def activated(conv: nn.Conv2d) -> list[nn.Module]:
-        return [conv, slots.activation(nn.GELU), slots.norm(width)]
+    def activated(convolution: nn.Module) -> list[nn.Module]:
+        return [convolution, slots.activation(nn.GELU), slots.norm(width, len(positions))]
 
-    stem = nn.Sequential(*activated(nn.Conv2d(channels, width, PATCH, PATCH)))
+    stem = nn.Sequential(*activated(conv(channels, width, PATCH, PATCH)))
     blocks = [
         nn.Sequential(
-            Residual(nn.Sequential(*activated(nn.Conv2d(width, width, KERNEL, padding="same", groups=width)))),
-            *activated(nn.Conv2d(width, width, 1)),
+            Residual(nn.Sequential(*activated(conv(width, width, KERNEL, padding="same", groups=width)))),
+            *activated(conv(width, width, 1)),
         )
-        for _ in range(DEPTH)
+        for _ in range(depth)
     ]
-    pooling = nn.Sequential(nn.AdaptiveAvgPool2d(1), nn.Flatten())
+    pooling = nn.Sequential(pool(1), nn.Flatten())
     head = nn.Linear(width, task.classes)
     return nn.Sequential(OrderedDict(stem=stem, blocks=nn.Sequential(*blocks), pooling=pooling, head=head))

@@ -23,7 +23,7 @@ ACTIVATIONS = {
 }  # fmt: skip
 
 
-def build(model: ModelSettings, norm: NormSettings, shape: tuple[int, int, int], classes: int) -> nn.Module:
+def build(model: ModelSettings, norm: NormSettings, shape: tuple[int, ...], classes: int) -> nn.Module:
     """Build a network of timm with random weights, and convert its batch norms or insert noise elsewhere.
 
     "none" leaves the network unchanged; all other methods set eps and momentum of its batch norms.
@@ -78,8 +78,10 @@ def _timm(name: str) -> Any:
     return timm
 
 
-def _create(name: str, shape: tuple[int, int, int], classes: int) -> nn.Module:
+def _create(name: str, shape: tuple[int, ...], classes: int) -> nn.Module:
     timm, bare = _timm(name), name.removeprefix(PREFIX)
+    if len(shape) != 3:
+        raise UserError(f"{name} for signals of shape {shape}: networks of timm take images; use conv1d")
     channels, height, across = shape
     options: dict[str, Any] = {"num_classes": classes, "in_chans": channels, "pretrained": False}
     try:

@@ -1,4 +1,4 @@
-"""Networks without shortcuts: the MLP of the paper, and a small convolutional network for 8x8 images."""
+"""Networks without shortcuts: the MLP of the paper, and small convolutional networks for 8x8 images and for signals."""
 
 import math
 
@@ -29,3 +29,17 @@ def digits_net(slots: Slots, task: Task) -> nn.Sequential:
         layers += [conv, slots.norm(outputs), *([slots.branch()] if channels == width else []), slots.activation()]
         channels = outputs
     return nn.Sequential(*layers, nn.AdaptiveAvgPool2d(1), nn.Flatten(), nn.Linear(channels, task.classes))
+
+
+def conv1d(slots: Slots, task: Task, conv: type[nn.Conv1d] = nn.Conv1d) -> nn.Sequential:
+    """Build three convolutions with norm and ReLU, kernels 5, 3 and 3, and stride 2, and a linear classifier.
+
+    For signals (B, C, L). The placement "branch" is between each norm and ReLU.
+    """
+    (channels, length), (width,) = task.shape, task.widths
+    layers: list[nn.Module] = []
+    for kernel in (5, 3, 3):
+        convolution = conv(channels, width, kernel, stride=2, padding=kernel // 2, bias=False)
+        layers += [convolution, slots.norm(width, ndim=1), slots.branch(), slots.activation()]
+        channels, length = width, -(-length // 2)
+    return nn.Sequential(*layers, nn.Flatten(), nn.Linear(width * length, task.classes))

@@ -16,9 +16,9 @@ Normalization = Literal["batch", "layer", "none"]
 
 
 class Task(NamedTuple):
-    """The shape of an image, the number of classes, and the width or widths of the network."""
+    """The shape of a sample, (C, H, W) or (C, L); the number of classes; the width or widths of the network."""
 
-    shape: tuple[int, int, int]
+    shape: tuple[int, ...]
     classes: int
     widths: tuple[int, ...]
 
@@ -36,7 +36,7 @@ class Slots:
     channel_dim: int = 1
 
     def norm(self, channels: int, ndim: int = 2) -> nn.Module:
-        """Build a norm for inputs (B, C, H, W), or with `ndim=1` for (B, C)."""
+        """Build a norm for inputs (B, C, H, W), or with `ndim=1` for (B, C) and (B, C, L)."""
         if self.normalization == "batch":
             return self._batch_norm(channels, ndim)
         if self.placement in ("inside", "after"):

@@ -42,6 +42,7 @@ class Loop:
         settings = session.settings
         self.batch_size, self.epochs, self.steps = settings.train.batch_size, settings.train.epochs, source.steps
         self.warmup = round(settings.optim.warmup_epochs * self.steps)
+        self.evaluate_every = settings.train.evaluate_every or 1
         self.peak, self.split = settings.optim.lr, settings.data.evaluate
         self.earlier, self.began = session.progress.seconds, time.perf_counter()
         self.speed = 0.0
@@ -88,11 +89,12 @@ class Loop:
         return None if is_finite else self._diverge()
 
     def _end_epoch(self) -> None:
-        """Evaluate, record the metrics, and save a checkpoint."""
+        """Evaluate if it is time, record the metrics, and save a checkpoint."""
         session, progress = self.session, self.session.progress
         loss, correct = session.here.all_reduce(torch.stack([progress.loss, progress.correct.float()])).tolist()
         trained = self.steps * self.batch_size
-        held_out, accuracy = evaluate(session, self.source)
+        due = (progress.epoch + 1) % self.evaluate_every == 0 or progress.epoch + 1 == self.epochs
+        held_out, accuracy = evaluate(session, self.source) if due else (None, None)
         self._record(
             {
                 "train_loss": loss / (self.steps * session.here.world),
