@@ -91,7 +91,7 @@ def idx(data: bytes, dimensions: int, path: Path) -> NDArray[np.uint8]:
     return values.reshape(shape)
 
 
-def cifar_binary(data: bytes, path: Path, shape: tuple[int, int, int], label_bytes: int) -> Arrays:
+def cifar_binary(data: bytes, path: Path, shape: tuple[int, ...], label_bytes: int) -> Arrays:
     """Parse a binary file of CIFAR. A record is the label (the fine label last), then red, green and blue planes."""
     length = label_bytes + int(np.prod(shape))
     if len(data) % length:
@@ -102,7 +102,7 @@ def cifar_binary(data: bytes, path: Path, shape: tuple[int, int, int], label_byt
     return Arrays(records[:, label_bytes:].reshape(-1, *shape), records[:, label_bytes - 1].astype(np.int64))
 
 
-def cifar_pickle(data: bytes, path: Path, shape: tuple[int, int, int]) -> Arrays:
+def cifar_pickle(data: bytes, path: Path, shape: tuple[int, ...]) -> Arrays:
     """Parse a pickled batch of CIFAR: a dictionary with `data`, and `labels` or `fine_labels`."""
     batch = unpickle(data, path)
     found = batch if isinstance(batch, dict) else {}

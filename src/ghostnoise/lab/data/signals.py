@@ -1,7 +1,7 @@
 """MNIST-1D (Greydanus and Kobak, "Scaling Down Deep Learning"): generated signals of 40 points in 10 classes.
 
-They are the values of the authors' package `mnist1d` (`make_dataset`) in float32, but generated without the global random
-generators, and faster. Training and test signals are its data set of 10,000 signals with seed 42 and `train_split=0.2`;
+They have the values of the authors' package `mnist1d` (`make_dataset`), rounded to float32, but are generated without
+the global random generators, and faster. Training and test signals are its data set of 10,000 signals with seed 42 and `train_split=0.2`;
 the signals for validation are a further 4,000 with seed 43. A copy is kept in the data folder.
 """
 
@@ -9,7 +9,7 @@ import hashlib
 import io
 from contextlib import suppress
 from pathlib import Path
-from typing import Literal
+from typing import Any, Literal
 
 import numpy as np
 from numpy.typing import NDArray
@@ -56,7 +56,7 @@ def load(folder: Path, part: Part) -> Arrays:
     return Arrays(arrays[f"{part}_signals"], arrays[f"{part}_labels"])
 
 
-def generate() -> dict[str, NDArray[np.generic]]:
+def generate() -> dict[str, NDArray[Any]]:
     """Generate the signals and labels of all parts."""
     train, (signals, labels) = CATALOG["mnist1d"].train_size, data_set(SIGNALS, SEED)
     further, further_labels = data_set(VALIDATION_SIGNALS, VALIDATION_SEED)
@@ -78,7 +78,7 @@ def data_set(count: int, seed: int) -> tuple[NDArray[np.float32], NDArray[np.int
     """
     from scipy.ndimage import gaussian_filter1d
 
-    random = np.random.RandomState(seed)  # noqa: NPY002  # the package's generator, whose numbers numpy keeps stable
+    random = np.random.RandomState(seed)  # the package's generator, whose numbers numpy keeps stable
     templates, each = _templates(), count // len(TEMPLATES)
     labels = np.repeat(np.arange(len(TEMPLATES)), each)
     padding, scale, shift, slope = (np.empty(len(labels)) for _ in range(4))
@@ -107,12 +107,14 @@ def _templates() -> NDArray[np.float64]:
     """Return the templates, standardized and shifted so that they start and end at 0."""
     raw = np.array(TEMPLATES)
     raw = (raw - raw.mean(1, keepdims=True)) / raw.std(1, keepdims=True)
-    return (raw - raw[:, :1]) / 6 + 1e-8  # not exactly 0, which would mean padding
+    shifted: NDArray[np.float64] = (raw - raw[:, :1]) / 6 + 1e-8  # not exactly 0, which would mean padding
+    return shifted
 
 
 def _stretched(template: NDArray[np.float64], padding: int) -> NDArray[np.float64]:
     """Append `padding` zeros, and resample to the window."""
-    return _resampled(np.concatenate([template, np.zeros(padding)])[None], WINDOW)[0]
+    made: NDArray[np.float64] = _resampled(np.concatenate([template, np.zeros(padding)])[None], WINDOW)[0]
+    return made
 
 
 def _resampled(signals: NDArray[np.float64], length: int) -> NDArray[np.float64]:
@@ -131,7 +133,7 @@ def sizes() -> dict[Part, int]:
     return {"train": entry.train_size, "test": entry.test_size, "validation": VALIDATION_SIGNALS}
 
 
-def _read(path: Path) -> dict[str, NDArray[np.generic]] | None:
+def _read(path: Path) -> dict[str, NDArray[Any]] | None:
     """Return the arrays of the file; None if it is missing, damaged or of another format."""
     try:
         with np.load(path, allow_pickle=False) as file:
@@ -149,7 +151,7 @@ def _read(path: Path) -> dict[str, NDArray[np.generic]] | None:
     return arrays if found == expected and str(checksum) == _checksum(arrays) else None
 
 
-def _write(path: Path, arrays: dict[str, NDArray[np.generic]]) -> None:
+def _write(path: Path, arrays: dict[str, NDArray[Any]]) -> None:
     """Write the file; other processes never read a part of it."""
     content = io.BytesIO()
     np.savez(content, checksum=np.array(_checksum(arrays)), **arrays)  # type: ignore[arg-type]
@@ -158,7 +160,7 @@ def _write(path: Path, arrays: dict[str, NDArray[np.generic]]) -> None:
     atomic.write(path, content.getvalue(), "--data-dir")
 
 
-def _checksum(arrays: dict[str, NDArray[np.generic]]) -> str:
+def _checksum(arrays: dict[str, NDArray[Any]]) -> str:
     """Return a checksum of the names and contents."""
     digest = hashlib.sha256(str(FORMAT).encode())
     for name in sorted(arrays):

@@ -14,7 +14,7 @@ Batch: TypeAlias = tuple[Tensor, Tensor]
 
 @dataclass(frozen=True)
 class DatasetInfo:
-    """The shape (C, H, W) of the images or (C, L) of the signals, the number of classes, and the sizes after the split."""
+    """The shape (C, H, W) of the images or (C, L) of the signals, the number of classes, the sizes after the split."""
 
     shape: tuple[int, ...]
     classes: int

@@ -16,7 +16,8 @@ from ghostnoise.text import nearest
 def build(model: ModelSettings, norm: NormSettings, shape: tuple[int, ...], classes: int) -> nn.Module:
     """Build a network for images (C, H, W) or signals (C, L) of `shape`, on the CPU.
 
-    The weights come from torch's default generator. The global scope includes all ranks of torch.distributed; without other ranks it is the local scope.
+    The weights come from torch's default generator. The global scope includes all ranks of torch.distributed; without
+    other ranks it is the local scope.
 
     >>> build(ModelSettings(name="mlp", widths=[8]), NormSettings(method="gni", ghost_size=4), (1, 4, 4), 10)
     Sequential(

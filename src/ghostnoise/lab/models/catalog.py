@@ -91,24 +91,24 @@ CATALOG: dict[str, Network] = {
         digits_net, (1, 8, 8), 10, (16,),
     ),
     "conv1d": Network(
-        "Small convolutional network for signals", "the demo of this library", 0, "batch", RESIDUAL,
+        "Small convolutional network for signals", "the demo of this library", 28_490, "batch", RESIDUAL,
         conv1d, SIGNAL, 10, (64,),
     ),
     "wsln-conv1d": Network(
-        "The same with weight standardization and layer norm", "this library", 0, "layer", RESIDUAL,
+        "The same with weight standardization and layer norm", "this library", 28_682, "layer", RESIDUAL,
         partial(conv1d, conv=WSConv1d), SIGNAL, 10, (64,),
     ),
     "nf-resnet1d": Network(
-        "NF-ResNet of two bottlenecks for signals", "this library, after Brock et al. 2021, arXiv:2101.08692", 0, "none",
-        ("activation",), partial(norm_free_resnet, blocks=(1, 1)), SIGNAL, 10, (32,),
+        "NF-ResNet of two bottlenecks for signals", "this library, after Brock et al. 2021, arXiv:2101.08692", 22_812,
+        "none", ("activation",), partial(norm_free_resnet, blocks=(1, 1)), SIGNAL, 10, (16,),
     ),
     "vit1d": Network(
-        "Transformer of two layers on patches of signals", "this library, after Beyer et al. 2022, arXiv:2205.01580", 0,
+        "Transformer of two layers for signals", "this library, after Beyer et al. 2022, arXiv:2205.01580", 100_434,
         "layer", ("after", "inside", "activation"), partial(SimpleViT, depth=2, heads=8), SIGNAL, 10, (64,),
         channel_dim=-1,
     ),
     "convmixer1d": Network(
-        "ConvMixer-64/4 for signals", "this library, after Trockman and Kolter 2022, arXiv:2201.09792", 0, "batch",
+        "ConvMixer-64/4 for signals", "this library, after Trockman and Kolter 2022, arXiv:2201.09792", 20_170, "batch",
         ("inside", "after", "activation"), partial(convmixer, depth=4), SIGNAL, 10, (64,),
     ),
 }  # fmt: skip

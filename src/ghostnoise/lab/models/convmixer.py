@@ -34,8 +34,8 @@ def convmixer(slots: Slots, task: Task, depth: int) -> nn.Sequential:
     (channels, *positions), (width,) = task.shape, task.widths
     if any(size % PATCH for size in positions):
         raise UserError(
-            f"inputs of {'x'.join(map(str, positions))}: a ConvMixer needs multiples of its patch size, {PATCH}; resize "
-            "them, or use another network"
+            f"inputs of {'x'.join(map(str, positions))}: a ConvMixer needs multiples of its patch size, {PATCH}; "
+            "resize them, or use another network"
         )
     conv = nn.Conv1d if len(positions) == 1 else nn.Conv2d
     pool = nn.AdaptiveAvgPool1d if len(positions) == 1 else nn.AdaptiveAvgPool2d

@@ -43,7 +43,7 @@ class NormFreeBlock(nn.Module):
 
 
 def norm_free_resnet(slots: Slots, task: Task, blocks: Sequence[int]) -> nn.Sequential:
-    """Build a stem of kernel size 3, stages of bottlenecks that double the channels, average pooling and a linear classifier."""
+    """Build a stem, stages of bottlenecks that double the channels, average pooling and a linear classifier."""
     (width,), ndim = task.widths, len(task.shape) - 1
     stages, inputs, variance = [], width, 1.0
     for stage, count in enumerate(blocks):
