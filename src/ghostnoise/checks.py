@@ -179,18 +179,19 @@ def ghost_values(shape: torch.Size, name: str, spatial: int, size: int | None) -
         )
 
 
-def other_values(shape: torch.Size, spatial: int, size: int | None) -> None:
+def other_values(shape: torch.Size, spatial: int, size: int | None, name: str = "exclusive_batch_norm") -> None:
     """Check that at least two values contribute besides the sample itself: else the denominator would be sqrt(eps)."""
     count = shape[0] if size is None or shape[0] < 2 * size else size  # of the smallest ghost batch
     if count == 1:
         raise ValueError(
-            f"batch of 1 sample, of shape {tuple(shape)}: exclusive_batch_norm needs 2 samples or more; "
-            "use a larger batch or ghost_noise_batch_norm"
+            f"batch of 1 sample, of shape {tuple(shape)}: {name} needs 2 samples or more; "
+            "use a larger batch or ghost_noise_batch_norm with normalizer='batch'"
         )
     if (count - 1) * spatial < 2:
         raise ValueError(
-            f"ghost batches of {count} samples in an input of shape {tuple(shape)}: exclusive_batch_norm would "
-            "divide by the standard deviation of a single value; raise ghost_size to 3 or more"
+            f"{'batch' if size is None else 'ghost batches'} of {count} samples in an input of shape {tuple(shape)}: "
+            f"{name} would divide by the standard deviation of a single value; "
+            f"{'use a batch of 3 samples' if size is None else 'raise ghost_size to 3'} or more"
         )
 
 

@@ -75,10 +75,12 @@ def test_methods_and_sizes(arguments, message):
 @pytest.mark.parametrize(
     ("options", "message"),
     [
-        ({"noise": 1}, "noise=1: GhostNoiseBatchNorm has no such option here; it takes noise_eps, components, gener"),
+        ({"noise": 1}, "noise=1: GhostNoiseBatchNorm has no such option here; it takes noise_eps, components, normal"),
         ({"eps": 1}, "eps=1: GhostNoiseBatchNorm has no such option here; it takes noise_eps"),
         ({"noise_eps": -1}, r"noise_eps=-1: must be a number in \[0, inf\)"),
         ({"noise_eps": "small"}, r"noise_eps='small': must be a number in \[0, inf\)"),
+        ({"normalizer": "xbn"}, "normalizer='xbn': must be one of 'batch', 'exclusive'"),
+        ({"after": nn.ReLU, "normalizer": "exclusive"}, "normalizer='exclusive': GhostNoise has no such option here"),
         ({"components": "all"}, "components='all': must be one of 'both', 'shift', 'scale'"),
         ({"uneven": "yes"}, "uneven='yes': must be True or False"),
         ({"generator": 3}, "generator=3: must be a torch.Generator or None; use torch.Generator"),

@@ -21,7 +21,7 @@ CONSTANT = {
 }
 DIFFERENTIABLE = plans.NORMALIZERS | CONSTANT
 INDICES = plans.indices()
-ALL = DIFFERENTIABLE | plans.NOISY | plans.CORRECTED
+ALL = DIFFERENTIABLE | plans.PLANS
 
 
 def test_a_method_without_a_layer_needs_nothing_from_the_engine():

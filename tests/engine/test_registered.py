@@ -110,6 +110,9 @@ def calls(spatial):
         "gni": lambda x, w, b: functional.ghost_noise_batch_norm(
             x, *norm, w, b, True, ghost_size=5, indices=indices
         ),
+        "gni after xbn": lambda x, w, b: functional.ghost_noise_batch_norm(
+            x, *norm, w, b, True, ghost_size=5, indices=indices, normalizer="exclusive"
+        ),
         "agni fc": lambda x, w, b: functional.analytical_ghost_noise_batch_norm(
             x, *norm, w, b, True, ghost_size=5, draws=draws["fc"]
         ),
@@ -138,8 +141,9 @@ def test_compiled_equals_eager(name, layout):
         assert ours.stride() == theirs.stride()
 
 
-def test_compiled_fully_connected():
-    inputs, run = plans.inputs(torch.float32, (6, 2)), calls(1)["gni"]
+@pytest.mark.parametrize("name", ["gni", "gni after xbn"])
+def test_compiled_fully_connected(name):
+    inputs, run = plans.inputs(torch.float32, (6, 2)), calls(1)[name]
     compiled = torch.compile(run, fullgraph=True, backend="aot_eager")
     for ours, theirs in zip(results(compiled, inputs), results(run, inputs), strict=True):
         torch.testing.assert_close(ours, theirs)

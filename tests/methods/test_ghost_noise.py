@@ -9,6 +9,7 @@ from hypothesis import strategies as st
 from scipy import stats
 from torch import nn
 
+import ghostnoise
 from ghostnoise import AnalyticalGhostNoise, GhostNoise, GhostNoiseBatchNorm2d, functional
 from ghostnoise.engine.plan import COMPONENTS
 from support import reference
@@ -19,6 +20,8 @@ from support.inputs import cases
 ALL_DTYPES = (torch.float64, torch.float32, torch.bfloat16, torch.float16)
 pytestmark = pytest.mark.filterwarnings("ignore:ghost_size=1 on samples")
 both = pytest.mark.parametrize("layer", [GhostNoise, AnalyticalGhostNoise])
+normalizers = pytest.mark.parametrize("normalizer", ["batch", "exclusive"])
+backends = pytest.mark.parametrize("backend", ["aten", "auto"])
 
 
 @given(cases(least_values=1, dtypes=ALL_DTYPES), st.sampled_from(COMPONENTS))
@@ -278,33 +281,51 @@ def noisy(case, **options):
     )
 
 
-@given(cases(), st.booleans(), st.sampled_from(COMPONENTS))
-def test_ghost_noise_batch_norm_equals_naive_loop(case, affine, components):
-    indices = case.indices()
-    assert_equals_naive(
-        noisy(case, indices=indices, components=components),
-        lambda x, w, b: reference.ghost_noise_batch_norm(x, indices, w, b, components=components),
-        case,
-        affine,
-    )
+@backends
+@normalizers
+@given(cases(least_batch=3), st.booleans(), st.sampled_from(COMPONENTS))
+def test_ghost_noise_batch_norm_equals_naive_loop(backend, normalizer, case, affine, components):
+    indices, options = case.indices(), {"components": components, "normalizer": normalizer}
+    with ghostnoise.backend(backend):
+        assert_equals_naive(
+            noisy(case, indices=indices, **options),
+            lambda x, w, b: reference.ghost_noise_batch_norm(x, indices, w, b, **options),
+            case,
+            affine,
+        )
 
 
-@given(cases(least_batch=8, least_values=16, least_ghost=8, dtypes=ALL_DTYPES))
-def test_every_dtype_keeps_its_precision(case):
+@given(cases())
+def test_ghost_noise_in_batches_of_any_size(case):
     indices = case.indices()
     assert_equals_naive(
         noisy(case, indices=indices), lambda x, w, b: reference.ghost_noise_batch_norm(x, indices, w, b), case
     )
 
 
-def test_one_op_equals_batch_norm_then_noise_then_affine():
+@normalizers
+@given(cases(least_batch=8, least_values=16, least_ghost=8, dtypes=ALL_DTYPES))
+def test_every_dtype_keeps_its_precision(normalizer, case):
+    indices = case.indices()
+    assert_equals_naive(
+        noisy(case, indices=indices, normalizer=normalizer),
+        lambda x, w, b: reference.ghost_noise_batch_norm(x, indices, w, b, normalizer=normalizer),
+        case,
+    )
+
+
+@normalizers
+def test_one_op_equals_normalization_then_noise_then_affine(normalizer):
     torch.manual_seed(0)
     x, dy = (torch.randn(12, 3, 4, 4, dtype=torch.float64) for _ in range(2))
     weight, bias = (torch.randn(3, dtype=torch.float64, requires_grad=True) for _ in range(2))
     indices = torch.randint(12, (12, 5))
     leaf = x.requires_grad_()
-    fused = functional.ghost_noise_batch_norm(leaf, None, None, weight, bias, True, ghost_size=5, indices=indices)
-    hat = nn.functional.batch_norm(leaf, None, None, training=True)
+    fused = functional.ghost_noise_batch_norm(
+        leaf, None, None, weight, bias, True, ghost_size=5, indices=indices, normalizer=normalizer
+    )
+    norm = functional.exclusive_batch_norm if normalizer == "exclusive" else nn.functional.batch_norm
+    hat = norm(leaf, None, None, training=True)
     noisy = functional.ghost_noise(hat, 5, indices=indices)
     chained = noisy * weight[:, None, None] + bias[:, None, None]
     torch.testing.assert_close(fused, chained, rtol=1e-12, atol=1e-12)
@@ -331,7 +352,8 @@ def test_the_noise_is_constant_in_the_normalized_input_not_in_the_raw_one():
     assert not torch.allclose(ours, other)
 
 
-def test_second_derivatives_of_the_composite_form():
+@normalizers
+def test_second_derivatives_of_the_composite_form(normalizer):
     """Against the naive loop, whose noise is constant in the same sense; gradgradcheck would move the noise."""
     torch.manual_seed(0)
     x = torch.randn(6, 2, 3, dtype=torch.float64, requires_grad=True)
@@ -342,24 +364,80 @@ def test_second_derivatives_of_the_composite_form():
         (first,) = torch.autograd.grad(y, x, dy, create_graph=True)
         return torch.autograd.grad(first, x, ddx)[0]
 
-    ours = functional.ghost_noise_batch_norm(x, None, None, training=True, ghost_size=4, indices=indices)
-    naive = reference.ghost_noise_batch_norm(x, indices)
+    ours = functional.ghost_noise_batch_norm(
+        x, None, None, training=True, ghost_size=4, indices=indices, normalizer=normalizer
+    )
+    naive = reference.ghost_noise_batch_norm(x, indices, normalizer=normalizer)
     torch.testing.assert_close(second(ours), second(naive), rtol=1e-10, atol=1e-10)
 
 
-def test_forward_mode_takes_the_noise_as_constant():
+@normalizers
+def test_forward_mode_takes_the_noise_as_constant(normalizer):
     """The tangent of the output against the naive loop's, by its Jacobian's transpose."""
     torch.manual_seed(0)
     x, tangent, dy = (torch.randn(6, 2, 3, dtype=torch.float64) for _ in range(3))
     indices = torch.randint(6, (6, 4))
 
     def ours(x):
-        return functional.ghost_noise_batch_norm(x, None, None, training=True, ghost_size=4, indices=indices)
+        return functional.ghost_noise_batch_norm(
+            x, None, None, training=True, ghost_size=4, indices=indices, normalizer=normalizer
+        )
 
     _, out = torch.func.jvp(ours, (x,), (tangent,))
     leaf = x.clone().requires_grad_()
-    (pulled,) = torch.autograd.grad(reference.ghost_noise_batch_norm(leaf, indices), leaf, dy)
-    torch.testing.assert_close((out * dy).sum(), (pulled * tangent).sum())
+    (gradient,) = torch.autograd.grad(reference.ghost_noise_batch_norm(leaf, indices, normalizer=normalizer), leaf, dy)
+    torch.testing.assert_close((out * dy).sum(), (gradient * tangent).sum())
+
+
+def test_exclusive_normalization_of_the_whole_batch():
+    """Without noise, and in its running statistics, it is exclusive batch norm; in eval mode batch norm."""
+    torch.manual_seed(0)
+    x, weight, bias = torch.randn(6, 3, 4), torch.randn(3), torch.randn(3)
+    noisy, plain = (
+        (functional.ghost_noise_batch_norm, {"normalizer": "exclusive"}),
+        (functional.exclusive_batch_norm, {}),
+    )
+    for noisy_size in (None, 4):
+        runs = []
+        for (norm, options), size in ((noisy, noisy_size), (plain, None)):
+            mean, var = torch.zeros(3), torch.ones(3)
+            y = norm(x, mean, var, weight, bias, True, ghost_size=size, **options)
+            runs.append((mean, var, norm(x, mean, var, weight, bias, ghost_size=size, **options), y))
+        for ours, theirs in zip(*runs, strict=True):
+            assert torch.equal(ours, theirs) or (noisy_size and ours is runs[0][3])
+    assert torch.equal(runs[0][2], nn.functional.batch_norm(x, *runs[0][:2], weight, bias))
+
+
+def test_exclusive_normalization_needs_two_other_values():
+    options = {"training": True, "ghost_size": 4, "normalizer": "exclusive"}
+    with pytest.raises(
+        ValueError, match=r"batch of 1 sample.*normalizer='exclusive' needs 2 samples.*normalizer='batc"
+    ):
+        functional.ghost_noise_batch_norm(torch.randn(1, 3, 4), None, None, **options)
+    with pytest.raises(ValueError, match=r"^batch of 2 samples.*single value; use a batch of 3 samples or more"):
+        functional.ghost_noise_batch_norm(torch.randn(2, 3), None, None, **options)
+    assert functional.ghost_noise_batch_norm(torch.randn(2, 3, 2), None, None, **options).isfinite().all()
+
+
+def test_precision_of_exclusive_normalization_next_to_an_outlier():
+    """The outlier's normalized value is far from the others, which the noise of other samples must not feel."""
+    torch.manual_seed(0)
+    x = torch.randn(16, 4, 8, 8)
+    x[0] *= 1e4
+    indices = torch.randint(1, 16, (16, 5))
+    y = functional.ghost_noise_batch_norm(
+        x, None, None, training=True, ghost_size=5, indices=indices, normalizer="exclusive"
+    )
+    expected = reference.unfold(reference.ghost_noise_batch_norm(reference.fold(x), indices, normalizer="exclusive"), x)
+    for rows in (slice(0, 1), slice(1, None)):
+        assert (y[rows] - expected[rows]).abs().max() <= 1e-5 * expected[rows].abs().max()
+
+
+def test_normalizer_outside_its_values():
+    with pytest.raises(ValueError, match="normalizer='xbn': must be one of 'batch', 'exclusive'"):
+        GhostNoiseBatchNorm2d(3, ghost_size=4, normalizer="xbn")
+    with pytest.raises(ValueError, match="normalizer=None: must be one of"):
+        functional.ghost_noise_batch_norm(torch.randn(6, 3), None, None, ghost_size=4, normalizer=None)
 
 
 @pytest.mark.parametrize(

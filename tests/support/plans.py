@@ -66,11 +66,17 @@ NOISY = {
     "law fc": Plan(normalizer(GhostBatch()), tables("fc")),
     "law conv": Plan(normalizer(GhostBatch()), tables("conv")),
 }
+NOISY_EXCLUSIVE = {
+    "drawn after xbn": Plan(normalizer(Exclusive()), Drawn(NOISE_EPS, "both", indices())),
+    "drawn shift after xbn": Plan(normalizer(Exclusive()), Drawn(NOISE_EPS, "shift", indices())),
+    "drawn scale after xbn": Plan(normalizer(Exclusive(3)), Drawn(NOISE_EPS, "scale", indices())),
+    "law after xbn": Plan(normalizer(Exclusive()), tables("fc")),
+}
 CORRECTED = {
     "corrected": Plan(normalizer(GhostBatch()), None, Reference(RUNNING, limits())),
     "uncorrected": Plan(normalizer(GhostBatch()), None, Reference(RUNNING, limits(1.0, 0.0))),
 }
-PLANS = NORMALIZERS | NOISY | CORRECTED
+PLANS = NORMALIZERS | NOISY | NOISY_EXCLUSIVE | CORRECTED
 
 
 def inputs(dtype=torch.float64, shape=(BATCH, CHANNELS, 3, 2), layout=torch.contiguous_format):

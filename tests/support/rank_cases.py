@@ -75,6 +75,7 @@ CALLS = {
     "en": norm(functional.eval_norm, ghost_size=GHOST),
     "gni": norm(functional.ghost_noise_batch_norm, indices, ghost_size=GHOST),
     "gni-scale": norm(functional.ghost_noise_batch_norm, indices, ghost_size=GHOST, components="scale"),
+    "gni after xbn": norm(functional.ghost_noise_batch_norm, indices, ghost_size=GHOST, normalizer="exclusive"),
     "agni": norm(functional.analytical_ghost_noise_batch_norm, draws("fc"), ghost_size=GHOST),
     "agni-conv": norm(functional.analytical_ghost_noise_batch_norm, draws("conv"), ghost_size=GHOST),
     "noise": noise(functional.ghost_noise, indices),

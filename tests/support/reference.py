@@ -109,8 +109,10 @@ def ghost_noise(x, indices, noise_eps=1e-3, components="both"):
     return torch.stack(out)
 
 
-def ghost_noise_batch_norm(x, indices, weight=None, bias=None, eps=1e-5, noise_eps=1e-3, components="both"):
-    hat = batch_norm(x, eps=eps)
+def ghost_noise_batch_norm(
+    x, indices, weight=None, bias=None, eps=1e-5, noise_eps=1e-3, components="both", normalizer="batch"
+):
+    hat = batch_norm(x, eps=eps) if normalizer == "batch" else exclusive_batch_norm(x, None, eps=eps)
     return torch.stack([_affine(y, weight, bias) for y in ghost_noise(hat, indices, noise_eps, components)])
 
 

@@ -47,7 +47,9 @@ class Normalizer:
 class Batch(NamedTuple):
     """A batch as noise sees it: the moments of its samples (B, C) and of the whole batch (1, C).
 
-    `unit` is the variance of x that corresponds to 1 after normalization. `pool_drawn` pools drawn samples.
+    If a single pool serves all samples, normalization commutes with pooling, and these are moments of x; else they are
+    moments of the normalized x, and `normalized` is True. `unit` is the variance that is 1 after normalization, in the
+    units of these moments. `pool_drawn` pools drawn samples.
     """
 
     moments: Moments
@@ -55,6 +57,7 @@ class Batch(NamedTuple):
     unit: Tensor
     spatial: int
     pool_drawn: Callable[[Moments, Tensor, Tensor], Moments]
+    normalized: bool = False
 
 
 @dataclass(frozen=True)

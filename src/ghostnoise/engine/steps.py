@@ -37,7 +37,7 @@ from ghostnoise.engine.backends.base import (
     Normalized,
     Saved,
 )
-from ghostnoise.engine.plan import Batch, Correction, Noise, Plan, positions
+from ghostnoise.engine.plan import Batch, Correction, Noise, Normalizer, Plan, positions
 from ghostnoise.engine.ranks import Ranks
 from ghostnoise.statistics.moments import Moments, arithmetic_dtype, expand_pools
 from ghostnoise.statistics.samples import GhostBatch, LinearTerm
@@ -83,13 +83,14 @@ def decide(
     if noise is None:
         affine = Affine(coefficients.center, coefficients.factor, coefficients.shift)
         return affine, pooled, NO_NOISE, correction
-    # Detached rather than only without gradients, which forward-mode tangents would pass. A single pool serves all.
-    samples, constant = moments.detach(), pooled.detach()
-    whole = constant if constant.mean.shape[0] == 1 else backend.pool(WHOLE_BATCH, samples)
-    unit = coefficients.rstd.detach().square().reciprocal()
-    if unit.shape[0] > 1 and ranks is None:
-        unit = expand_pools(unit, samples.mean.shape[0], shared)
-    batch = Batch(samples, whole, unit, spatial, partial(backend.pool_drawn, dtype=dtype))
+    # Detached rather than only without gradients, which forward-mode tangents would pass.
+    samples, whole = moments.detach(), pooled.detach()
+    unit, several = coefficients.rstd.detach().square().reciprocal(), whole.mean.shape[0] > 1
+    if several:
+        samples = _normalized_moments(normalizer, samples, whole)
+        whole = backend.pool(WHOLE_BATCH, samples)
+        unit = torch.ones_like(whole.var)
+    batch = Batch(samples, whole, unit, spatial, partial(backend.pool_drawn, dtype=dtype), several)
     tables, affine = backend.noisy_affine(noise, batch, coefficients, weight, bias, shared)
     return affine, pooled, tables, correction
 
@@ -177,6 +178,14 @@ def inject_tables(backend: Backend, x: Tensor, noise: Noise, ranks: Ranks | None
     m, k = backend.noise_tables(noise, batch, dtype)
     zero = torch.zeros(whole.mean.shape, dtype=dtype, device=x.device)
     return Affine(zero if m is None else m, torch.ones_like(zero) if k is None else k, zero)
+
+
+def _normalized_moments(normalizer: Normalizer, samples: Moments, pooled: Moments) -> Moments:
+    """Return the moments (B, C) that the samples have after normalization."""
+    batch_size = samples.mean.shape[0]
+    shared = normalizer.contributors.samples_per_pool(batch_size)
+    mean, rstd = (expand_pools(table, batch_size, shared) for table in (pooled.mean, normalizer.rstd(pooled.var)))
+    return Moments((samples.mean - mean) * rstd, samples.var * rstd.square())
 
 
 def _own_statistics(pooled: Moments, samples_per_pool: int, ranks: Ranks | None) -> tuple[Moments, int]:

@@ -2,6 +2,7 @@
 
 import functools
 import warnings
+from typing import Literal, TypeAlias, get_args
 
 import torch
 from torch import Generator, Tensor, nn
@@ -10,9 +11,9 @@ from ghostnoise import checks
 from ghostnoise.engine import op, ranks
 from ghostnoise.engine.plan import COMPONENTS, Components, Drawn, Normalizer
 from ghostnoise.engine.ranks import Extent, Group
-from ghostnoise.methods.base import NormLayer, checked, whole_batch_unbiased
+from ghostnoise.methods.base import NormLayer, checked, whole_batch, whole_batch_unbiased
 from ghostnoise.methods.registry import MeterSpec, MethodSpec, register
-from ghostnoise.statistics.samples import GhostBatch, draw_indices
+from ghostnoise.statistics.samples import Exclusive, GhostBatch, draw_indices
 from ghostnoise.tracing import Leaf
 
 __all__ = [
@@ -24,6 +25,9 @@ __all__ = [
     "ghost_noise",
     "ghost_noise_batch_norm",
 ]
+
+NormalizerName: TypeAlias = Literal["batch", "exclusive"]
+NORMALIZERS: tuple[NormalizerName, ...] = get_args(NormalizerName)
 
 
 def ghost_noise(
@@ -83,6 +87,7 @@ def ghost_noise_batch_norm(
     ghost_size: int | None,
     noise_eps: float = 1e-3,
     components: Components = "both",
+    normalizer: NormalizerName = "batch",
     indices: Tensor | None = None,
     generator: Generator | None = None,
     num_batches_tracked: Tensor | None = None,
@@ -95,22 +100,29 @@ def ghost_noise_batch_norm(
     The gradient flows through the statistics of batch norm; the drawn statistics are constants of the normalized input.
     `noise_eps`, `components`, `indices` and `generator` are those of `ghost_noise`; `ghost_size=None` is plain
     `batch_norm`. Evaluation, running statistics, shapes and the other arguments are those of `batch_norm`.
+
+    With `normalizer="exclusive"`, normalization and running statistics are those of `exclusive_batch_norm` of the whole
+    batch: each sample is excluded from its own statistics. The moments of the noise are those of normalized samples.
     """
     ghost_size = checks.ghost_size_or_none(ghost_size)
     check_noise(noise_eps, components, generator)
+    checks.choice("normalizer", normalizer, NORMALIZERS)
     call = checked(
         "ghost_noise_batch_norm", input, running_mean, running_var, weight, bias, training, momentum, eps,
         num_batches_tracked, channel_dim, process_group, uneven,
     )  # fmt: skip
     if not training:
         return call.infer()
-    normalizer, extent = Normalizer(GhostBatch(), eps), call.extent
+    extent, statistics, population = call.extent, Normalizer(GhostBatch(), eps), whole_batch_unbiased
+    if normalizer == "exclusive":
+        checks.other_values(extent.shape, extent.spatial, None, "normalizer='exclusive'")
+        statistics, population = Normalizer(Exclusive(), eps), whole_batch
     if ghost_size is None:
         checks.no_draws("indices", indices)
-        return call.train(normalizer, whole_batch_unbiased)
+        return call.train(statistics, population)
     warn_without_variance(components != "shift" and ghost_size * extent.spatial == 1, input)
     drawn = drawn_indices(input, extent.shape[0], ghost_size, indices, generator)
-    return call.train(normalizer, whole_batch_unbiased, Drawn(float(noise_eps), components, drawn))
+    return call.train(statistics, population, Drawn(float(noise_eps), components, drawn))
 
 
 def check_noise(noise_eps: float, components: str, generator: Generator | None) -> None:
@@ -230,6 +242,8 @@ class GhostNoiseBatchNorm(NormLayer):
         ghost_size: the number of samples in a ghost batch, N; smaller is stronger noise, `None` disables the noise.
         noise_eps: added to the two variances whose ratio is the scale noise.
         components: "both", or only the "shift" or the "scale".
+        normalizer: "batch", or "exclusive": each sample is excluded from its own statistics, as in exclusive batch norm
+            of the whole batch, and the running variance is biased.
         generator: draws the samples; None is the default generator of the device.
 
     Shape: (B, C, *spatial); the output has the same shape.
@@ -242,7 +256,7 @@ class GhostNoiseBatchNorm(NormLayer):
     """
 
     function = staticmethod(ghost_noise_batch_norm)
-    options = ("ghost_size", "noise_eps", "components", "generator", *NormLayer.options)
+    options = ("ghost_size", "noise_eps", "components", "normalizer", "generator", *NormLayer.options)
 
     def __init__(
         self,
@@ -257,6 +271,7 @@ class GhostNoiseBatchNorm(NormLayer):
         ghost_size: int | None,
         noise_eps: float = 1e-3,
         components: Components = "both",
+        normalizer: NormalizerName = "batch",
         generator: Generator | None = None,
         process_group: Group = None,
         uneven: bool = False,
@@ -267,8 +282,10 @@ class GhostNoiseBatchNorm(NormLayer):
             process_group=process_group, uneven=uneven,
         )  # fmt: skip
         check_noise(noise_eps, components, generator)
+        checks.choice("normalizer", normalizer, NORMALIZERS)
         self.ghost_size = checks.ghost_size_or_none(ghost_size)
         self.noise_eps, self.components, self.generator = noise_eps, components, generator
+        self.normalizer = normalizer
 
 
 class GhostNoiseBatchNorm1d(GhostNoiseBatchNorm, nn.BatchNorm1d):

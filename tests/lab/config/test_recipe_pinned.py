@@ -109,7 +109,7 @@ def test_defaults_of_options():
         "gbn": {"running_var_from": "ghost"},
         "xbn": {"min_std": 0.0, "clamp_output": None},
         "en": {"alpha": None},
-        "gni": {"components": "both", "noise_eps": 1e-3},
+        "gni": {"components": "both", "noise_eps": 1e-3, "normalizer": "batch"},
         "agni": {"components": "both", "noise_eps": 1e-3, "law": "fc", "dof": "paper"},
         "dropout": {"distribution": "bernoulli", "per": "element"},
     }  # fmt: skip
@@ -122,3 +122,4 @@ def test_defaults_of_options_are_left_out_of_the_canonical_form():
     assert plain.settings == written.settings
     assert "components" not in plain.canonical()
     assert '"components":"shift"' in recipe.load("table1", ["norm.components=shift"]).canonical()
+    assert '"normalizer":"exclusive"' in recipe.load("table1", ["norm.normalizer=exclusive"]).canonical()

@@ -62,6 +62,8 @@ def test_settings_reach_the_layers():
     norms = [module for module in model.modules() if isinstance(module, nn.BatchNorm2d)]
     seen = {(m.eps, m.momentum, m.ghost_size, m.noise_eps, m.components) for m in norms}
     assert seen == {(1e-2, 0.3, 4, 0.01, "scale")}
+    model = build("test_resnet", "gni", normalizer="exclusive")
+    assert {module.normalizer for module in model.modules() if isinstance(module, nn.BatchNorm2d)} == {"exclusive"}
     model = build("test_vit", "agni", law="conv", dof="exact", noise_eps=0.01)
     layers = [module for module in model.modules() if isinstance(module, ghostnoise.AnalyticalGhostNoise)]
     assert {(m.law, m.dof, m.noise_eps, m.components) for m in layers} == {("conv", "exact", 0.01, "both")}
@@ -146,6 +148,7 @@ def test_methods_and_placements_that_need_batch_norms():
     assert "norm.method='bn'" in refused("test_vit", "bn")
     said = refused("test_vit", "gni", "inside")
     assert said.startswith("norm.placement='inside' for 'timm:test_vit': needs batch norms")
+    assert "outside batch norms: an option of noise inside" in refused("test_vit", "gni", normalizer="exclusive")
     assert "settings of batch norms, which it does not have" in refused("test_vit", "none", eps=1e-3)
     assert "settings of batch norms, which it does not have" in refused("test_resnet", "none", momentum=0.2)
 

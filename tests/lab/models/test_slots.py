@@ -18,6 +18,7 @@ from ghostnoise import (
     NoisyDropout,
 )
 from ghostnoise.lab import models
+from ghostnoise.lab.errors import UserError
 from ghostnoise.lab.models.noisy import Noisy
 from ghostnoise.lab.models.norm_free import NormFreeBlock
 from ghostnoise.lab.models.slots import Slots
@@ -173,6 +174,16 @@ def test_settings_reach_ghost_noise(place):
     kinds = (AnalyticalGhostNoise, AnalyticalGhostNoiseBatchNorm)
     layer = found(build("resnet8", "agni", place, law="conv", dof="exact", components="scale", noise_eps=0.02), kinds)
     assert (layer.law, layer.dof, layer.components, layer.noise_eps) == ("conv", "exact", "scale", 0.02)
+
+
+def test_the_normalizer_is_an_option_of_noise_inside_batch_norms():
+    layer = found(build("resnet8", "gni", "inside", normalizer="exclusive"), GhostNoiseBatchNorm)
+    assert layer.normalizer == "exclusive"
+    for name, place in (("resnet8", "after"), ("resnet8", "activation"), ("simple-vit", "inside")):
+        with pytest.raises(
+            UserError, match=r"norm.normalizer='exclusive' for 'gni' outside batch norms.*placement=ins"
+        ):
+            build(name, "gni", place, normalizer="exclusive")
 
 
 def test_settings_reach_element_wise_noise():

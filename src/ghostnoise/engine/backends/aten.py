@@ -136,7 +136,7 @@ class Aten(Backend):
         )
         shift, scale = rstd * rounding, factor
         if m is not None:
-            m = m * rstd.detach()
+            m = m if batch.normalized else m * rstd.detach()
             shift = shift - m
         if k is not None:
             shift, scale = shift * k, scale * k

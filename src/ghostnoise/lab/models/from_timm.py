@@ -11,7 +11,7 @@ from ghostnoise.lab.config.methods import NONE, Placement, methods
 from ghostnoise.lab.config.schema import ModelSettings, NormSettings
 from ghostnoise.lab.errors import UserError
 from ghostnoise.lab.models.catalog import having
-from ghostnoise.lab.models.slots import group, refuse_batch_norm_settings
+from ghostnoise.lab.models.slots import group, noise_options, refuse_batch_norm_settings
 from ghostnoise.text import nearest
 from ghostnoise.torch_private import AnyBatchNorm, AnyConvolution
 
@@ -173,7 +173,7 @@ def _channel_dim(activation: nn.Module, parent: nn.Module) -> int:
 
 
 def _inject(model: nn.Module, norm: NormSettings, dims: dict[str, int], side: str) -> None:
-    options: Any = {side: nn.Module, "scope": _scope(norm), **norm.options}
+    options: Any = {side: nn.Module, "scope": _scope(norm), **noise_options(norm)}
     for dim in sorted(set(dims.values())):
 
         def here(name: str, _: nn.Module, dim: int = dim) -> bool:

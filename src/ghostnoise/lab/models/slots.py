@@ -57,7 +57,7 @@ class Slots:
     def noise(self) -> nn.Module:
         """Build the standalone noise layer of the method."""
         settings, layer = self.settings, self.info.noise
-        options = sized(settings) | settings.options
+        options = sized(settings) | noise_options(settings)
         takes = inspect.signature(layer).parameters
         options |= {"channel_dim": self.channel_dim} if "channel_dim" in takes else {}
         options |= {"process_group": group(settings)} if "process_group" in takes else {}
@@ -100,6 +100,19 @@ def refuse_batch_norm_settings(settings: NormSettings, name: str) -> None:
 def group(settings: NormSettings) -> str | None:
     """Return the `process_group` of the layers: all ranks for the global scope; None without other ranks."""
     return WORLD if settings.scope == "global" and initialized() else None
+
+
+def noise_options(settings: NormSettings) -> dict[str, Any]:
+    """Return the options of the standalone noise layer; raises a UserError for one that only its batch norm has."""
+    takes = inspect.signature(methods()[settings.method].noise).parameters
+    defaults = settings.defaults()["method"][settings.method]
+    for name, value in settings.options.items():
+        if name not in takes and value != defaults.get(name):
+            raise UserError(
+                f"norm.{name}={value!r} for {settings.method!r} outside batch norms: an option of noise inside batch "
+                f"norms only; use norm.placement=inside in a network that has them, or leave {name} out"
+            )
+    return {name: value for name, value in settings.options.items() if name in takes}
 
 
 def sized(settings: NormSettings) -> dict[str, Any]:

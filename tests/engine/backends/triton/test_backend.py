@@ -347,13 +347,16 @@ class TestInterpreted:
         assert reason in TRITON.refuses(x)
 
     @pytest.mark.parametrize("layout", ["contiguous", "channels_last"])
-    @pytest.mark.parametrize("family", [*FAMILIES, "GhostNoise"])
+    @pytest.mark.parametrize("family", [*FAMILIES, "GhostNoise", "XBN + GNI"])
     def test_layers_equal_those_of_aten(self, family, layout):
         results = {}
         for name in ("aten", "triton"):
             torch.manual_seed(0)
             x = lay_out(example(2), layout).requires_grad_()
-            layer = ghostnoise.GhostNoise(5) if family == "GhostNoise" else build(family, 2)
+            if family == "GhostNoise":
+                layer = ghostnoise.GhostNoise(5)
+            else:
+                layer = build("gni", 2, normalizer="exclusive") if family == "XBN + GNI" else build(family, 2)
             with ghostnoise.backend(name):
                 y = layer(x)
                 y.backward(torch.randn(x.shape))

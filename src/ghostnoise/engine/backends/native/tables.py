@@ -80,7 +80,7 @@ class NativeTables(Aten):
         samples_per_pool: int = 1,
     ) -> tuple[NoiseTables, Affine]:
         """Compute the noise on the normalized x and the transformation of x, if all samples share one pool."""
-        if coefficients.rstd.shape[0] != 1:
+        if batch.normalized or coefficients.rstd.shape[0] != 1:
             raise NotAdmitted
         m, k, scale, shift = self._noise(noise, batch, coefficients.rstd.dtype, coefficients, weight, bias)
         assert scale is not None
