@@ -64,7 +64,10 @@ class Layer(nn.Module):
 
 
 class SimpleViT(nn.Module):
-    """Patch embedding with a norm before and after it, positions, layers, a norm, mean pooling, linear classifier."""
+    """Patch embedding with a norm before and after it, positions, layers, a norm, mean pooling, linear classifier.
+
+    For signals, there is no norm before the embedding.
+    """
 
     positions: Tensor
 
@@ -82,7 +85,9 @@ class SimpleViT(nn.Module):
                 f"position embedding; try {max(8, round(width / 8) * 8)}"
             )
         patch = channels * PATCH ** len(sizes)
-        self.embedding = nn.Sequential(Patches(), slots.norm(patch), nn.Linear(patch, width), slots.norm(width))
+        # A norm over the few values of a signal's patch would remove most of its information.
+        first = slots.norm(patch) if len(sizes) == 2 else nn.Identity()
+        self.embedding = nn.Sequential(Patches(), first, nn.Linear(patch, width), slots.norm(width))
         self.register_buffer("positions", positions([size // PATCH for size in sizes], width), persistent=False)
         self.layers = nn.Sequential(*(Layer(slots, width, heads) for _ in range(depth)))
         self.norm = slots.norm(width)

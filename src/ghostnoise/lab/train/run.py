@@ -181,6 +181,7 @@ def _result(chosen: Recipe, loop: Loop, ending: Ending) -> Record:
         **{name: last[name] for name in ("train_loss", "train_accuracy", "loss", "accuracy")},
         "best_accuracy": best["accuracy"],
         "best_epoch": best["epoch"],
+        **{name: last[name] for name in ("gap", "range_ratio") if name in last},
         "parameters": session.parameters,
         "weights_sha256": session.weights_sha256(),
         "images_per_second": round(progress.images / max(progress.training_seconds, 1e-9), 1),
