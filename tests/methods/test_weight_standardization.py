@@ -83,7 +83,7 @@ def test_wsconv1d_is_a_convolution():
     layer = WSConv1d(3, 4, 5, stride=2, padding=2, bias=False)
     assert isinstance(layer, nn.Conv1d)
     assert (layer.kernel_size, layer.stride, layer.padding, layer.bias) == ((5,), (2,), (2,), None)
-    with pytest.raises(RuntimeError, match="Expected 2D .* or 3D"):
+    with pytest.raises(RuntimeError, match=r"Expected 2D .* or 3D"):
         layer(torch.randn(1, 3, 8, 8))
     torch.manual_seed(0)
     ours = WSConv1d(3, 4, 5)

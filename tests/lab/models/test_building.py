@@ -138,8 +138,8 @@ def test_an_unknown_network_suggests_the_nearest(given_name, near):
         (
             "mlp",
             "dropout",
-            "has no placement for it, unlike 'resnet18', 'resnet20', 'resnet8', 'resnet50', 'wsln-resnet18', 'digits-net', "
-            "'conv1d', 'wsln-conv1d'",
+            "has no placement for it, unlike 'resnet18', 'resnet20', 'resnet8', 'resnet50', 'wsln-resnet18', "
+            "'digits-net', 'conv1d', 'wsln-conv1d'",
         ),
     ],
 )

@@ -1,8 +1,8 @@
 """MNIST-1D (Greydanus and Kobak, "Scaling Down Deep Learning"): generated signals of 40 points in 10 classes.
 
 They have the values of the authors' package `mnist1d` (`make_dataset`), rounded to float32, but are generated without
-the global random generators, and faster. Training and test signals are its data set of 10,000 signals with seed 42 and `train_split=0.2`;
-the signals for validation are a further 4,000 with seed 43. A copy is kept in the data folder.
+the global random generators, and faster. Training and test signals are its data set of 10,000 signals with seed 42 and
+`train_split=0.2`; the signals for validation are a further 4,000 with seed 43. A copy is kept in the data folder.
 """
 
 import hashlib
@@ -136,7 +136,8 @@ def sizes() -> dict[Part, int]:
 def _read(path: Path) -> dict[str, NDArray[Any]] | None:
     """Return the arrays of the file; None if it is missing, damaged or of another format."""
     try:
-        with np.load(path, allow_pickle=False) as file:
+        # Opened here, since numpy leaves a damaged archive open.
+        with open(path, "rb") as opened, np.load(opened, allow_pickle=False) as file:
             arrays = {name: file[name] for name in file.files}
         checksum = arrays.pop("checksum")
     except Exception:  # a damaged archive can raise anything
