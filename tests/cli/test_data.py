@@ -38,16 +38,17 @@ def test_listing(tmp_path, mnist, cifar):
     (tmp_path / "cifar-10-batches-py" / "test_batch").write_bytes(b"damaged")
     (tmp_path / "cifar-100-python").mkdir()
     rows = {row.name: row for row in data.listing(tmp_path)}
-    assert list(rows) == ["digits", "mnist", "fashion-mnist", "cifar10", "cifar100", "imagefolder"]
+    assert list(rows) == ["mnist1d", "digits", "mnist", "fashion-mnist", "cifar10", "cifar100", "imagefolder"]
     size = sum(file.size for file in entry.layouts[0].files(("train", "test")))
     assert rows["mnist"] == data.Listed("mnist", 70, 10, (1, 28, 28), size, "MNIST/raw/")
-    assert rows["digits"].where == "in scikit-learn"
+    assert rows["digits"].where == "included in scikit-learn"
+    assert rows["mnist1d"] == data.Listed("mnist1d", 10_000, 10, (1, 40), None, "generated")
     assert rows["fashion-mnist"].where == "not found"
     assert rows["fashion-mnist"].size == 30_878_645
     assert rows["cifar10"].where == "cifar-10-batches-py/ damaged"
     assert rows["cifar100"].where == "not found"
     (tmp_path / "cifar-10-batches-py" / "test_batch").unlink()
-    assert data.listing(tmp_path)[3].where == "cifar-10-batches-py/ incomplete"
+    assert {row.name: row for row in data.listing(tmp_path)}["cifar10"].where == "cifar-10-batches-py/ incomplete"
 
 
 @pytest.mark.parametrize("width", [80, 120])
@@ -69,6 +70,8 @@ def test_the_table_is_readable(tmp_path, mnist, cifar, width):
         "31",
         "not found",
     ]
+    (line,) = [line for line in lines if "mnist1d" in line]
+    assert [cell.strip() for cell in line.strip("│").split("│")] == ["mnist1d", "10,000", "10", "1×40", "", "generated"]
     (line,) = [line for line in lines if "cifar10 " in line]
     assert "cifar-10-batches-bin/" in line
     assert "damaged" in text
@@ -122,7 +125,15 @@ def test_the_folder_of_the_environment(tmp_path, mnist, monkeypatch):
 
 @pytest.mark.parametrize("action", ["get", "verify"])
 def test_digits_need_no_files(tmp_path, action, capsys):
-    assert "digits: included in scikit-learn" in called(capsys, action, "digits", folder=tmp_path)
+    out = called(capsys, action, "digits", folder=tmp_path)
+    assert out == "digits: included in scikit-learn; no files are needed\n"
+
+
+@pytest.mark.parametrize("action", ["get", "verify"])
+def test_mnist1d_needs_no_files(tmp_path, action, capsys):
+    out = called(capsys, action, "mnist1d", folder=tmp_path)
+    assert out == "mnist1d: generated; no files are needed\n"
+    assert not list(tmp_path.iterdir())
 
 
 @pytest.mark.parametrize(
@@ -132,8 +143,8 @@ def test_digits_need_no_files(tmp_path, action, capsys):
         (["verify", "imagefolder"], "have no published checksums"),
         (["get", "cifar"], "did you mean cifar1"),
         (["verify", "cifar"], "cifar: unknown data set"),
-        (["verify"], "verify without a name: must be one of digits, mnist, "),
-        (["get"], "get without a name: must be one of digits, mnist, "),
+        (["verify"], "verify without a name: must be one of mnist1d, digits, mnist, "),
+        (["get"], "get without a name: must be one of mnist1d, digits, mnist, "),
         (["verify", "mnist"], "train-images-idx3-ubyte"),
     ],
 )

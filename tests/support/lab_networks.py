@@ -7,8 +7,10 @@ from ghostnoise.lab import models
 from ghostnoise.lab.config.schema import ModelSettings, NormSettings
 from ghostnoise.methods import registry
 
-WIDTHS = dict.fromkeys(models.names(), 4) | {"simple-vit": 16, "convmixer": 8}
-SHAPES = dict.fromkeys(models.names(), (3, 8, 8)) | {"resnet50": (3, 64, 64)}  # its last stage reduces the sides by 32
+SIGNALS = [name for name, network in models.CATALOG.items() if len(network.shape) == 2]
+WIDTHS = dict.fromkeys(models.names(), 4) | {"simple-vit": 16, "convmixer": 8, "vit1d": 16, "convmixer1d": 8}
+SHAPES = dict.fromkeys(models.names(), (3, 8, 8)) | dict.fromkeys(SIGNALS, (3, 16))
+SHAPES["resnet50"] = (3, 64, 64)  # its last stage reduces the sides by 32
 PAPER = {"agni": {}, "dropout": {"p": 0.3}, "eagn": {"std": 0.2}}  # the example of agni is the law of convolutions
 SETTINGS = {"none": {}} | {
     name: ({} if spec.ghost_size == "none" else {"ghost_size": 4}) | PAPER.get(name, spec.example)
@@ -43,7 +45,7 @@ def images(batch_size=8, shape=(3, 8, 8)):
 
 
 def batch(name):
-    """Return eight images for a network."""
+    """Return eight images or signals for a network."""
     return images(8, SHAPES[name])
 
 

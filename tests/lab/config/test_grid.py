@@ -187,6 +187,7 @@ A = '[[grid.methods]]\nlabel = "A"\n'
         (f"[grid]\n{A}[report]\nform = 'curves'\n", "curves need an axis of the grid: it has none"),
         (f"[grid]\naxes.optim.lr = [0.1, 0.1]\n{A}", "A lr=0.1 and A lr=0.1 are the same run"),
         (f"[grid]\n{A}[[grid.methods]]\nlabel = 'B'\nset.norm.method = 'gni'\n", "A and B are the same run"),
+        (f"[grid]\naxes.train.evaluate_every = [1, 2]\n{A}", "=1 and A evaluate_every=2 are the same run"),
         (f"[grid]\naxes.optim.lr = [-1.0]\n{A}", "A lr=-1.0: optim.lr=-1.0: must be above 0"),
     ],
 )  # fmt: skip

@@ -47,6 +47,9 @@ def fixed(*sized):
     return {f"{method.upper()}-{size}": (f"norm.method={method} norm.ghost_size={size}",) for method, size in sized}
 
 
+AGNI_SIZE = next(method.settings.norm.ghost_size for method in grid.load("demo").cells() if "AGNI" in method.method)
+
+
 # recipe -> how many seeds, and by label the overrides that lead from its base row to a method, its axis and values.
 ROWS = {
     "fig1": (3, {**BN, **cut("gbn")}),
@@ -87,18 +90,35 @@ ROWS = {
     "cpu-mlp": (5, {**BN, **fixed(("gni", 16), ("gni", 32))}),
     "cpu-resnet": (3, {**BN, **fixed(("gbn", 16), ("xbn", 32), ("gni", 8), ("gni", 16), ("gni", 32))}),
     "demo": (
-        5,
-        {**BN, **fixed(("gbn", 12), ("xbn", 12), ("en", 12), ("gni", 12), ("agni", 96)),
+        6,
+        {**BN, **fixed(("gbn", 16), ("xbn", 32), ("en", 16), ("gni", 16), ("agni", AGNI_SIZE)),
          "dropout-0.1": ("norm.method=dropout norm.p=0.1",)},
     ),
+    "mnist1d-fig3": (10, {**BN, **cut("gbn", "xbn", "en"), **parts("gni", SIZES)}),
+    "mnist1d-fig3-agni": (10, {**LINES, **fixed(("gni", 16)), **parts("agni", [*SIZES, 512, 1024])}),
+    "mnist1d-fig3-dropout": (
+        10,
+        {**LINES, **fixed(("gni", 16)), **dropout("bernoulli", "element"), **dropout("bernoulli", "channel"),
+         **dropout("gaussian", "element"), **dropout("gaussian", "channel")},
+    ),
+    "mnist1d-fig5": (10, {"baseline": ("norm.method=none",), "GNI": ("", N, SIZES)}),
+    "mnist1d-fig7": (
+        10,
+        {**BN, **fixed(("gni", 16)),
+         "EAGN before affine": ("norm.placement=inside", STD, [0.05, 0.1, 0.2, 0.3, 0.5]),
+         "EAGN after affine": ("norm.placement=after", STD, [0.05, 0.1, 0.2, 0.3, 0.5])},
+    ),
 }  # fmt: skip
+# Recipes on MNIST-1D that have no entry in ROWS; their rows are checked by their labels.
+BY_LABEL = [name for name in recipe.names() if name.startswith("mnist1d-") and name not in ROWS]
 # recipe -> cells, and the runs of a sweep.
 COUNTS = {
     "fig1": (9, 27), "fig3-gbn": (9, 45), "fig3-xbn-en": (18, 90), "fig3-agni": (32, 160), "fig3-gni": (10, 50),
     "fig3-gni-parts": (26, 130), "fig3-dropout": (30, 150), "table1": (33, 111), "fig4": (1, 1), "fig5": (11, 55),
     "table2-c10": (7, 21), "table2-i1k": (7, 7), "table3-nfresnet": (32, 102), "table3-vit": (32, 102),
     "table3-convmixer": (32, 102), "fig6": (1, 1), "fig7": (12, 60), "table4": (9, 27), "cpu-mlp": (3, 15),
-    "cpu-resnet": (6, 18), "demo": (7, 35),
+    "cpu-resnet": (6, 18), "demo": (7, 42), "mnist1d-fig3": (49, 490), "mnist1d-fig3-agni": (33, 330),
+    "mnist1d-fig3-dropout": (31, 310), "mnist1d-fig5": (9, 90), "mnist1d-fig7": (12, 120),
 }  # fmt: skip
 PAPER = {
     "table1": {
@@ -130,7 +150,7 @@ EVERY = pytest.mark.parametrize("name", ROWS)
 
 
 def test_every_recipe_has_a_grid_but_the_first_to_run():
-    assert sorted([*ROWS, "digits"]) == recipe.names()
+    assert sorted([*ROWS, *BY_LABEL, "digits"]) == recipe.names()
     with pytest.raises(UserError, match=r"has no \[grid\]; `ghostnoise train digits`"):
         grid.load("digits")
 
@@ -156,10 +176,46 @@ def test_how_many_runs_a_sweep_is(name):
     cells, runs = COUNTS[name]
     assert len(made.cells()) == cells
     assert (cells + len(tuned)) * len(made.seeds) == runs
-    line = next(line for line in GUIDE.splitlines() if line.startswith(f"| `{name}` |"))
-    assert re.search(rf"\| {runs} \|[^|]*\|$", line)
+    assert documented(name) == runs
     identities = {recipe.identity(cell.run(seed)) for cell in made.cells() for seed in made.seeds}
     assert len(identities) == cells * len(made.seeds)
+
+
+def documented(name):
+    """Return the number of runs in the guide."""
+    line = next(line for line in GUIDE.splitlines() if line.startswith(f"| `{name}` |"))
+    return int(re.search(r"\| (\d+) \|[^|]*\|$", line)[1])
+
+
+SIZED = re.compile(r"(GBN|XBN|EN|GNI|AGNI)-(\d+)$")
+
+
+@pytest.mark.parametrize("name", ["demo", *BY_LABEL])
+def test_labels_are_those_of_the_settings(name):
+    """A label such as GNI-16 is a method and a ghost size, and dropout-0.1 a probability."""
+    made = grid.load(name)
+    for cell in made.cells():
+        norm = cell.settings.norm
+        if found := SIZED.match(cell.method):
+            assert (norm.method.upper(), norm.ghost_size) == (found[1], int(found[2]))
+        elif cell.method.startswith("dropout-"):
+            assert (norm.method, norm.p) == ("dropout", float(cell.method.removeprefix("dropout-")))
+        elif cell.method in ("BN", "BRN"):
+            assert norm.method.upper() == cell.method
+        assert cell.settings.data.name == "mnist1d"
+    assert len(made.seeds) >= 6
+    assert made.seeds == list(range(len(made.seeds)))
+    assert made.report.claims, "stated before the runs"
+    assert [cell.settings for cell in made.cells()].count(made.recipe.settings) == 1, "what `ghostnoise train` runs"
+    identities = {recipe.identity(cell.run(seed)) for cell in made.cells() for seed in made.seeds}
+    assert len(identities) == documented(name)
+
+
+@pytest.mark.parametrize("name", BY_LABEL)
+def test_a_smoke_sweep_on_signals_has_every_method(name):
+    made, small = grid.load(name), grid.load(name, smoke=True)
+    assert {cell.method for cell in small.cells()} == {cell.method for cell in made.cells()}
+    assert all(cell.settings.train.smoke for cell in small.cells())
 
 
 @EVERY
@@ -203,7 +259,8 @@ def test_a_smoke_sweep_has_every_method(name):
 @EVERY
 def test_the_report(name):
     made, axes = grid.load(name), {axis[1] for axis in ROWS[name][1].values() if axis[1:]}
-    curves = name.startswith(("fig1", "fig3", "fig5", "fig7")) or name == "table4"
+    figures = ("fig1", "fig3", "fig5", "fig7", "mnist1d-fig")
+    curves = name.startswith(figures) or name == "table4"
     form = "noise" if name in ("fig4", "fig6") else "curves" if curves else "bars"
     assert made.report.form == form
     assert made.report.x == (axes.pop() if curves else None)
@@ -228,3 +285,8 @@ def test_recipes_share_runs():
     assert made["fig3-gni"] <= made["fig3-gni-parts"]
     for name in ("fig3-xbn-en", "fig3-agni", "fig3-gni", "fig3-dropout", "fig5"):
         assert len(made[name] & made["fig3-gbn"]) == 2
+    lines = made["mnist1d-fig3-agni"] & made["mnist1d-fig3-dropout"]
+    assert len(lines) == 3, "BN, GBN-16 and GNI-16"
+    assert lines < made["mnist1d-fig3"]
+    assert made["mnist1d-fig7"] & made["mnist1d-fig3"] < lines
+    assert not made["demo"] & made["mnist1d-fig3"], "test and validation signals"

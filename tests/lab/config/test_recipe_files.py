@@ -29,6 +29,8 @@ ADAMW = {"name": "adamw", "momentum": None, "betas": [0.9, 0.999]}
 PLAIN = {"augment": "none", "padding": None}
 MLP = {"name": "mlp", "widths": [1024, 1024, 1024]}
 NO_NOISE = {"placement": None}
+NO_SIZE = {"ghost_size": None}
+VALIDATION = {"evaluate": "validation"}
 PAPER = {
     "fig1": {"norm": {"method": "gbn", **NO_NOISE}, "data": TEST},
     "fig3-gbn": {"norm": {"method": "gbn", **NO_NOISE}},
@@ -96,11 +98,10 @@ OURS = {
         "train": {"epochs": 20, "batch_size": 128},
     },
     "demo": {
-        "model": {"name": "digits-net"},
-        "norm": {"ghost_size": 12},
-        "data": {"name": "digits", "limit": 360, **TEST, **PLAIN},
-        "optim": {"lr": 0.1, "nesterov": True, "warmup_epochs": 12},
-        "train": {"epochs": 40, "batch_size": 120},
+        "model": {"name": "conv1d"},
+        "data": {"name": "mnist1d", **TEST, **PLAIN},
+        "optim": {"lr": 0.1, "warmup_epochs": 3},
+        "train": {"epochs": 60, "evaluate_every": 60},
     },
     "cpu-resnet": {
         "model": {"name": "resnet8"},
@@ -115,6 +116,18 @@ OURS = {
         "train": {"epochs": 20, "batch_size": 1024},
     },
 }
+# On MNIST-1D; recipes that are not listed here are only compared with `demo`.
+SIGNALS = {
+    "mnist1d-table1": {},
+    "mnist1d-fig3": {"data": VALIDATION},
+    "mnist1d-fig3-agni": {"data": VALIDATION, "norm": {"method": "agni"}},
+    "mnist1d-fig3-dropout": {
+        "data": VALIDATION, "norm": {"method": "dropout", "p": 0.1, "placement": "branch", **NO_SIZE},
+    },
+    "mnist1d-fig5": {"data": VALIDATION, "model": {"name": "wsln-conv1d"}},
+    "mnist1d-fig7": {"data": VALIDATION, "norm": {"method": "eagn", "std": 0.3, **NO_SIZE}},
+}  # fmt: skip
+ON_SIGNALS = [name for name in recipe.names() if name.startswith("mnist1d-")]
 # Settings that the paper does not state, by recipe.
 OPEN = {
     "fig1": {"data.evaluate"},
@@ -138,7 +151,8 @@ EVERY = pytest.mark.parametrize("name", recipe.names())
 
 
 def test_there_is_a_recipe_for_every_experiment():
-    assert recipe.names() == sorted({**PAPER, **OURS})
+    assert recipe.names() == sorted([*PAPER, *OURS, *ON_SIGNALS])
+    assert set(SIGNALS) <= set(ON_SIGNALS)
 
 
 @EVERY
@@ -157,15 +171,39 @@ def test_a_file_begins_with_its_header(name):
     assert re.search(r"\(.+\)$", made.time)  # the hardware
     assert made.claim
     assert SCORES.get(name, "") in made.score
-    assert made.score.startswith("ours: ") if name in OURS else "in the paper" in made.score
+    if name in PAPER:
+        assert "in the paper" in made.score
+    elif name in ON_SIGNALS:
+        assert made.score == f"see results/{name}"
+    else:
+        assert made.score.startswith(("ours: ", "see results/"))
 
 
-@EVERY
+@pytest.mark.parametrize("name", [*PAPER, *OURS])
 def test_settings_are_those_of_the_experiment(name):
     differences = {**PAPER, **OURS}[name]
     assert recipe.load(name).settings == validated(
         {name: BASE.get(name, {}) | differences.get(name, {}) for name in dict.fromkeys([*BASE, *differences])}
     )
+
+
+@pytest.mark.parametrize("name", SIGNALS)
+def test_settings_on_signals(name):
+    made, trees = recipe.load(name).settings, (BASE, OURS["demo"], SIGNALS[name])
+    expected = {
+        section: {key: value for tree in trees for key, value in tree.get(section, {}).items()} for section in BASE
+    }
+    if made.norm.method == "agni":
+        expected["norm"]["ghost_size"] = made.norm.ghost_size  # selected on validation signals
+    assert made == validated(expected)
+
+
+@pytest.mark.parametrize("name", ON_SIGNALS)
+def test_settings_that_are_those_of_the_demo(name):
+    demo, made = recipe.load("demo").settings, recipe.load(name).settings
+    assert made.data.name == demo.data.name == "mnist1d"
+    if "Settings are those of `demo`" in recipe.read(name).replace("\n# ", " "):
+        assert (made.optim, made.train) == (demo.optim, demo.train)
 
 
 @EVERY
@@ -211,7 +249,13 @@ def test_overrides_that_are_shown_lead_to_other_runs(name):
             assert any(old.settings != new.settings for old, new in zip(before, after, strict=True))
 
 
-SHAPES = {"digits": (1, 8, 8), "mnist": (1, 28, 28), "cifar10": (3, 32, 32), "cifar100": (3, 32, 32)}
+SHAPES = {
+    "mnist1d": (1, 40),
+    "digits": (1, 8, 8),
+    "mnist": (1, 28, 28),
+    "cifar10": (3, 32, 32),
+    "cifar100": (3, 32, 32),
+}
 
 
 @EVERY

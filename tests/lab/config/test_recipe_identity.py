@@ -4,12 +4,14 @@ import hashlib
 import json
 import math
 
+import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from ghostnoise.lab.config import recipe
+from ghostnoise.lab.config import plan, recipe
 from ghostnoise.lab.config.methods import methods
 from ghostnoise.lab.config.overrides import changed, keys, validated
+from ghostnoise.lab.errors import UserError
 
 FIXED = {
     "model": {"name": "mlp", "widths": [512, 300]},
@@ -183,11 +185,12 @@ OTHERS = {
 }
 PAPER = ["none", "bn", "gbn", "xbn", "en", "gni", "agni", "dropout", "eagn"]
 BY_THE_MACHINE = {"train.processes", "train.smoke", "data.stand_in"}
+WITHOUT_EFFECT = {"train.evaluate_every"}
 
 
 def test_identity_changes_with_every_setting():
     added = {f"norm.{option.name}" for name, info in methods().items() if name not in PAPER for option in info.options}
-    assert set(keys()) - added <= set(OTHERS) | BY_THE_MACHINE <= set(keys())
+    assert set(keys()) - added <= set(OTHERS) | BY_THE_MACHINE | WITHOUT_EFFECT <= set(keys())
     seen = {}
     for key, (value, beside) in OTHERS.items():
         before, after = recipe.load("cpu-resnet", beside), recipe.load("cpu-resnet", [*beside, f"{key}={value}"])
@@ -202,3 +205,33 @@ def test_identity_changes_with_every_setting():
         for stand_in in (False, True)
     }
     assert len(resolved) == 8
+
+
+def test_identity_does_not_depend_on_how_often_a_run_is_evaluated():
+    plain = recipe.load("cpu-resnet")
+    for value in ("1", "2", "1000"):
+        made = recipe.load("cpu-resnet", [f"train.evaluate_every={value}"])
+        assert made.settings.train.evaluate_every == int(value)
+        assert "evaluate_every" not in made.canonical()
+        assert made.canonical() == plain.canonical()
+        assert made.identity == plain.identity
+        assert plan.key(made.settings) == plan.key(plain.settings)
+        resolved = [recipe.resolve(each.settings, device="cpu", processes=2) for each in (made, plain)]
+        assert len({recipe.identity(each) for each in resolved}) == 1
+        stored = recipe.stored(json.loads(resolved[0].model_dump_json(exclude_none=True)))
+        assert stored.train.evaluate_every == int(value)
+        assert recipe.identity(stored) == recipe.identity(resolved[0])
+
+
+@pytest.mark.parametrize(
+    ("value", "rule"),
+    [("0", "must be 1 or more"), ("-1", "must be 1 or more"), ("1.5", "must be an integer"), ("true", "must be an "
+     "integer"), ("often", "must be an integer")],
+)  # fmt: skip
+def test_invalid_values_of_evaluate_every(value, rule):
+    with pytest.raises(UserError) as caught:
+        recipe.load("digits", [f"train.evaluate_every={value}"])
+    said = str(caught.value)
+    assert said.startswith(f"train.evaluate_every={value!r}" if value == "often" else f"train.evaluate_every={value}")
+    assert said.endswith(f": {rule}")
+    assert "\n" not in said

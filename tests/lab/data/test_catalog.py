@@ -58,6 +58,7 @@ def test_mean_and_std_of_the_digits_are_those_of_the_training_images():
 
 def test_an_unknown_name_raises_with_the_known_names():
     with pytest.raises(
-        UserError, match=r"CIFAR10: unknown data set; must be one of digits, .*imagefolder; did you mean cifar10\?"
+        UserError,
+        match=r"CIFAR10: unknown data set; must be one of mnist1d, digits, .*imagefolder; did you mean cifar10\?",
     ):
         catalog.find("CIFAR10")

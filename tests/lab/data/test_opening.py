@@ -169,6 +169,14 @@ def test_digits_need_no_files(tmp_path):
     assert next(source.batches(0))[1][:12].tolist() == FIRST_LABELS  # the same data in every version
 
 
+def test_random_signals_have_mean_0_and_standard_deviation_1(tmp_path):
+    (x, _), *_ = opened(settings("mnist1d", stand_in=True, evaluate="test"), tmp_path, 512).batches(0)
+    assert x.dtype == torch.float32
+    n = x.numel()  # a uniform distribution: the variance of the mean is 1/n, that of the variance is 0.8/n
+    assert abs(x.mean()) < 5 * n**-0.5
+    assert abs(x.var() - 1) < 5 * (0.8 / n) ** 0.5 + 1e-3
+
+
 def test_missing_files(tmp_path):
     for name in ("mnist", "fashion-mnist", "cifar10", "cifar100"):
         assert not present(settings(name), tmp_path)

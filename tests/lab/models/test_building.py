@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 from ghostnoise.lab import models
 from ghostnoise.lab.config.schema import ModelSettings, NormSettings
 from ghostnoise.lab.errors import UserError
-from support.lab_networks import CASES, batch, build, images, norm, trained
+from support.lab_networks import CASES, SHAPES, SIGNALS, batch, build, images, norm, trained
 
 FIRST = {name: ("activation", network.placements[0]) for name, network in models.CATALOG.items()}
 # The first method of each network, and its ghost noise at the first place and before activations.
@@ -25,8 +25,9 @@ SOME = [case for case in CASES if case[1] in ("none", "bn") or (case[1] == "gni"
 )  # fmt: skip
 def test_output_has_a_column_for_each_class(channels, rows, columns, classes, step, batch_size):
     for name in models.names():
-        patch = {"simple-vit": 4, "convmixer": 2}.get(name, 1)
+        patch = {"simple-vit": 4, "convmixer": 2, "vit1d": 4, "convmixer1d": 2}.get(name, 1)
         shape = (channels, max(patch, step) * rows, max(patch, step) * columns)
+        shape = shape[:2] if name in SIGNALS else shape
         model = build(name, shape=shape, classes=classes).eval()
         assert model(images(batch_size, shape)).shape == (batch_size, classes)
 
@@ -67,7 +68,7 @@ def test_memory_format_does_not_matter(name, method, place):
     for form in (torch.contiguous_format, torch.channels_last):
         each = copy.deepcopy(model).to(memory_format=form)
         torch.manual_seed(5)
-        y = each(x.to(memory_format=form))
+        y = each(x.to(memory_format=form) if x.ndim == 4 else x)  # signals have one format
         y.square().sum().backward()
         outputs.append([y, *(parameter.grad for parameter in each.parameters())])
     for ours, theirs in zip(*outputs, strict=True):
@@ -93,8 +94,9 @@ def test_networks_learn(name):
 def test_default_placements():
     assert [models.placement(name, "gni") for name in models.names()] == [
         "inside", "inside", "inside", "inside", "inside", "activation", "after", "inside", "inside", "inside",
+        "inside", "inside", "activation", "after", "inside",
     ]  # fmt: skip
-    assert models.placement("resnet18", "dropout") == "branch"
+    assert models.placement("resnet18", "dropout") == models.placement("conv1d", "dropout") == "branch"
     assert models.placement("resnet18", "eagn") == models.placement("wsln-resnet18", "agni") == "inside"
     assert models.placement("simple-vit", "eagn") == "after"
     assert models.placement("resnet18", "bn") is models.placement("simple-vit", "none") is None
@@ -108,7 +110,8 @@ def refused(model, norm, shape=(3, 8, 8), classes=10):
 
 
 @pytest.mark.parametrize(
-    ("given_name", "near"), [("resnet81", "resnet8"), ("NF-ResNet", "nf-resnet26"), ("vit", "simple-vit")]
+    ("given_name", "near"),
+    [("resnet81", "resnet8"), ("NF-ResNet26", "nf-resnet26"), ("simplevit", "simple-vit"), ("conv-1d", "conv1d")],
 )
 def test_an_unknown_network_suggests_the_nearest(given_name, near):
     said = refused({"name": given_name}, norm("bn"))
@@ -124,6 +127,9 @@ def test_an_unknown_network_suggests_the_nearest(given_name, near):
         ("resnet18", "none", "'resnet18', which is batch-normalized: must be one of 'bn', 'gbn', 'xbn', 'en'"),
         ("simple-vit", "bn", "'simple-vit', which has no batch norm: must be one of 'none', 'gni', 'agni', 'eagn'"),
         ("wsln-resnet18", "gbn", "has no batch norm: must be one of 'none', 'gni', 'agni', 'dropout', 'eagn'"),
+        ("wsln-conv1d", "bn", "has no batch norm: must be one of 'none', 'gni', 'agni', 'dropout', 'eagn'"),
+        ("conv1d", "none", "'conv1d', which is batch-normalized: must be one of 'bn', 'gbn', 'xbn', 'en'"),
+        ("vit1d", "gbn", "'vit1d', which has no batch norm: must be one of 'none', 'gni', 'agni', 'eagn'"),
         (
             "nf-resnet26",
             "eagn",
@@ -132,12 +138,13 @@ def test_an_unknown_network_suggests_the_nearest(given_name, near):
         (
             "mlp",
             "dropout",
-            "has no placement for it, unlike 'resnet18', 'resnet20', 'resnet8', 'resnet50', 'wsln-resnet18', 'digits-net'",  # noqa: E501
+            "has no placement for it, unlike 'resnet18', 'resnet20', 'resnet8', 'resnet50', 'wsln-resnet18', "
+            "'digits-net', 'conv1d', 'wsln-conv1d'",
         ),
     ],
 )
 def test_methods_that_a_network_does_not_have(name, method, said):
-    assert said in refused({"name": name}, norm(method))
+    assert said in refused({"name": name}, norm(method), SHAPES[name])
     with pytest.raises(UserError):
         models.placement(name, method)
 
@@ -149,11 +156,13 @@ def test_methods_that_a_network_does_not_have(name, method, said):
         ("resnet18", "dropout", "inside", "must be one of 'branch'; the default is 'branch'"),
         ("resnet18", "eagn", "activation", "must be one of 'inside', 'after'; the default is 'inside'"),
         ("nf-resnet26", "gni", "after", "must be one of 'activation'; the default is 'activation'"),
+        ("nf-resnet1d", "gni", "inside", "must be one of 'activation'; the default is 'activation'"),
+        ("conv1d", "dropout", "after", "must be one of 'branch'; the default is 'branch'"),
     ],
 )
 def test_placements_that_a_network_does_not_have(name, method, place, said):
     expected = f"norm.placement={place!r} for {method!r} in {name!r}: {said}"
-    assert refused({"name": name}, norm(method, placement=place)) == expected
+    assert refused({"name": name}, norm(method, placement=place), SHAPES[name]) == expected
 
 
 def test_widths_are_for_mlps_only_and_exclude_width():
@@ -163,10 +172,34 @@ def test_widths_are_for_mlps_only_and_exclude_width():
     assert refused({"name": "mlp", "width": 4, "widths": [4, 8]}, norm("bn")) == said
 
 
-@pytest.mark.parametrize("shape", [(3, 8), (0, 8, 8), (3, 8, -8)])
+@pytest.mark.parametrize("shape", [(), (3,), (3, 0), (0, 8), (0, 8, 8), (3, 8, -8), (3, 8, 8, 8)])
 def test_invalid_shapes(shape):
-    assert "must be (channels, height, width)" in refused({"name": "mlp"}, norm("bn"), shape)
-    assert "must be (channels, height, width)" in refused({"name": "mlp"}, norm("bn"), classes=0)
+    rule = "must be (channels, height, width) or (channels, length) and a count, 1 or more"
+    assert refused({"name": "mlp"}, norm("bn"), shape) == f"shape={shape}, classes=10: {rule}"
+    assert refused({"name": "mlp"}, norm("bn"), classes=0) == f"shape=(3, 8, 8), classes=0: {rule}"
+
+
+IMAGES_ONLY = [name for name in models.names() if name not in SIGNALS and name != "mlp"]
+
+
+@pytest.mark.parametrize("name", [*IMAGES_ONLY, *SIGNALS])
+def test_networks_for_images_refuse_signals_and_the_reverse(name):
+    signals = name in SIGNALS
+    shape, fitting = ((3, 8, 8), IMAGES_ONLY) if signals else ((3, 16), SIGNALS)
+    takes = "signals (channels, length)" if signals else "images (channels, height, width)"
+    said = refused({"name": name}, norm(models.CATALOG[name].methods[0]), shape)
+    assert said.startswith(
+        f"model.name={name!r} with samples of shape {shape}: it takes {takes}; use another data set, or one of "
+    )
+    listed = said.rpartition("one of ")[2].replace("'", "").split(", ")
+    assert sorted(listed) == sorted([*fitting, "mlp"])
+
+
+def test_an_mlp_takes_images_and_signals():
+    for shape in ((3, 4, 5), (3, 20), (60, 1)):
+        model = build("mlp", shape=shape)
+        assert model[1].in_features == 60
+        assert model(images(4, shape)).shape == (4, 5)
 
 
 def test_settings_of_batch_norms_in_networks_without_them():

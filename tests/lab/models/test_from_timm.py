@@ -194,3 +194,8 @@ def test_global_scope_of_one_process_is_local():
 
 def test_the_settings_of_the_tests_are_of_every_method():
     assert {"none", *METHODS} <= SETTINGS.keys()
+
+
+def test_signals_are_refused():
+    said = refused("test_resnet", "none", shape=(1, 40))
+    assert said == "timm:test_resnet for signals of shape (1, 40): networks of timm take images; use conv1d"

@@ -1,14 +1,17 @@
-"""Compare NF-ResNet with that of timm, with the same weights."""
+"""Compare NF-ResNet with that of timm, and its form for signals with plain operations, with the same weights."""
 
 import importlib
+import math
 
 import pytest
 import torch
+import torch.nn.functional as F
 from torch import nn
 
 from ghostnoise.lab import models
 from ghostnoise.lab.config.schema import ModelSettings, NormSettings
-from ghostnoise.lab.models.norm_free import NormFreeBlock
+from ghostnoise.lab.models.norm_free import RELU_GAMMA, NormFreeBlock
+from ghostnoise.layers import WSConv1d
 from support.lab_networks import build, images, parameters, trained
 
 
@@ -55,3 +58,44 @@ def test_blocks_are_shortcuts_at_initialization():
     assert all(gain.grad != 0 for gain in gains)
     branch = [module.conv2.weight.grad for module in model.modules() if isinstance(module, NormFreeBlock)]
     assert not any(gradient.any() for gradient in branch)
+
+
+def standardized(conv, x, stride=1):
+    """Convolve (B, C, L) with a weight that is standardized row by row."""
+    rows = [(row - row.mean()) / torch.sqrt(row.var(correction=0) + 1e-5) for row in conv.weight]
+    weight = torch.stack(rows) * (conv.gain * conv.init_std)[:, None, None]
+    return F.conv1d(x, weight, conv.bias, stride, padding=weight.shape[2] // 2)
+
+
+def signal_block(block, x, beta, stride):
+    """Return shortcut + 0.2 · gain · branch, with averages of neighbors in the shortcut of a stride."""
+    y = x.clamp(min=0) * beta
+    shortcut = y
+    if stride == 2:
+        pairs = [y[..., at : at + 2].mean(2) for at in range(0, y.shape[2], 2)]  # of an odd length, the last is alone
+        shortcut = torch.stack(pairs, 2)
+    shortcut = standardized(block.downsample.conv, shortcut)
+    y = standardized(block.conv2, standardized(block.conv1, y).clamp(min=0), stride)
+    return shortcut + 0.2 * block.skipinit_gain * standardized(block.conv3, y.clamp(min=0))
+
+
+@pytest.mark.parametrize("length", [16, 13])
+def test_the_network_for_signals_matches_its_formulas(length):
+    model = trained(build("nf-resnet1d", shape=(3, length))).double()
+    x = images(4, (3, length)).double()
+    (first,), (second,) = model.stages
+    y = standardized(model.stem.conv, x)
+    y = signal_block(first, y, 1.0, 1)
+    y = signal_block(second, y, 1 / math.sqrt(1 + 0.2**2), 2)
+    scores = y.clamp(min=0).mean(2) @ model.head.fc.weight.T + model.head.fc.bias
+    torch.testing.assert_close(model(x), scores)
+
+
+def test_initialization_of_the_network_for_signals():
+    model = build("nf-resnet1d")
+    for conv in (module for module in model.modules() if isinstance(module, WSConv1d)):
+        fan_in = math.prod(conv.weight.shape[1:])
+        assert conv.init_std == pytest.approx(RELU_GAMMA / math.sqrt(fan_in))
+        assert not conv.bias.any()
+    assert not model.head.fc.bias.any()
+    assert all(block.skipinit_gain == 0 for block in model.modules() if isinstance(block, NormFreeBlock))

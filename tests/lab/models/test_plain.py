@@ -1,9 +1,17 @@
+"""Networks without shortcuts, compared with the same layers in a plain nn.Sequential."""
+
+import copy
+import math
+
+import pytest
 import torch
+import torch.nn.functional as F
 from torch import nn
 
 from ghostnoise.lab import models
 from ghostnoise.lab.config.schema import ModelSettings, NormSettings
-from support.lab_networks import images, parameters
+from ghostnoise.layers import NoisyDropout
+from support.lab_networks import build, images, norm, parameters, trained
 
 PLAIN = NormSettings(method="bn")
 
@@ -38,3 +46,86 @@ def test_digits_net_is_three_convolutions():
     theirs.load_state_dict(dict(zip(theirs.state_dict(), ours.state_dict().values(), strict=True)), strict=True)
     x = images(6, (1, 8, 8))
     assert torch.equal(ours(x), theirs(x))
+
+
+def plain_conv1d(channels=1, length=40, width=64, classes=10):
+    """Return the network of MNIST-1D: convolutions without bias, batch norm, ReLU, and a linear layer."""
+    layers, positions = [], length
+    for inputs, kernel in ((channels, 5), (width, 3), (width, 3)):
+        conv = nn.Conv1d(inputs, width, kernel, stride=2, padding=kernel // 2, bias=False)
+        layers += [conv, nn.BatchNorm1d(width), nn.ReLU()]
+        positions = (positions - 1) // 2 + 1
+    return nn.Sequential(*layers, nn.Flatten(), nn.Linear(width * positions, classes))
+
+
+def test_conv1d_is_the_network_of_mnist1d():
+    torch.manual_seed(0)
+    ours = models.build(ModelSettings(name="conv1d"), PLAIN, (1, 40), 10)
+    torch.manual_seed(0)
+    theirs = plain_conv1d()
+    assert theirs[-1].in_features == 320
+    for tensor, other in zip(ours.state_dict().values(), theirs.state_dict().values(), strict=True):
+        assert torch.equal(tensor, other)  # the initial weights: torch's defaults, from the same draws
+    optimizers = [torch.optim.SGD(model.parameters(), lr=0.1) for model in (ours, theirs)]
+    for _ in range(3):
+        for model, optimizer in zip((ours, theirs), optimizers, strict=True):
+            optimizer.zero_grad()
+            F.cross_entropy(model(images(16, (1, 40))), torch.arange(16) % 10).backward()
+            optimizer.step()
+    x = images(16, (1, 40))
+    assert torch.equal(ours(x), theirs(x))
+    assert torch.equal(ours.eval()(x), theirs.eval()(x))
+
+
+@pytest.mark.parametrize("length", [1, 2, 7, 39, 40, 41])
+def test_conv1d_takes_signals_of_any_length(length):
+    ours = build("conv1d", shape=(2, length))
+    theirs = plain_conv1d(2, length, width=4, classes=5)
+    theirs.load_state_dict(dict(zip(theirs.state_dict(), ours.state_dict().values(), strict=True)), strict=True)
+    x = images(6, (2, length))
+    assert torch.equal(ours(x), theirs(x))
+
+
+def test_dropout_of_conv1d_is_between_each_norm_and_relu():
+    model = build("conv1d", "dropout")
+    assert [type(layer) for layer in model] == [
+        *3 * [nn.Conv1d, nn.BatchNorm1d, NoisyDropout, nn.ReLU], nn.Flatten, nn.Linear,
+    ]  # fmt: skip
+
+
+def test_wsln_conv1d_in_float64():
+    """Weights standardized row by row, and normalization over channels and positions of each sample."""
+    model = trained(build("wsln-conv1d")).double()
+    x = images(3, (3, 16)).double()
+    scores = []
+    for sample in x:
+        y = sample[None]
+        for conv, affine in zip(model[0:12:4], model[1:12:4], strict=True):
+            rows = [(row - row.mean()) / torch.sqrt(row.var(correction=0) + 1e-5) for row in conv.weight]
+            weight = torch.stack(rows) * (conv.gain * conv.init_std)[:, None, None]
+            y = F.conv1d(y, weight, stride=2, padding=conv.weight.shape[2] // 2)
+            y = (y - y.mean()) / torch.sqrt(y.var(correction=0) + 1e-5)
+            y = (y * affine.weight[:, None] + affine.bias[:, None]).clamp(min=0)
+        scores.append(model[-1](y.flatten(1))[0])
+    torch.testing.assert_close(model(x), torch.stack(scores))
+
+
+def test_wsln_conv1d_keeps_the_standard_deviation_of_its_initialization():
+    model = models.build(ModelSettings(name="wsln-conv1d"), norm("none"), (1, 40), 10)
+    for conv in model[0:12:4]:
+        weight = conv.standardized_weight().flatten(1)
+        fan_in = weight.shape[1]
+        # eps = 1e-5 beside a variance of about 1/(3·fan_in) lowers the standard deviation by less than 0.2 %.
+        expected = torch.full((64,), 1 / math.sqrt(3 * fan_in))
+        torch.testing.assert_close(weight.std(1, correction=0), expected, rtol=2e-2 if fan_in == 5 else 5e-3, atol=0)
+        assert not hasattr(conv, "bias") or conv.bias is None
+
+
+def test_a_copy_of_conv1d_draws_the_same_noise():
+    model = build("conv1d", "gni")
+    twin, x = copy.deepcopy(model), images(8, (3, 16))
+    outputs = []
+    for each in (model, twin):
+        torch.manual_seed(1)
+        outputs.append(each(x))
+    assert torch.equal(*outputs)

@@ -29,7 +29,7 @@ NOISES = (GhostNoise, AnalyticalGhostNoise, AdditiveGaussianNoise, NoisyDropout)
 FUSED = (GhostNoiseBatchNorm, AnalyticalGhostNoiseBatchNorm)
 PLAIN = (nn.modules.batchnorm._BatchNorm, nn.GroupNorm, nn.LayerNorm)
 # A letter is that of the first kind that a layer is.
-LETTERS = {NOISES: "~", FUSED: "N", PLAIN: "n", nn.Conv2d: "c", nn.Linear: "l", nn.ReLU: "r", nn.GELU: "g"}
+LETTERS = {NOISES: "~", FUSED: "N", PLAIN: "n", (nn.Conv1d, nn.Conv2d): "c", nn.Linear: "l", nn.ReLU: "r", nn.GELU: "g"}
 
 
 def passes(model, x):
@@ -58,8 +58,13 @@ BODY = {
     "convmixer": "cgn" + 8 * ("cgn" + "cgn") + "l",
     "mlp": 3 * "lnr" + "l",
     "digits-net": 3 * "cnr" + "l",
+    "conv1d": 3 * "cnr" + "l",
+    "nf-resnet1d": "c" + 2 * "rccrcrc" + "rl",
+    "vit1d": "nln" + 2 * ("nll" + "nlgl") + "nl",
+    "convmixer1d": "cgn" + 4 * ("cgn" + "cgn") + "l",
 }
 BODY["wsln-resnet18"] = BODY["resnet18"]
+BODY["wsln-conv1d"] = BODY["conv1d"]
 IN_BRANCHES = {
     "resnet18": "cnr" + 2 * "cnrcn~r" + 3 * ("cnrcn~cnr" + "cnrcn~r") + "l",
     "resnet20": "cnr" + 3 * "cnrcn~r" + 2 * ("cnrcn~cnr" + 2 * "cnrcn~r") + "l",
@@ -67,6 +72,7 @@ IN_BRANCHES = {
     "resnet50": "cnr" + "".join("cnrcn~rcncnr" + count * "cnrcn~rcnr" for count in (2, 3, 5, 2)) + "l",
 }
 IN_BRANCHES["digits-net"] = "cnr" + "cn~r" + "cnr" + "l"  # which has none: after its second norm
+IN_BRANCHES["conv1d"] = IN_BRANCHES["wsln-conv1d"] = 3 * "cn~r" + "l"  # neither: after every norm
 IN_BRANCHES["wsln-resnet18"] = IN_BRANCHES["resnet18"]
 
 
@@ -132,7 +138,8 @@ def test_every_network_with_every_method_and_placement(name, method, place):
 @pytest.mark.parametrize(
     ("name", "count"),
     [("resnet18", 20), ("resnet20", 21), ("resnet8", 9), ("resnet50", 53), ("wsln-resnet18", 20), ("nf-resnet26", 25),
-     ("simple-vit", 15), ("convmixer", 17), ("mlp", 3), ("digits-net", 3)],
+     ("simple-vit", 15), ("convmixer", 17), ("mlp", 3), ("digits-net", 3), ("conv1d", 3), ("wsln-conv1d", 3),
+     ("nf-resnet1d", 7), ("vit1d", 7), ("convmixer1d", 9)],
 )  # fmt: skip
 def test_number_of_noise_layers_at_the_default_place(name, count):
     layers = [
@@ -193,8 +200,9 @@ def test_settings_reach_element_wise_noise():
 
 
 def test_tokens_have_their_channels_last():
-    for place in ("inside", "after", "activation"):
-        assert found(build("simple-vit", "gni", place), GhostNoise).channel_dim == -1
+    for name in ("simple-vit", "vit1d"):
+        for place in ("inside", "after", "activation"):
+            assert found(build(name, "gni", place), GhostNoise).channel_dim == -1
 
 
 def test_without_a_ghost_size_xbn_takes_the_whole_batch():
@@ -215,7 +223,7 @@ def test_global_scope_is_over_all_ranks(method, one_rank):
 
 
 def test_global_scope_of_networks_without_batch_norm(one_rank):
-    for name in ("wsln-resnet18", "nf-resnet26", "simple-vit"):
+    for name in ("wsln-resnet18", "nf-resnet26", "simple-vit", "wsln-conv1d", "nf-resnet1d", "vit1d"):
         assert found(build(name, "gni", scope="global"), GhostNoise).process_group == "world"
 
 
@@ -237,4 +245,6 @@ def test_a_plain_norm_of_global_scope_is_one_of_ours(one_rank):
 
 
 def test_baselines():
-    assert [baseline(name) for name in models.names()] == 4 * ["bn"] + 3 * ["none"] + 3 * ["bn"]
+    assert [baseline(name) for name in models.names()] == [
+        *4 * ["bn"], *3 * ["none"], *4 * ["bn"], *3 * ["none"], "bn",
+    ]  # fmt: skip

@@ -18,7 +18,7 @@ def layer_norm(x, norm):
     return x * norm.weight + norm.bias
 
 
-def attention(x, layer, heads=16):
+def attention(x, layer, heads):
     x = layer_norm(x, layer.norm)
     mixed = x @ layer.to_qkv.weight.T
     inner = mixed.shape[1] // 3
@@ -47,13 +47,27 @@ def reference(model, image):
         for top in range(0, height, 4)
         for left in range(0, width, 4)
     ]
+    return scores(model, torch.stack(tokens), heads=16)
+
+
+def scores(model, patches, heads):
+    """Return the scores of the patches of a sample."""
     _, before, linear, after = model.embedding
-    x = layer_norm(torch.stack(tokens), before) @ linear.weight.T + linear.bias
+    x = layer_norm(patches, before) @ linear.weight.T + linear.bias
     x = layer_norm(x, after) + model.positions
     for layer in model.layers:
-        x = x + attention(x, layer.attention)
+        x = x + attention(x, layer.attention, heads)
         x = x + perceptron(x, layer.perceptron)
     return layer_norm(x, model.norm).mean(0) @ model.head.weight.T + model.head.bias
+
+
+def signal_reference(model, signal):
+    """Return the scores of one signal (C, L)."""
+    channels, length = signal.shape
+    tokens = [
+        torch.stack([signal[c, left + j] for j in range(4) for c in range(channels)]) for left in range(0, length, 4)
+    ]
+    return scores(model, torch.stack(tokens), heads=8)
 
 
 def test_the_network_matches_its_formulas():
@@ -62,14 +76,40 @@ def test_the_network_matches_its_formulas():
     torch.testing.assert_close(model(x), torch.stack([reference(model, image) for image in x]))
 
 
+def test_the_network_for_signals_matches_its_formulas():
+    model = trained(build("vit1d", shape=(3, 20))).double()
+    x = images(3, (3, 20)).double()
+    torch.testing.assert_close(model(x), torch.stack([signal_reference(model, signal) for signal in x]))
+
+
 def test_positions():
     rows, columns, width = 3, 5, 16
-    table = positions(rows, columns, width)
+    table = positions([rows, columns], width)
+    assert table.shape == (rows * columns, width)
     for y in range(rows):
         for x in range(columns):
             angles = [[at / 10_000 ** (k / (width // 4 - 1)) for k in range(width // 4)] for at in (x, y)]
             expected = [wave(angle) for one in angles for wave in (math.sin, math.cos) for angle in one]
             torch.testing.assert_close(table[y * columns + x], torch.tensor(expected))
+
+
+def test_positions_of_signals():
+    length, width = 10, 16
+    table = positions([length], width)
+    assert table.shape == (length, width)
+    for x in range(length):
+        angles = [x / 10_000 ** (k / (width // 2 - 1)) for k in range(width // 2)]
+        expected = [wave(angle) for wave in (math.sin, math.cos) for angle in angles]
+        torch.testing.assert_close(table[x], torch.tensor(expected))
+
+
+def test_positions_of_images_are_those_of_earlier_runs():
+    """Bit for bit the formula before signals were possible, so that the runs of `simple-vit` can be repeated."""
+    rows, columns, width = 8, 7, 512
+    frequency = 10_000 ** -torch.linspace(0, 1, width // 4)
+    y, x = (torch.outer(torch.arange(size).float(), frequency) for size in (rows, columns))
+    y, x = y.repeat_interleave(columns, 0), x.repeat(rows, 1)
+    assert torch.equal(positions([rows, columns], width), torch.cat([x.sin(), x.cos(), y.sin(), y.cos()], 1))
 
 
 def test_size():
@@ -83,12 +123,27 @@ def test_size():
     assert "positions" not in model.state_dict()
 
 
-@pytest.mark.parametrize("shape", [(3, 30, 32), (3, 32, 2)])
-def test_sizes_are_multiples_of_the_patch(shape):
-    with pytest.raises(UserError, match=r"images of \d+x\d+: simple-vit needs multiples of its patch size, 4"):
-        build("simple-vit", shape=shape)
+def test_size_of_the_network_for_signals():
+    """Depth 2, 8 heads of 16, embedding 64, MLP 128, patches of 4 points."""
+    model = models.build(ModelSettings(name="vit1d"), NormSettings(method="none"), (1, 40), 10)
+    layer = 2 * 64 + 64 * 3 * 128 + 128 * 64 + 2 * 64 + (64 + 1) * 128 + (128 + 1) * 64
+    assert parameters(model) == 2 * 4 + (4 + 1) * 64 + 2 * 64 + 2 * layer + 2 * 64 + (64 + 1) * 10
+    assert model.positions.shape == (10, 64)
+
+
+@pytest.mark.parametrize(
+    ("name", "shape", "size"),
+    [("simple-vit", (3, 30, 32), "30x32"), ("simple-vit", (3, 32, 2), "32x2"), ("vit1d", (3, 42), "42")],
+)
+def test_sizes_are_multiples_of_the_patch(name, shape, size):
+    with pytest.raises(
+        UserError, match=f"inputs of {size}: the transformer needs multiples of its patch size, 4; resi"
+    ):
+        build(name, shape=shape)
 
 
 def test_widths_are_multiples_of_8():
-    with pytest.raises(UserError, match=r"model.width=12: simple-vit needs a multiple of 8"):
-        models.build(ModelSettings(name="simple-vit", width=12), NormSettings(method="none"), (3, 8, 8), 10)
+    for name, shape, heads in (("simple-vit", (3, 8, 8), 16), ("vit1d", (3, 8), 8)):
+        rule = f"model.width=12: the transformer needs a multiple of 8, for {heads} heads"
+        with pytest.raises(UserError, match=rule):
+            models.build(ModelSettings(name=name, width=12), NormSettings(method="none"), shape, 10)

@@ -2,14 +2,17 @@
 
 import csv
 import io
+import json
 from datetime import UTC, datetime
 
 import pytest
+from matplotlib.figure import Figure
 
 from ghostnoise.lab.errors import UserError
+from ghostnoise.lab.report import figures
 from ghostnoise.lab.report.files import NAMES, ExperimentReport
 from ghostnoise.lab.report.page import Provenance
-from support.run_folders import experiment, fill, points, write
+from support.run_folders import experiment, fill, findings, points, write
 
 PROVENANCE = Provenance("ghostnoise report tiny", datetime(2030, 1, 2, tzinfo=UTC))
 GOOD = {"BN": {0: 90.0, 1: 90.4, 2: 90.2}, "GNI ghost_size=16": {0: 93.0, 1: 93.6}}
@@ -63,3 +66,23 @@ def test_every_file_with_means_reports_mixed_numerics(tmp_path):
     assert (rows[""]["numerics"], rows["16"]["numerics"], rows["4"]["numerics"]) == ("1", "1 2", "")
     assert (rows[""]["note"], rows["16"]["note"]) == ("numerics 1", "numerics 1 and 2")
     assert rows["4"]["note"] == "3 missing"
+
+
+@pytest.mark.parametrize("evaluated", [(3,), (2, 3)])
+def test_epochs_that_were_not_evaluated_are_no_gap_in_the_curves(tmp_path, evaluated):
+    """A single point is a marker, which a line would not show."""
+    made = experiment(tmp_path, form="noise", seeds="[0]")
+    for point in points(made):
+        folder = write(tmp_path, point)
+        lines = [json.loads(line) for line in (folder / "metrics.jsonl").read_text().splitlines()]
+        for line in lines:
+            if line["epoch"] not in evaluated:
+                line |= {"loss": None, "accuracy": None}
+        (folder / "metrics.jsonl").write_text("".join(json.dumps(line) + "\n" for line in lines))
+    axes = Figure().add_subplot()
+    figures._draw_training(axes, findings(tmp_path, made))
+    assert len(axes.lines) == 3
+    for line in axes.lines:
+        assert list(line.get_xdata()) == list(evaluated)
+        assert list(line.get_ydata()) == [90.0 - 3 + epoch for epoch in evaluated]
+        assert (line.get_marker() == "o") == (len(evaluated) == 1)

@@ -1,6 +1,8 @@
 """Compare the trainer with a plain loop that shares only the data and the network with it."""
 
 import io
+import json
+import re
 from types import SimpleNamespace
 
 import pytest
@@ -9,12 +11,14 @@ import torch.nn.functional as F
 from rich.console import Console
 from torch.optim.lr_scheduler import CosineAnnealingLR, LinearLR, SequentialLR
 
+from ghostnoise import cli
 from ghostnoise.lab import data, models
 from ghostnoise.lab.config import recipe
 from ghostnoise.lab.store import checkpoints
 from ghostnoise.lab.train import Options, loop, train
 from ghostnoise.lab.train.session import Session
 from ghostnoise.lab.train.stop import Stop
+from support.html_page import read
 
 SHORT = ["train.epochs=3", "train.batch_size=64", "data.limit=640", "train.device=cpu", "optim.warmup_epochs=1"]
 CPU = torch.device("cpu")
@@ -114,3 +118,135 @@ def test_a_run_that_diverges_counts_the_time_of_its_images(tmp_path, monkeypatch
     overrides = [*SHORT, f"train.batch_size={size}", "optim.lr=1e12", "optim.warmup_epochs=0"]
     result = train(recipe.load("digits", overrides), quiet(tmp_path)).result
     assert (result["status"], result["steps"], result["images_per_second"]) == ("diverged", steps, size)
+
+
+def metrics(folder):
+    return [json.loads(line) for line in (folder / "metrics.jsonl").read_text().splitlines()]
+
+
+def evaluated(folder):
+    """Return the epochs that were evaluated, and check that the others have training metrics only."""
+    lines = metrics(folder)
+    for line in lines:
+        assert (line["loss"] is None) == (line["accuracy"] is None)
+        assert line["train_loss"] > 0
+        assert line["images_per_second"] > 0
+    return [line["epoch"] for line in lines if line["accuracy"] is not None]
+
+
+FIVE = [*SHORT, "train.epochs=5", "data.limit=256"]
+
+
+@pytest.mark.parametrize(
+    ("every", "epochs"),
+    [(None, [1, 2, 3, 4, 5]), (1, [1, 2, 3, 4, 5]), (2, [2, 4, 5]), (3, [3, 5]), (5, [5]), (60, [5])],
+)
+def test_how_often_a_run_is_evaluated_changes_only_the_evaluations(tmp_path, every, epochs):
+    settings = [*FIVE, "train.ema=0.9"]
+    whole = train(recipe.load("digits", settings), quiet(tmp_path / "whole"))
+    chosen = recipe.load("digits", [*settings, *([] if every is None else [f"train.evaluate_every={every}"])])
+    rare = train(chosen, quiet(tmp_path / "rare"))
+    assert evaluated(rare.folder) == epochs
+    assert rare.folder.name == whole.folder.name
+    for name in ("status", "identity", "weights_sha256", "loss", "accuracy", "train_loss", "train_accuracy", "steps"):
+        assert rare.result[name] == whole.result[name], name
+    lines = {line["epoch"]: line for line in metrics(whole.folder)}
+    for line in metrics(rare.folder):
+        names = [
+            "train_loss",
+            "train_accuracy",
+            "lr",
+            "step",
+            *(["loss", "accuracy"] if line["epoch"] in epochs else []),
+        ]
+        assert [line[name] for name in names] == [lines[line["epoch"]][name] for name in names]
+    assert rare.result["best_accuracy"] == max(lines[epoch]["accuracy"] for epoch in epochs)
+    assert rare.result["best_epoch"] in epochs
+
+
+@pytest.mark.parametrize("stopped_after", [1, 3, 6, 8])
+def test_a_stopped_run_resumes_with_another_evaluate_every(tmp_path, stopped_after):
+    """The same weights and metrics; before the stop every second epoch is evaluated, and after it every third."""
+    whole = train(recipe.load("digits", FIVE), quiet(tmp_path / "whole"))
+    stop, count = Stop(), []
+
+    def saved(folder):
+        count.append(folder)
+        stop.signal = 15 * (len(count) >= stopped_after)
+
+    options = quiet(tmp_path / "parts", checkpoint_seconds=0, saved=saved, stop=stop)
+    first = train(recipe.load("digits", [*FIVE, "train.evaluate_every=2"]), options)
+    assert first.signal == 15
+    done = len(metrics(first.folder))
+    second = train(recipe.load("digits", [*FIVE, "train.evaluate_every=3"]), quiet(tmp_path / "parts"))
+    assert second.folder == first.folder
+    assert second.result["weights_sha256"] == whole.result["weights_sha256"]
+    assert second.result["accuracy"] == whole.result["accuracy"]
+    assert evaluated(second.folder) == [
+        epoch for epoch in range(1, 6) if epoch == 5 or epoch % (2 if epoch <= done else 3) == 0
+    ]
+    assert [line["train_loss"] for line in metrics(second.folder)] == [
+        line["train_loss"] for line in metrics(whole.folder)
+    ]
+    stored = json.loads((second.folder / "settings.json").read_text())
+    assert stored["train"]["evaluate_every"] == 3
+
+
+def test_a_finished_run_is_not_trained_again_for_another_evaluate_every(tmp_path):
+    first = train(recipe.load("digits", [*FIVE, "train.evaluate_every=5"]), quiet(tmp_path))
+    again = train(recipe.load("digits", FIVE), quiet(tmp_path))
+    assert again.result == first.result
+    assert len(list((tmp_path / "digits").iterdir())) == 1
+
+
+def test_only_evaluated_epochs_are_printed(tmp_path):
+    console = Console(file=io.StringIO(), width=200)
+    options = Options(runs=tmp_path, thresholds=False, console=console)
+    train(recipe.load("digits", [*FIVE, "train.evaluate_every=2"]), options)
+    printed = console.file.getvalue().splitlines()
+    assert [line[:9] for line in printed[1:-1]] == ["epoch 2/5", "epoch 4/5", "epoch 5/5"]
+    assert re.match(r"validation accuracy [\d.]+ % \(best [\d.]+ % after epoch [245]\), ", printed[-1])
+
+
+def test_tensorboard_gets_the_evaluated_epochs(tmp_path):
+    from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
+
+    chosen = recipe.load("digits", [*FIVE, "train.evaluate_every=2"])
+    outcome = train(chosen, quiet(tmp_path, tensorboard=True))
+    events = EventAccumulator(str(outcome.folder / "tensorboard")).Reload()
+    lines = metrics(outcome.folder)
+    for name in ("accuracy", "loss", "train_loss"):
+        expected = [(line["step"], line[name]) for line in lines if line[name] is not None]
+        assert len(expected) == (5 if name == "train_loss" else 3)
+        found = [(event.step, event.value) for event in events.Scalars(name)]
+        assert [step for step, _ in found] == [step for step, _ in expected]
+        assert [value for _, value in found] == pytest.approx([value for _, value in expected])
+
+
+def test_a_run_that_diverges_before_its_first_evaluation(tmp_path):
+    overrides = [*FIVE, "optim.lr=1e12", "optim.warmup_epochs=2", "train.evaluate_every=5"]
+    console = Console(file=io.StringIO(), width=200)
+    outcome = train(recipe.load("digits", overrides), Options(runs=tmp_path, thresholds=False, console=console))
+    assert (outcome.result["status"], outcome.result["accuracy"]) == ("diverged", None)
+    assert (outcome.result["best_accuracy"], outcome.result["best_epoch"]) == (None, None)
+    last = console.file.getvalue().splitlines()[-1]
+    assert last.startswith("diverged: the loss was not finite after ")
+    assert "best" not in last
+
+
+def test_runs_and_report_accept_epochs_without_an_evaluation(tmp_path, capsys):
+    path = tmp_path / "tiny.toml"
+    path.write_text(recipe.read("digits") + "[grid]\nseeds = [0, 1]\n[[grid.methods]]\nlabel = 'GNI'\n")
+    words = [*FIVE, "train.evaluate_every=3"]
+    for seed in (0, 1):
+        train(recipe.load(str(path), [*words, f"seed={seed}"]), quiet(tmp_path / "runs"))
+    place = ["--runs", str(tmp_path / "runs")]
+    assert cli.main(["runs", "train.evaluate_every=3", *place]) == 0
+    assert capsys.readouterr().out.splitlines()[-1] == "2 runs"
+    out = tmp_path / "out"
+    assert cli.main(["report", str(path), *FIVE, *place, "--out", str(out)]) == 0
+    training = json.loads(read((out / "index.html").read_text(encoding="utf-8")).scripts[0])["training"]
+    assert [[value is None for value in run["accuracy"]] for run in training[0]["runs"]] == 2 * [
+        [True, True, False, True, False]
+    ]
+    assert "(2)" in (out / "table.md").read_text(encoding="utf-8")

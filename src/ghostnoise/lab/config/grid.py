@@ -253,7 +253,7 @@ def _distinct(cells: list[Cell], forgiving: bool) -> list[Cell]:
     """Refuse two cells that are the same run, unless `forgiving`: shrunk cells may be equal."""
     found: dict[str, Cell] = {}
     for cell in cells:
-        first = found.setdefault(cell.settings.model_dump_json(), cell)
+        first = found.setdefault(recipe.canonical(cell.settings), cell)
         if first is not cell and not forgiving:
             raise UserError(f"grid: {first.name} and {cell.name} are the same run; remove one of them")
     return list(found.values())

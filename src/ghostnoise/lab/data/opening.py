@@ -34,7 +34,7 @@ def open_source(
     entry = _entry(data)
     arrays = _read(data, entry, folder, "train")
     train = limited_indices(len(arrays.labels), _limit(data, "train"), "limit")
-    if data.name == "mnist1d" and data.evaluate == "validation":
+    if data.name == "mnist1d" and data.evaluate == "validation" and not data.stand_in:
         further = signals.load(folder, "validation")
         held_out = select(further, limited_indices(len(further.labels), data.test_limit, "test_limit"))
     elif data.evaluate == "test":
@@ -101,12 +101,13 @@ def _read(data: DataSettings, entry: Entry, folder: Path, split: Split) -> Array
 
 
 def _random(entry: Entry, split: Split) -> Arrays:
-    """Return random images and labels with the shape of the data set; they are the same in every run."""
+    """Return random images or signals and labels with the shape of the data set; they are the same in every run."""
     count, key = entry.size(split), 0 if split == "train" else 1
     pixels = count * int(np.prod(entry.shape))
     drawn = random_words(-(-pixels // 8) + count, 0, Purpose.STAND_IN, key)
     labels = (drawn[:count] % np.uint64(entry.classes)).astype(np.int64)
-    return Arrays(drawn[count:].astype("<u8").view(np.uint8)[:pixels].reshape(count, *entry.shape), labels)
+    values = drawn[count:].astype("<u8").view(np.uint8)[:pixels].reshape(count, *entry.shape)
+    return Arrays(values if entry.mean else ((values - 127.5) / 73.9).astype(np.float32), labels)
 
 
 def _limit(data: DataSettings, split: Split) -> int | None:

@@ -136,7 +136,8 @@ def sizes() -> dict[Part, int]:
 def _read(path: Path) -> dict[str, NDArray[Any]] | None:
     """Return the arrays of the file; None if it is missing, damaged or of another format."""
     try:
-        with np.load(path, allow_pickle=False) as file:
+        # Opened here, since numpy leaves a damaged archive open.
+        with open(path, "rb") as opened, np.load(opened, allow_pickle=False) as file:
             arrays = {name: file[name] for name in file.files}
         checksum = arrays.pop("checksum")
     except Exception:  # a damaged archive can raise anything

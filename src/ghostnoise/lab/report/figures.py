@@ -111,7 +111,7 @@ def page_plots(findings: Findings) -> dict[str, Any]:
 
 
 def history(run: Run) -> dict[str, list[float | None]]:
-    """Return the epochs of a run and its measures after each; None where it diverged."""
+    """Return the epochs of a run and its measures after each; None where it diverged or was not evaluated."""
     lines = [line for line in (run.found.metrics() if run.found else []) if isinstance(line, dict)]
     lines = [line for line in lines if number(line.get("epoch")) is not None]
     return {name: [_rounded(line.get(name)) for line in lines] for name in ("epoch", *MEASURES)}
@@ -222,7 +222,10 @@ def _draw_training(axes: "Axes", findings: Findings) -> None:
                     by_epoch.setdefault(epoch, []).append(accuracy)
         means = {epoch: statistics.fmean(values) for epoch, values in sorted(by_epoch.items())}
         if means:
-            axes.plot(list(means), list(means.values()), color=color, linewidth=1.6, label=score.cell.name)
+            marker = "o" if len(means) == 1 else ""  # runs that were evaluated once
+            axes.plot(
+                list(means), list(means.values()), color=color, linewidth=1.6, marker=marker, label=score.cell.name
+            )
     axes.set_xlabel("epoch")
     axes.set_ylabel(plot(findings).y)
     _legend(axes)

@@ -160,9 +160,10 @@ def _heading(chosen: Recipe, session: Session, info: data.DatasetInfo) -> str:
     method = norm.method.upper() + (f"-{norm.ghost_size}" if norm.ghost_size else "")
     device = here.device.type if here.device.type != "cpu" else f"cpu ({counted(torch.get_num_threads(), 'thread')})"
     processes = f", {here.world} processes" if here.world > 1 else ""
+    samples = "signals" if len(info.shape) == 2 else "images"
     return (
         f"{chosen.name} {recipe.identity(settings)}: {settings.model.name} ({session.parameters:,} parameters), "
-        f"{method}, {info.train_size:,} images of {settings.data.name} in batches of {settings.train.batch_size}, "
+        f"{method}, {info.train_size:,} {samples} of {settings.data.name} in batches of {settings.train.batch_size}, "
         f"seed {settings.seed}, {device}{processes}"
     )
 

@@ -163,7 +163,8 @@
       if (!isShown(group)) return;
       const [own, dash] = lineOf(at);
       for (const run of group.runs) {
-        traces.push({ x: run.epoch, y: run[state.measure], mode: run.epoch.length > 1 ? "lines" : "markers",
+        const measured = run[state.measure].filter((value) => value !== null).length; // not every epoch is evaluated
+        traces.push({ x: run.epoch, y: run[state.measure], mode: measured > 1 ? "lines" : "markers", connectgaps: true,
           line: { color: own, dash, width: 1.5 }, marker: { color: own }, opacity: 0.8, name: html(`${group.label} seed ${run.seed}`),
           hovertemplate: `%{y:.4g} after epoch %{x}<br>${html(group.label)} seed ${run.seed}, ${html(run.status)}<extra></extra>` });
       }
