@@ -209,12 +209,7 @@ def writable(buffers: Sequence[Tensor | None], stats: Tensor) -> None:
 
 def index_table(indices: object, rows: int, size: int, batch_size: int) -> None:
     """Check a table of `size` sample numbers for each of `rows` samples, out of a batch of `batch_size`."""
-    if not isinstance(indices, Tensor):
-        raise ValueError(
-            f"indices of type {type(indices).__name__}: must be a torch.Tensor (B, N); convert with torch.as_tensor"
-        )
-    if indices.dtype not in (torch.int64, torch.int32):
-        raise ValueError(f"indices of dtype {indices.dtype}: must be int64 or int32")
+    indices = _index_tensor(indices, "(B, N)")
     if indices.shape != (rows, size):
         raise ValueError(
             f"indices of shape {tuple(indices.shape)}: must be (B, N) = ({rows}, {size}), "
@@ -225,3 +220,31 @@ def index_table(indices: object, rows: int, size: int, batch_size: int) -> None:
         low, high = (int(end) for end in indices.aminmax())
         if low < 0 or high >= batch_size:
             raise ValueError(f"indices from {low} to {high}: must lie in [0, B) = [0, {batch_size})")
+
+
+def permutation(indices: object, batch_size: int) -> None:
+    """Check a permutation of the samples of a batch."""
+    indices = _index_tensor(indices, "(B,)")
+    if indices.shape != (batch_size,):
+        raise ValueError(
+            f"indices of shape {tuple(indices.shape)}: must be (B,) = ({batch_size},), a permutation of the samples, "
+            "with draw='partition'; use torch.randperm"
+        )
+    # See `index_table`.
+    if indices.device.type == "cpu" and not torch.compiler.is_compiling():
+        missing = set(range(batch_size)) - set(indices.tolist())
+        if missing:
+            raise ValueError(
+                f"indices without sample {min(missing)}: must contain each of the {batch_size} samples once, with "
+                "draw='partition'; use torch.randperm"
+            )
+
+
+def _index_tensor(indices: object, shape: str) -> Tensor:
+    if not isinstance(indices, Tensor):
+        raise ValueError(
+            f"indices of type {type(indices).__name__}: must be a torch.Tensor {shape}; convert with torch.as_tensor"
+        )
+    if indices.dtype not in (torch.int64, torch.int32):
+        raise ValueError(f"indices of dtype {indices.dtype}: must be int64 or int32")
+    return indices

@@ -58,7 +58,10 @@ def test_options_reach_the_layers():
     assert (layer.noise_eps, layer.dof, layer.generator) == (1e-2, "exact", generator)
     assert ghostnoise.convert(convolutional(), "gbn", 4, running_var_from="batch")[1].running_var_from == "batch"
     assert ghostnoise.convert(convolutional(), "en", 4, alpha=0.5)[1].alpha == 0.5
-    assert ghostnoise.convert(convolutional(), "gni", 4, normalizer="exclusive")[1].normalizer == "exclusive"
+    layer = ghostnoise.convert(convolutional(), "gni", 4, draw="partition", normalizer="exclusive")[1]
+    assert (layer.draw, layer.normalizer) == ("partition", "exclusive")
+    model = ghostnoise.convert(convolutional(), "gni", 4, draw="partition", after=nn.ReLU)
+    assert {each.draw for each in model.modules() if isinstance(each, ghostnoise.GhostNoise)} == {"partition"}
     layer = ghostnoise.convert(convolutional(), "xbn", min_std=0.1, clamp_output=3.0)[1]
     assert (layer.ghost_size, layer.min_std, layer.clamp_output) == (None, 0.1, 3.0)
 

@@ -75,10 +75,16 @@ def test_methods_and_sizes(arguments, message):
 @pytest.mark.parametrize(
     ("options", "message"),
     [
-        ({"noise": 1}, "noise=1: GhostNoiseBatchNorm has no such option here; it takes noise_eps, components, normal"),
+        ({"noise": 1}, "noise=1: GhostNoiseBatchNorm has no such option here; it takes noise_eps, components, draw, "),
         ({"eps": 1}, "eps=1: GhostNoiseBatchNorm has no such option here; it takes noise_eps"),
         ({"noise_eps": -1}, r"noise_eps=-1: must be a number in \[0, inf\)"),
         ({"noise_eps": "small"}, r"noise_eps='small': must be a number in \[0, inf\)"),
+        ({"draw": "shuffle"}, "draw='shuffle': must be one of 'replacement', 'partition'"),
+        (
+            {"draw": "partition", "scope": "global"},
+            "draw='partition' with process_group='world': must be None, .* use dr",
+        ),
+        ({"after": nn.ReLU, "draw": "all"}, "draw='all': must be one of 'replacement', 'partition'"),
         ({"normalizer": "xbn"}, "normalizer='xbn': must be one of 'batch', 'exclusive'"),
         ({"after": nn.ReLU, "normalizer": "exclusive"}, "normalizer='exclusive': GhostNoise has no such option here"),
         ({"components": "all"}, "components='all': must be one of 'both', 'shift', 'scale'"),

@@ -6,7 +6,18 @@ import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
-from ghostnoise.engine.plan import COMPONENTS, Batch, Drawn, Normalizer, Plan, Reference, Tables, decode, positions
+from ghostnoise.engine.plan import (
+    COMPONENTS,
+    Batch,
+    Drawn,
+    Normalizer,
+    Partition,
+    Plan,
+    Reference,
+    Tables,
+    decode,
+    positions,
+)
 from ghostnoise.statistics.laws import Law, LawDraws
 from ghostnoise.statistics.moments import Moments, expand_pools
 from ghostnoise.statistics.samples import (
@@ -107,6 +118,7 @@ laws = st.builds(Law, st.integers(1, 65_536), st.sampled_from(["fc", "conv"]), s
 noises = st.one_of(
     st.none(),
     st.builds(Drawn, numbers, st.sampled_from(COMPONENTS), st.just(INDICES)),
+    st.builds(Partition, numbers, st.sampled_from(COMPONENTS), st.just(torch.arange(8)), st.integers(1, 65_536)),
     st.builds(
         Tables, numbers, st.sampled_from(COMPONENTS), laws, st.just(LawDraws(ONE, 2 * ONE, 3 * ONE)), st.booleans()
     ),
@@ -127,6 +139,13 @@ def test_a_plan_is_decoded_as_it_was(normalizer, noise, running):
         for name in fields:
             assert getattr(decoded.noise, name) == getattr(noise, name)
     assert decode(None, [], *plan.encode()).noise is None
+
+
+@pytest.mark.parametrize("ghost_size", [1, 3, 4, 5, 8, 100])
+def test_noise_of_a_partition_is_its_equation(ghost_size):
+    order = torch.randperm(8, generator=torch.Generator().manual_seed(1))
+    expected = reference.ghost_noise(X, reference.partition(order, ghost_size))
+    torch.testing.assert_close(noisy(Partition(1e-3, "both", order, ghost_size)), expected)
 
 
 @pytest.mark.parametrize("eps", [1, 0])

@@ -12,7 +12,7 @@ from torch.utils._python_dispatch import TorchDispatchMode
 import ghostnoise
 from ghostnoise import functional
 from ghostnoise.engine import op
-from ghostnoise.engine.plan import Drawn, Normalizer, Plan
+from ghostnoise.engine.plan import Normalizer, Plan, Tables
 from ghostnoise.statistics.moments import Moments
 from ghostnoise.statistics.samples import Contributors, SampleItself, pool_all
 from support import families, plans
@@ -75,13 +75,9 @@ def test_normalize_backward(name, shape, dtype, layout, needs_x):
 
 
 def noise_plan(name, spatial):
-    noise = {
-        "drawn": Drawn(1e-3, "both", plans.indices()),
-        "drawn shift": Drawn(1e-3, "shift", plans.indices()),
-        "drawn scale": Drawn(1e-3, "scale", plans.indices()),
-        "law fc": plans.tables("fc", spatial, normalized=False),
-        "law conv": plans.tables("conv", spatial, normalized=False),
-    }[name]
+    noise = plans.NOISY[name].noise
+    if isinstance(noise, Tables):
+        noise = plans.tables(noise.law.law, spatial, normalized=False)
     return Plan(Normalizer(SampleItself(), 0.0), noise)
 
 
@@ -100,7 +96,7 @@ def test_inject(name, shape, dtype, layout):
 
 def calls(spatial):
     draws = {law: plans.tables(law, spatial).draws for law in ("fc", "conv")}
-    indices = plans.indices()
+    indices, order = plans.indices(), plans.partition(2).indices
     norm = (None, None)
     return {
         "bn": lambda x, w, b: functional.batch_norm(x, *norm, w, b, True),
@@ -113,6 +109,9 @@ def calls(spatial):
         "gni after xbn": lambda x, w, b: functional.ghost_noise_batch_norm(
             x, *norm, w, b, True, ghost_size=5, indices=indices, normalizer="exclusive"
         ),
+        "gni by partition": lambda x, w, b: functional.ghost_noise_batch_norm(
+            x, *norm, w, b, True, ghost_size=4, draw="partition", indices=order
+        ),
         "agni fc": lambda x, w, b: functional.analytical_ghost_noise_batch_norm(
             x, *norm, w, b, True, ghost_size=5, draws=draws["fc"]
         ),
@@ -120,6 +119,8 @@ def calls(spatial):
             x, *norm, w, b, True, ghost_size=5, law="conv", draws=draws["conv"]
         ),
         "noise": lambda x, w, b: functional.ghost_noise(x, 5, indices=indices) * w.sum() + b.sum(),
+        "noise by partition": lambda x, w, b: functional.ghost_noise(x, 2, draw="partition", indices=order) * w.sum()
+        + b.sum(),
         "analytical noise": lambda x, w, b: functional.analytical_ghost_noise(x, 5, law="conv", draws=draws["conv"])
         * w.sum()
         + b.sum(),

@@ -1,4 +1,5 @@
 import copy
+import functools
 import pickle
 import warnings
 
@@ -139,7 +140,14 @@ def test_precision_with_an_outlier_that_was_not_drawn():
     assert (y[1:] - expected[1:]).abs().max() <= 1e-5 * expected[1:].abs().max()
 
 
-@pytest.mark.parametrize("function", [functional.ghost_noise, functional.analytical_ghost_noise])
+@pytest.mark.parametrize(
+    "function",
+    [
+        functional.ghost_noise,
+        functools.partial(functional.ghost_noise, draw="partition"),
+        functional.analytical_ghost_noise,
+    ],
+)
 def test_reproducible_by_seed_and_by_generator(function):
     x = torch.randn(8, 3, 4)
     torch.manual_seed(3)
@@ -270,6 +278,163 @@ def test_options_are_checked_when_built(layer):
 def test_without_ghost_batches_the_input_itself_is_returned(layer):
     x = torch.randn(6, 3)
     assert layer(None)(x) is x
+
+
+# A partition of the shuffled batch instead of independent draws.
+
+
+@backends
+@given(cases(least_values=1, dtypes=ALL_DTYPES), st.sampled_from(COMPONENTS))
+def test_noise_of_a_partition_equals_naive_loop(backend, case, components):
+    order = case.permutation()
+
+    def function(x, weight, bias):
+        return functional.ghost_noise(
+            x, case.ghost_size, components=components, draw="partition", channel_dim=case.channel_dim, indices=order
+        )
+
+    def naive(x, weight, bias):
+        return reference.ghost_noise(x, reference.partition(order, case.ghost_size), components=components)
+
+    with ghostnoise.backend(backend):
+        assert_equals_naive(function, naive, case, affine=False)
+
+
+@backends
+@normalizers
+@given(cases(least_batch=3), st.booleans(), st.sampled_from(COMPONENTS))
+def test_batch_norm_with_noise_of_a_partition_equals_naive_loop(backend, normalizer, case, affine, components):
+    order, options = case.permutation(), {"components": components, "normalizer": normalizer}
+    drawn = reference.partition(order, case.ghost_size)
+    with ghostnoise.backend(backend):
+        assert_equals_naive(
+            noisy(case, indices=order, draw="partition", **options),
+            lambda x, w, b: reference.ghost_noise_batch_norm(x, drawn, w, b, **options),
+            case,
+            affine,
+        )
+
+
+def ghost_batches(batch_size, ghost_size, **options):
+    """Return how often each sample (column) is in the ghost batch of each position (row), in shares of the ghost batch.
+
+    With the unit vectors as samples, the mean of a ghost batch is the share that each sample has in it.
+    """
+    x = torch.eye(batch_size, dtype=torch.float64)
+    return x - functional.ghost_noise(x, ghost_size, components="shift", **options) + 1 / batch_size
+
+
+@pytest.mark.parametrize(("batch_size", "ghost_size", "sizes"), [(8, 4, [4, 4]), (11, 3, [3, 3, 5]), (5, 1, [1] * 5)])
+def test_a_partition_draws_every_sample_once(batch_size, ghost_size, sizes):
+    torch.manual_seed(0)
+    shares = [ghost_batches(batch_size, ghost_size, draw="partition") for _ in range(20)]
+    for share in shares:
+        starts = torch.tensor([0, *sizes]).cumsum(0)[:-1]
+        rows = share[starts] * torch.tensor(sizes)[:, None]  # a row for each ghost batch
+        torch.testing.assert_close(rows.sum(0), torch.ones(batch_size, dtype=torch.float64))
+        torch.testing.assert_close(rows, rows.round(), rtol=0, atol=1e-12)
+        torch.testing.assert_close(rows.sum(1), torch.tensor(sizes, dtype=torch.float64))
+        torch.testing.assert_close(share, share[starts].repeat_interleave(torch.tensor(sizes), 0))
+    assert len({tuple(share.flatten().tolist()) for share in shares}) > 1  # a new permutation for every batch
+
+
+def test_a_partition_is_uniform():
+    """Each sample is in the ghost batch of a position with probability N/B."""
+    torch.manual_seed(0)
+    repeats, batch_size, ghost_size = 2000, 6, 2
+    shares = sum(ghost_batches(batch_size, ghost_size, draw="partition") for _ in range(repeats)) / repeats
+    p = ghost_size / batch_size
+    assert (shares * ghost_size - p).abs().max() <= 5 * (p * (1 - p) / repeats) ** 0.5
+
+
+@pytest.mark.parametrize("ghost_size", [6, 7, 200])
+def test_a_partition_into_one_ghost_batch_adds_no_noise(ghost_size):
+    x = torch.randn(6, 3, 4, dtype=torch.float64) + 1
+    torch.testing.assert_close(functional.ghost_noise(x, ghost_size, draw="partition"), x, rtol=1e-12, atol=1e-12)
+
+
+@normalizers
+def test_gradcheck_of_a_partition_into_one_ghost_batch(normalizer):
+    """The noise is then constant in x, so that gradcheck applies."""
+    x = torch.randn(5, 2, 3, dtype=torch.float64, requires_grad=True)
+
+    def run(x):
+        options = {"ghost_size": 9, "draw": "partition", "normalizer": normalizer}
+        return functional.ghost_noise_batch_norm(x, None, None, training=True, **options)
+
+    assert torch.autograd.gradcheck(run, x)
+    assert torch.autograd.gradgradcheck(run, x)
+
+
+def test_a_partition_without_shuffling_is_ghost_batch_norm():
+    """With the identity as permutation, batch norm with noise is ghost batch norm, as eps goes to 0 (identity 1)."""
+    x = torch.randn(11, 3, 4, dtype=torch.float64)
+    options = {"training": True, "eps": 0.0, "ghost_size": 4}
+    y = functional.ghost_noise_batch_norm(
+        x, None, None, noise_eps=0.0, draw="partition", indices=torch.arange(11), **options
+    )
+    torch.testing.assert_close(y, functional.ghost_batch_norm(x, None, None, **options), rtol=1e-10, atol=1e-10)
+
+
+def test_precision_of_a_partition_next_to_an_outlier():
+    """An outlier in another ghost batch, and S = 1 in float32."""
+    for shape in ((16, 4, 8, 8), (16, 4)):
+        torch.manual_seed(0)
+        x = torch.randn(shape)
+        x[0] += 1e8
+        order = torch.randperm(16)
+        y = functional.ghost_noise(x, 4, draw="partition", indices=order)
+        expected = reference.unfold(reference.ghost_noise(reference.fold(x), reference.partition(order, 4)), x)
+        group = order.tolist().index(0) // 4
+        others = [k for k in range(1, 16) if k // 4 != group]
+        assert (y[others] - expected[others]).abs().max() <= 1e-5 * expected[others].abs().max()
+
+
+def test_compiled_noise_of_a_partition():
+    """The permutation is drawn inside the graph."""
+    layers = nn.Sequential(GhostNoise(4, draw="partition"), GhostNoiseBatchNorm2d(3, ghost_size=4, draw="partition"))
+    x = torch.randn(11, 3, 4, 4, requires_grad=True)
+    y = torch.compile(layers, fullgraph=True, backend="aot_eager")(x)
+    assert torch.autograd.grad(y.square().sum(), x)[0].isfinite().all()
+    assert not torch.allclose(y, torch.compile(layers, fullgraph=True, backend="aot_eager")(x))
+
+
+def test_permutations_that_do_not_fit():
+    x = torch.randn(6, 3)
+
+    def run(indices):
+        return functional.ghost_noise(x, 4, draw="partition", indices=indices)
+
+    with pytest.raises(ValueError, match=r"indices of shape \(6, 4\): must be \(B,\) = \(6,\).*use torch.randperm"):
+        run(torch.zeros(6, 4, dtype=torch.int64))
+    with pytest.raises(ValueError, match="indices without sample 5: must contain each of the 6 samples once"):
+        run(torch.tensor([0, 1, 2, 3, 4, 4]))
+    with pytest.raises(ValueError, match=r"dtype torch.float32: must be int64 or int32"):
+        run(torch.zeros(6))
+    with pytest.raises(ValueError, match=r"indices of type list: must be a torch.Tensor \(B,\)"):
+        run([0, 1, 2, 3, 4, 5])
+    order = torch.randperm(6)
+    assert torch.equal(run(order.int()), run(order))
+
+
+@pytest.mark.parametrize("group", ["world", "other"])
+def test_a_partition_is_of_one_process(group):
+    with pytest.raises(
+        ValueError, match=f"draw='partition' with process_group='{group}': must be None.*use draw='repl"
+    ):
+        GhostNoise(4, draw="partition", process_group=group)
+    with pytest.raises(ValueError, match="draw='partition' with process_group="):
+        GhostNoiseBatchNorm2d(3, ghost_size=4, draw="partition", process_group=group)
+    with pytest.raises(ValueError, match="draw='partition' with process_group="):
+        functional.ghost_noise(torch.randn(6, 3), 4, draw="partition", process_group=group)
+
+
+def test_draws_outside_their_values():
+    for build in (GhostNoise, lambda size, **options: GhostNoiseBatchNorm2d(3, ghost_size=size, **options)):
+        with pytest.raises(ValueError, match="draw='shuffle': must be one of 'replacement', 'partition'"):
+            build(4, draw="shuffle")
+    with pytest.raises(ValueError, match="draw=None: must be one of"):
+        functional.ghost_noise(torch.randn(6, 3), 4, draw=None)
 
 
 # Inside batch norm.

@@ -85,7 +85,7 @@ def test_options_are_the_same_in_layers_and_functions(spec):
         ("gbn", ["running_var_from"]),
         ("xbn", ["min_std", "clamp_output"]),
         ("en", ["alpha"]),
-        ("gni", ["noise_eps", "components", "normalizer"]),
+        ("gni", ["noise_eps", "components", "draw", "normalizer"]),
         ("agni", ["noise_eps", "law", "dof", "components"]),
         ("dropout", ["p", "distribution", "per"]),
         ("eagn", ["std"]),

@@ -45,6 +45,9 @@ class Case:
         generator = torch.Generator().manual_seed(self.seed + 9)
         return torch.randint(self.batch_size, (self.batch_size, self.ghost_size), generator=generator)
 
+    def permutation(self) -> Tensor:
+        return torch.randperm(self.batch_size, generator=torch.Generator().manual_seed(self.seed + 9))
+
 
 def lay_out(x: Tensor, layout: str) -> Tensor:
     """The same values in other strides."""

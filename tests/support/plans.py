@@ -4,7 +4,7 @@ from dataclasses import dataclass
 
 import torch
 
-from ghostnoise.engine.plan import Drawn, Noise, Normalizer, Plan, Reference, Tables
+from ghostnoise.engine.plan import Drawn, Noise, Normalizer, Partition, Plan, Reference, Tables
 from ghostnoise.statistics.laws import Law
 from ghostnoise.statistics.moments import Moments
 from ghostnoise.statistics.samples import Exclusive, GhostBatch, Mixture, SampleItself
@@ -20,6 +20,10 @@ def seeded(seed=0):
 
 def indices(ghost_size=5):
     return torch.randint(BATCH, (BATCH, ghost_size), generator=seeded())
+
+
+def partition(ghost_size, components="both"):
+    return Partition(NOISE_EPS, components, torch.randperm(BATCH, generator=seeded()), ghost_size)
 
 
 def tables(law="fc", spatial=6, components="both", normalized=True, dof="paper"):
@@ -63,6 +67,9 @@ NOISY = {
     "drawn": Plan(normalizer(GhostBatch()), Drawn(NOISE_EPS, "both", indices())),
     "drawn shift": Plan(normalizer(GhostBatch()), Drawn(NOISE_EPS, "shift", indices())),
     "drawn scale": Plan(normalizer(GhostBatch()), Drawn(NOISE_EPS, "scale", indices())),
+    "partition": Plan(normalizer(GhostBatch()), partition(3)),
+    "ragged partition": Plan(normalizer(GhostBatch()), partition(4)),
+    "shift of a partition": Plan(normalizer(GhostBatch()), partition(2, "shift")),
     "law fc": Plan(normalizer(GhostBatch()), tables("fc")),
     "law conv": Plan(normalizer(GhostBatch()), tables("conv")),
 }
@@ -70,6 +77,7 @@ NOISY_EXCLUSIVE = {
     "drawn after xbn": Plan(normalizer(Exclusive()), Drawn(NOISE_EPS, "both", indices())),
     "drawn shift after xbn": Plan(normalizer(Exclusive()), Drawn(NOISE_EPS, "shift", indices())),
     "drawn scale after xbn": Plan(normalizer(Exclusive(3)), Drawn(NOISE_EPS, "scale", indices())),
+    "partition after xbn": Plan(normalizer(Exclusive()), partition(2)),
     "law after xbn": Plan(normalizer(Exclusive()), tables("fc")),
 }
 CORRECTED = {

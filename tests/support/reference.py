@@ -94,11 +94,11 @@ def eval_norm(x, running_mean, running_var, alpha, weight=None, bias=None, eps=1
 
 
 def ghost_noise(x, indices, noise_eps=1e-3, components="both"):
-    """The paper's listing, for a given table of drawn samples."""
+    """The paper's listing, for a given table of drawn samples, or a list of lists of different lengths."""
     with torch.no_grad():
         batch_mean, batch_var = statistics(x)
         noise = []
-        for drawn in indices.tolist():
+        for drawn in indices if isinstance(indices, list) else indices.tolist():
             ghost_mean, ghost_var = statistics(x[drawn])
             scale = torch.sqrt((ghost_var + noise_eps) / (batch_var + noise_eps))
             noise.append((ghost_mean - batch_mean, scale))
@@ -107,6 +107,12 @@ def ghost_noise(x, indices, noise_eps=1e-3, components="both"):
         y = sample if components == "scale" else sample - m[:, None]
         out.append(y if components == "shift" else y / s[:, None])
     return torch.stack(out)
+
+
+def partition(permutation, ghost_size):
+    """Return the drawn samples for each position: those of its ghost batch in the shuffled batch."""
+    order = permutation.tolist()
+    return [[order[n] for n in ghost_batch_of(k, len(order), ghost_size)] for k in range(len(order))]
 
 
 def ghost_noise_batch_norm(

@@ -53,7 +53,7 @@ def convert(
     >>> model = nn.Sequential(nn.Conv2d(3, 8, 3), nn.BatchNorm2d(8), nn.ReLU())
     >>> convert(model, "gni", ghost_size=32)[1]
     GhostNoiseBatchNorm2d(8, eps=1e-05, momentum=0.1, affine=True, bias=True, track_running_stats=True,
-    ghost_size=32, noise_eps=0.001, components='both', normalizer='batch')
+    ghost_size=32, noise_eps=0.001, components='both', draw='replacement', normalizer='batch')
     """
     targets.check_model(model, "convert")
     chosen = Method(method, *registry.find(method))

@@ -1,8 +1,8 @@
 """What a method asks of the engine: a normalizer, noise, and a correction towards the running statistics.
 
 A `Normalizer` selects which samples contribute to each sample's statistics. `Noise` has one source: samples drawn from
-the batch (`Drawn`), or tables drawn from an analytical law (`Tables`). A `Correction` is Batch Renormalization's r and
-d. Methods only combine these, so every backend serves every method.
+the batch (`Drawn`), a partition of the shuffled batch (`Partition`), or tables drawn from an analytical law (`Tables`).
+A `Correction` is Batch Renormalization's r and d. Methods only combine these, so every backend serves every method.
 """
 
 import math
@@ -14,8 +14,8 @@ import torch
 from torch import Tensor
 
 from ghostnoise.statistics.laws import Law, LawDraws
-from ghostnoise.statistics.moments import Moments
-from ghostnoise.statistics.samples import Contributors
+from ghostnoise.statistics.moments import Moments, expand_pools
+from ghostnoise.statistics.samples import Contributors, GhostBatch
 
 Components = Literal["both", "shift", "scale"]
 COMPONENTS: tuple[Components, ...] = get_args(Components)
@@ -103,6 +103,26 @@ class Drawn(Noise):
 
 
 @dataclass(frozen=True)
+class Partition(Noise):
+    """Ghost batches that partition the shuffled batch: `indices` (B,) is the permutation.
+
+    The ghost batches are `ghost_size` consecutive samples of the shuffled batch; the last one also takes the remaining
+    samples. Each serves the samples at its own positions of the batch, whether or not they are its members.
+    """
+
+    indices: Tensor
+    ghost_size: int
+
+    def ghost_moments(self, batch: Batch) -> Moments:
+        """Pool the ghost batches of the shuffled batch."""
+        batch_size, contributors = self.indices.shape[0], GhostBatch(self.ghost_size)
+        shuffled = Moments(*(table[self.indices].to(batch.whole.mean.dtype) for table in batch.moments))
+        mean, var = contributors.pool(shuffled, None)
+        shared = contributors.samples_per_pool(batch_size)
+        return Moments(*(expand_pools(table, batch_size, shared) for table in (mean - batch.whole.mean, var)))
+
+
+@dataclass(frozen=True)
 class Tables(Noise):
     """Ghost batches whose moments follow an analytical law: standard draws in tables (B, C) (eqs. 11-16).
 
@@ -167,7 +187,7 @@ class Plan(NamedTuple):
 
     def tensors(self) -> tuple[list[Tensor], list[Tensor]]:
         """Return the tensors of the noise and of the reference, in the order in which `decode` takes them."""
-        drawn = [self.noise.indices] if isinstance(self.noise, Drawn) else []
+        drawn = [self.noise.indices] if isinstance(self.noise, Drawn | Partition) else []
         drawn = list(self.noise.draws) if isinstance(self.noise, Tables) else drawn
         if self.reference is None:
             return drawn, []
@@ -180,14 +200,17 @@ class Plan(NamedTuple):
         `torch.compile` traces this, and specializes on the numbers.
         """
         contributors, noise = self.normalizer.contributors, self.noise
-        if not (noise is None or isinstance(noise, Drawn | Tables)):
-            raise TypeError(f"noise of type {type(noise).__name__}: must be Drawn or Tables to be part of a graph")
+        if not (noise is None or isinstance(noise, Drawn | Partition | Tables)):
+            kinds = "Drawn, Partition or Tables"
+            raise TypeError(f"noise of type {type(noise).__name__}: must be {kinds} to be part of a graph")
         sizes, shares = contributors.numbers()
         names, integers = [type(contributors).__name__], [-1 if size is None else size for size in sizes]
         floats = [self.normalizer.eps, self.normalizer.min_std, *shares]
         if noise is not None:
             floats.append(noise.eps)
             names += [type(noise).__name__, noise.components]
+        if isinstance(noise, Partition):
+            integers.append(noise.ghost_size)
         if isinstance(noise, Tables):
             names += [noise.law.law, noise.law.dof, "normalized" if noise.normalized else "raw"]
             integers.append(noise.law.ghost_size)
@@ -207,6 +230,8 @@ def decode(
         components: Any = kind[1]
         if kind[0] == Drawn.__name__:
             noise = Drawn(floats[-1], components, drawn[0])
+        elif kind[0] == Partition.__name__:
+            noise = Partition(floats[-1], components, drawn[0], integers[-1])
         else:
             law: Any = Law(integers[-1], kind[2], kind[3])  # type: ignore[arg-type]
             noise = Tables(floats[-1], components, law, LawDraws(*drawn), kind[4] == "normalized")

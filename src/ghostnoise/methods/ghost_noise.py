@@ -9,10 +9,11 @@ from torch import Generator, Tensor, nn
 
 from ghostnoise import checks
 from ghostnoise.engine import op, ranks
-from ghostnoise.engine.plan import COMPONENTS, Components, Drawn, Normalizer
+from ghostnoise.engine.plan import COMPONENTS, Components, Drawn, Noise, Normalizer, Partition
 from ghostnoise.engine.ranks import Extent, Group
 from ghostnoise.methods.base import NormLayer, checked, whole_batch, whole_batch_unbiased
 from ghostnoise.methods.registry import MeterSpec, MethodSpec, register
+from ghostnoise.randomness import drawn_by
 from ghostnoise.statistics.samples import Exclusive, GhostBatch, draw_indices
 from ghostnoise.tracing import Leaf
 
@@ -26,6 +27,8 @@ __all__ = [
     "ghost_noise_batch_norm",
 ]
 
+DrawName: TypeAlias = Literal["replacement", "partition"]
+DRAWS: tuple[DrawName, ...] = get_args(DrawName)
 NormalizerName: TypeAlias = Literal["batch", "exclusive"]
 NORMALIZERS: tuple[NormalizerName, ...] = get_args(NormalizerName)
 
@@ -36,6 +39,7 @@ def ghost_noise(
     noise_eps: float = 1e-3,
     *,
     components: Components = "both",
+    draw: DrawName = "replacement",
     channel_dim: int = 1,
     indices: Tensor | None = None,
     generator: Generator | None = None,
@@ -53,8 +57,11 @@ def ghost_noise(
         ghost_size: the number of samples in a ghost batch, N; `None` disables the noise and returns the input.
         noise_eps: added to both variances.
         components: "both", or only the "shift" (m - μ) or the "scale" (the square root).
+        draw: "replacement", or "partition": one random permutation of the batch is divided into ghost batches of
+            `ghost_size` samples, the last one with the remaining samples too, so that each sample is drawn once. All
+            samples at the positions of a ghost batch then get its noise. Not available with a `process_group`.
         channel_dim: the dimension of the channels.
-        indices: the drawn samples (B, N). If None, they are drawn.
+        indices: the drawn samples (B, N), or the permutation (B,) of a partition. If None, they are drawn.
         generator: draws the samples; None is the default generator of the device.
         process_group: the ranks that share the batch; `indices` then have a row for each sample of this rank, and
             count the samples of all ranks.
@@ -64,14 +71,15 @@ def ghost_noise(
     """
     ghost_size = checks.ghost_size_or_none(ghost_size)
     check_noise(noise_eps, components, generator)
+    _check_draw(draw, process_group)
     _, extent = checked_input(input, "ghost_noise", channel_dim, process_group, uneven)
     if ghost_size is None:
         checks.no_draws("indices", indices)
         return input
-    drawn = drawn_indices(input, extent.shape[0], ghost_size, indices, generator)
     single = ghost_size * extent.spatial == 1 < extent.shape[0]
     warn_without_variance(components != "shift" and single, input)
-    return op.inject(input, Drawn(float(noise_eps), components, drawn), channel_dim, extent.ranks)
+    noise = _drawn(input, extent.shape[0], ghost_size, noise_eps, components, draw, indices, generator)
+    return op.inject(input, noise, channel_dim, extent.ranks)
 
 
 def ghost_noise_batch_norm(
@@ -87,6 +95,7 @@ def ghost_noise_batch_norm(
     ghost_size: int | None,
     noise_eps: float = 1e-3,
     components: Components = "both",
+    draw: DrawName = "replacement",
     normalizer: NormalizerName = "batch",
     indices: Tensor | None = None,
     generator: Generator | None = None,
@@ -98,7 +107,7 @@ def ghost_noise_batch_norm(
     """Normalize with the statistics of the whole batch, inject ghost noise, then apply weight and bias (eq. 9).
 
     The gradient flows through the statistics of batch norm; the drawn statistics are constants of the normalized input.
-    `noise_eps`, `components`, `indices` and `generator` are those of `ghost_noise`; `ghost_size=None` is plain
+    `noise_eps`, `components`, `draw`, `indices` and `generator` are those of `ghost_noise`; `ghost_size=None` is plain
     `batch_norm`. Evaluation, running statistics, shapes and the other arguments are those of `batch_norm`.
 
     With `normalizer="exclusive"`, normalization and running statistics are those of `exclusive_batch_norm` of the whole
@@ -106,6 +115,7 @@ def ghost_noise_batch_norm(
     """
     ghost_size = checks.ghost_size_or_none(ghost_size)
     check_noise(noise_eps, components, generator)
+    _check_draw(draw, process_group)
     checks.choice("normalizer", normalizer, NORMALIZERS)
     call = checked(
         "ghost_noise_batch_norm", input, running_mean, running_var, weight, bias, training, momentum, eps,
@@ -121,8 +131,8 @@ def ghost_noise_batch_norm(
         checks.no_draws("indices", indices)
         return call.train(statistics, population)
     warn_without_variance(components != "shift" and ghost_size * extent.spatial == 1, input)
-    drawn = drawn_indices(input, extent.shape[0], ghost_size, indices, generator)
-    return call.train(statistics, population, Drawn(float(noise_eps), components, drawn))
+    noise = _drawn(input, extent.shape[0], ghost_size, noise_eps, components, draw, indices, generator)
+    return call.train(statistics, population, noise)
 
 
 def check_noise(noise_eps: float, components: str, generator: Generator | None) -> None:
@@ -140,14 +150,40 @@ def checked_input(input: Tensor, name: str, channel_dim: int, process_group: Gro
     return channels, extent
 
 
-def drawn_indices(
-    input: Tensor, batch_size: int, ghost_size: int, indices: Tensor | None, generator: Generator | None
-) -> Tensor:
-    """Return a table (B, N) of samples out of `batch_size`: the given one, checked, or a new one."""
-    if indices is None:
-        return draw_indices(batch_size, ghost_size, input.device, generator, rows=input.shape[0])
-    checks.index_table(indices, input.shape[0], ghost_size, batch_size)
-    return indices.to(input.device, copy=True)  # the backward pass needs them unchanged
+def _check_draw(draw: str, process_group: Group) -> None:
+    checks.choice("draw", draw, DRAWS)
+    if draw == "partition" and process_group is not None:
+        raise ValueError(
+            f"draw='partition' with process_group={ranks.named(process_group)!r}: must be None, since ranks do not "
+            "share a permutation; use draw='replacement', or process_group=None to partition each process's own batch"
+        )
+
+
+def _drawn(
+    input: Tensor,
+    batch_size: int,
+    ghost_size: int,
+    noise_eps: float,
+    components: Components,
+    draw: DrawName,
+    indices: Tensor | None,
+    generator: Generator | None,
+) -> Noise:
+    """Return noise from samples out of `batch_size`, with the given indices, checked, or new ones."""
+    rows, device = input.shape[0], input.device
+    if indices is not None:
+        if draw == "partition":
+            checks.permutation(indices, rows)
+        else:
+            checks.index_table(indices, rows, ghost_size, batch_size)
+        drawn = indices.to(device, copy=True)  # the backward pass needs them unchanged
+    elif draw == "partition":
+        drawn = torch.randperm(rows, device=device, **drawn_by(generator))
+    else:
+        drawn = draw_indices(batch_size, ghost_size, device, generator, rows)
+    if draw == "partition":
+        return Partition(float(noise_eps), components, drawn, ghost_size)
+    return Drawn(float(noise_eps), components, drawn)
 
 
 def warn_without_variance(condition: bool, input: Tensor) -> None:
@@ -170,13 +206,14 @@ class GhostNoise(Leaf):
 
         y = (x - (m - μ)) / sqrt((s² + noise_eps) / (σ² + noise_eps))
 
-    μ and σ² are the moments of the batch, m and s² those of `ghost_size` samples drawn with replacement. In eval mode
-    the input is returned unchanged.
+    μ and σ² are the moments of the batch, m and s² those of `ghost_size` samples drawn from it. In eval mode the input
+    is returned unchanged.
 
     Args:
         ghost_size: the number of samples in a ghost batch, N; smaller is stronger noise, `None` disables the noise.
         noise_eps: added to both variances.
         components: "both", or only the "shift" or the "scale".
+        draw: with "replacement" for each sample, or a "partition" of the shuffled batch; see `functional.ghost_noise`.
         channel_dim: the dimension of the channels: 1, or -1 for tokens (B, T, C).
         generator: draws the samples; None is the default generator of the device.
         process_group, uneven: as in `BatchNorm*d`.
@@ -194,6 +231,7 @@ class GhostNoise(Leaf):
         noise_eps: float = 1e-3,
         *,
         components: Components = "both",
+        draw: DrawName = "replacement",
         channel_dim: int = 1,
         generator: Generator | None = None,
         process_group: Group = None,
@@ -201,15 +239,12 @@ class GhostNoise(Leaf):
     ) -> None:
         super().__init__()
         check_noise(noise_eps, components, generator)
+        _check_draw(draw, process_group)
         checks.dimension(channel_dim)
         checks.flag("uneven", uneven)
         self.ghost_size = checks.ghost_size_or_none(ghost_size)
-        self.noise_eps, self.components, self.channel_dim, self.generator = (
-            noise_eps,
-            components,
-            channel_dim,
-            generator,
-        )
+        self.noise_eps, self.components, self.draw = noise_eps, components, draw
+        self.channel_dim, self.generator = channel_dim, generator
         self.process_group, self.uneven = ranks.named(process_group), uneven
 
     def forward(self, input: Tensor) -> Tensor:
@@ -217,15 +252,16 @@ class GhostNoise(Leaf):
         if not self.training:
             return input
         return ghost_noise(
-            input, self.ghost_size, self.noise_eps, components=self.components, channel_dim=self.channel_dim,
-            generator=self.generator, process_group=self.process_group, uneven=self.uneven,
+            input, self.ghost_size, self.noise_eps, components=self.components, draw=self.draw,
+            channel_dim=self.channel_dim, generator=self.generator, process_group=self.process_group,
+            uneven=self.uneven,
         )  # fmt: skip
 
     def extra_repr(self) -> str:
         """Return the settings."""
         own = (
             f"ghost_size={self.ghost_size}, noise_eps={self.noise_eps}, components={self.components!r}, "
-            f"channel_dim={self.channel_dim}"
+            f"channel_dim={self.channel_dim}, draw={self.draw!r}"
         )
         return ", ".join([own, *ranks.described(self.process_group, self.uneven)])
 
@@ -233,8 +269,8 @@ class GhostNoise(Leaf):
 class GhostNoiseBatchNorm(NormLayer):
     """Normalize with the whole batch, inject the noise of random ghost batches, then apply the affine (GNI, eq. 9).
 
-    Each sample gets the noise of `ghost_size` samples of the batch, drawn with replacement. Parameters, buffers,
-    state_dict and eval output are those of `nn.BatchNorm*d`.
+    Each sample gets the noise of `ghost_size` samples that are drawn from the batch. Parameters, buffers, state_dict
+    and eval output are those of `nn.BatchNorm*d`.
 
     Args:
         num_features, eps, momentum, affine, track_running_stats, device, dtype, bias: as in `nn.BatchNorm*d`.
@@ -242,6 +278,7 @@ class GhostNoiseBatchNorm(NormLayer):
         ghost_size: the number of samples in a ghost batch, N; smaller is stronger noise, `None` disables the noise.
         noise_eps: added to the two variances whose ratio is the scale noise.
         components: "both", or only the "shift" or the "scale".
+        draw: with "replacement" for each sample, or a "partition" of the shuffled batch; see `functional.ghost_noise`.
         normalizer: "batch", or "exclusive": each sample is excluded from its own statistics, as in exclusive batch norm
             of the whole batch, and the running variance is biased.
         generator: draws the samples; None is the default generator of the device.
@@ -256,7 +293,7 @@ class GhostNoiseBatchNorm(NormLayer):
     """
 
     function = staticmethod(ghost_noise_batch_norm)
-    options = ("ghost_size", "noise_eps", "components", "normalizer", "generator", *NormLayer.options)
+    options = ("ghost_size", "noise_eps", "components", "draw", "normalizer", "generator", *NormLayer.options)
 
     def __init__(
         self,
@@ -271,6 +308,7 @@ class GhostNoiseBatchNorm(NormLayer):
         ghost_size: int | None,
         noise_eps: float = 1e-3,
         components: Components = "both",
+        draw: DrawName = "replacement",
         normalizer: NormalizerName = "batch",
         generator: Generator | None = None,
         process_group: Group = None,
@@ -282,10 +320,11 @@ class GhostNoiseBatchNorm(NormLayer):
             process_group=process_group, uneven=uneven,
         )  # fmt: skip
         check_noise(noise_eps, components, generator)
+        _check_draw(draw, process_group)
         checks.choice("normalizer", normalizer, NORMALIZERS)
         self.ghost_size = checks.ghost_size_or_none(ghost_size)
         self.noise_eps, self.components, self.generator = noise_eps, components, generator
-        self.normalizer = normalizer
+        self.draw, self.normalizer = draw, normalizer
 
 
 class GhostNoiseBatchNorm1d(GhostNoiseBatchNorm, nn.BatchNorm1d):

@@ -117,7 +117,7 @@ def test_defaults_of_options():
         "gbn": {"running_var_from": "ghost"},
         "xbn": {"min_std": 0.0, "clamp_output": None},
         "en": {"alpha": None},
-        "gni": {"components": "both", "noise_eps": 1e-3, "normalizer": "batch"},
+        "gni": {"components": "both", "noise_eps": 1e-3, "draw": "replacement", "normalizer": "batch"},
         "agni": {"components": "both", "noise_eps": 1e-3, "law": "fc", "dof": "paper"},
         "dropout": {"distribution": "bernoulli", "per": "element"},
     }  # fmt: skip

@@ -177,7 +177,8 @@ def test_settings_reach_ghost_noise(place):
     kinds = (GhostNoise, GhostNoiseBatchNorm)
     for components in ("both", "shift", "scale"):
         layer = found(build("resnet8", "gni", place, components=components, noise_eps=0.01), kinds)
-        assert (layer.components, layer.noise_eps) == (components, 0.01)
+        assert (layer.components, layer.noise_eps, layer.draw) == (components, 0.01, "replacement")
+    assert found(build("resnet8", "gni", place, draw="partition"), kinds).draw == "partition"
     kinds = (AnalyticalGhostNoise, AnalyticalGhostNoiseBatchNorm)
     layer = found(build("resnet8", "agni", place, law="conv", dof="exact", components="scale", noise_eps=0.02), kinds)
     assert (layer.law, layer.dof, layer.components, layer.noise_eps) == ("conv", "exact", "scale", 0.02)

@@ -24,7 +24,7 @@ def build(model: ModelSettings, norm: NormSettings, shape: tuple[int, ...], clas
       (0): Flatten(start_dim=1, end_dim=-1)
       (1): Linear(in_features=16, out_features=8, bias=False)
       (2): GhostNoiseBatchNorm1d(8, eps=1e-05, momentum=0.1, affine=True, bias=True, track_running_stats=True,
-           ghost_size=4, noise_eps=0.001, components='both', normalizer='batch')
+           ghost_size=4, noise_eps=0.001, components='both', draw='replacement', normalizer='batch')
       (3): ReLU()
       (4): Linear(in_features=8, out_features=10, bias=True)
     )
