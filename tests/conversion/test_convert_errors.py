@@ -80,10 +80,6 @@ def test_methods_and_sizes(arguments, message):
         ({"noise_eps": -1}, r"noise_eps=-1: must be a number in \[0, inf\)"),
         ({"noise_eps": "small"}, r"noise_eps='small': must be a number in \[0, inf\)"),
         ({"draw": "shuffle"}, "draw='shuffle': must be one of 'replacement', 'partition'"),
-        (
-            {"draw": "partition", "scope": "global"},
-            "draw='partition' with process_group='world': must be None, .* use dr",
-        ),
         ({"after": nn.ReLU, "draw": "all"}, "draw='all': must be one of 'replacement', 'partition'"),
         ({"normalizer": "xbn"}, "normalizer='xbn': must be one of 'batch', 'exclusive'"),
         ({"after": nn.ReLU, "normalizer": "exclusive"}, "normalizer='exclusive': GhostNoise has no such option here"),
@@ -121,6 +117,12 @@ def test_a_misspelt_keyword_suggests_the_nearest(given, nearest):
     message = f"{given}=1: .* has no such option here; it takes .*; did you mean '{nearest}'"
     refuses(convolutional(), message, "gni", **{given: 1})
     refuses(transformer(), message, "gni", 4, **{given: 1})
+
+
+@pytest.mark.usefixtures("one_rank")
+def test_a_partition_of_global_scope():
+    message = "draw='partition' with process_group='world': must be None, .*; use draw='replacement'"
+    refuses(convolutional(), message, "gni", 4, draw="partition", scope="global")
 
 
 @pytest.mark.parametrize("name", [name for spec in registry.specs().values() for name in spec.shorthands])

@@ -7,15 +7,19 @@ from ghostnoise.engine import steps
 from ghostnoise.engine.backends import aten
 from ghostnoise.engine.backends.aten import ATEN
 from ghostnoise.engine.plan import Plan
-from ghostnoise.statistics.moments import Moments, expand_pools
+from ghostnoise.statistics.moments import Moments, arithmetic_dtype, expand_pools
 
 
 def normalize(x: Tensor, weight: Tensor | None, bias: Tensor | None, plan: Plan) -> tuple[Tensor, Moments, Moments]:
     """Return y, and the moments of the samples and of the pools as constants."""
-    moments = aten.measure(x)
-    affine, pooled, _, _ = steps.decide(ATEN, moments, weight, bias, plan, x)
+    # Converted once: the gradients of all uses of a tensor are then summed before they are rounded to its dtype.
+    dtype = arithmetic_dtype(x)
+    wide = x.to(dtype)
+    weight, bias = (None if parameter is None else parameter.to(dtype) for parameter in (weight, bias))
+    moments = aten.measure(wide)
+    affine, pooled, _, _ = steps.decide(ATEN, moments, weight, bias, plan, wide)
     shared = plan.normalizer.contributors.samples_per_pool(x.shape[0])
-    y = aten.apply(x, *(expand_pools(table, x.shape[0], shared) for table in affine)).to(x.dtype)
+    y = aten.apply(wide, *(expand_pools(table, x.shape[0], shared) for table in affine)).to(x.dtype)
     return y, moments.detach(), pooled.detach()
 
 
