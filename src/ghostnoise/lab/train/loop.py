@@ -17,7 +17,6 @@ from ghostnoise.lab.train import metering
 from ghostnoise.lab.train.display import Display, Sink
 from ghostnoise.lab.train.session import Progress, Session, learning_rate, set_learning_rate
 from ghostnoise.lab.train.stop import Clock
-from ghostnoise.meter import Reading
 
 Record = dict[str, Any]
 CHECKED_EVERY = 32  # steps between two checks that the loss is finite, which wait for the GPU
@@ -96,7 +95,6 @@ class Loop:
         trained = self.steps * self.batch_size
         due = (progress.epoch + 1) % self.evaluate_every == 0 or progress.epoch + 1 == self.epochs
         held_out, accuracy = evaluate(session, self.source) if due else (None, None)
-        read = self._measure()
         self._record(
             {
                 "train_loss": loss / (self.steps * session.here.world),
@@ -104,21 +102,15 @@ class Loop:
                 "loss": held_out,
                 "accuracy": accuracy,
                 "images_per_second": round(self.speed, 1),
-                **(metering.gap(read, session.settings.norm.method) if read else {}),
             }
         )
-        if read and session.here.first:
-            self.folder.record_noise(progress.epoch + 1, metering.content(read))
+        if metering.due(session.settings.meter, progress.epoch + 1, self.epochs):
+            read = metering.measure(session, self.source, progress.epoch)
+            if session.here.first:
+                self.folder.record_noise(progress.epoch + 1, read)
         progress.epoch += 1
         progress.start_epoch(session.here.device)
         self._save()
-
-    def _measure(self) -> Reading | None:
-        """Measure the noise if it is time."""
-        session, epoch = self.session, self.session.progress.epoch
-        if not metering.due(session.settings.meter, epoch + 1, self.epochs):
-            return None
-        return metering.measure(session, self.source, epoch)
 
     def _diverge(self) -> Ending:
         """Record that the loss is not finite; earlier metrics are kept."""

@@ -10,8 +10,7 @@ from ghostnoise.lab.config.schema import MeterSettings, Settings
 from ghostnoise.lab.data import Source
 from ghostnoise.lab.errors import UserError
 from ghostnoise.lab.train.session import Session, generator_states, restore_generators
-from ghostnoise.meter import Meter, Reading
-from ghostnoise.meter.gap import channel_mean
+from ghostnoise.meter import Meter
 
 GHOST_SIZE = 32
 
@@ -27,8 +26,8 @@ def due(meter: MeterSettings | None, epoch: int, epochs: int) -> bool:
     return meter is not None and (epoch in (1, epochs) or epoch % meter.every == 0)
 
 
-def measure(session: Session, source: Source, epoch: int, batches: int | None = None) -> Reading:
-    """Measure a copy of the network on the first batches of an epoch.
+def measure(session: Session, source: Source, epoch: int, batches: int | None = None) -> bytes:
+    """Measure a copy of the network on the first batches of an epoch, and return the reading as the content of a file.
 
     The copy is in training mode, but its weights are not updated. All processes must call this function. Raises a
     UserError if the network or the batches cannot be measured.
@@ -42,30 +41,11 @@ def measure(session: Session, source: Source, epoch: int, batches: int | None = 
         with torch.no_grad(), session.autocast(), meter:
             for images, _ in islice(source.batches(epoch, 0), batches or settings.meter.batches):
                 model(images)
-        return meter.result()
+        reading = meter.result()
     except ValueError as error:
         raise UserError(f"meter: {error}; leave the section [meter] out") from error
     finally:
         restore_generators(before, device)
-
-
-def content(reading: Reading) -> bytes:
-    """Return a reading as the content of a file."""
-    file = io.BytesIO()
-    reading.write(file)
-    return file.getvalue()
-
-
-def gap(reading: Reading, method: str) -> dict[str, float]:
-    """Return the gap between training and inference of the network's own method, as means over layers and channels.
-
-    `gap` is the mean absolute difference between the normalized outputs in training and at inference, relative to the
-    mean absolute output at inference; `range_ratio` is the largest output in training divided by that at inference.
-    Empty if no layer has a gap of this method.
-    """
-    gaps = [layer.gaps[method] for layer in reading.layers if method in layer.gaps]
-    means = {
-        "gap": [channel_mean(each.relative) for each in gaps],
-        "range_ratio": [channel_mean(each.range_ratio) for each in gaps],
-    }
-    return {name: sum(values) / len(values) for name, values in means.items() if values}
+    content = io.BytesIO()
+    reading.write(content)
+    return content.getvalue()

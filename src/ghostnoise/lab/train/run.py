@@ -160,10 +160,9 @@ def _heading(chosen: Recipe, session: Session, info: data.DatasetInfo) -> str:
     method = norm.method.upper() + (f"-{norm.ghost_size}" if norm.ghost_size else "")
     device = here.device.type if here.device.type != "cpu" else f"cpu ({counted(torch.get_num_threads(), 'thread')})"
     processes = f", {here.world} processes" if here.world > 1 else ""
-    samples = "signals" if len(info.shape) == 2 else "images"
     return (
         f"{chosen.name} {recipe.identity(settings)}: {settings.model.name} ({session.parameters:,} parameters), "
-        f"{method}, {info.train_size:,} {samples} of {settings.data.name} in batches of {settings.train.batch_size}, "
+        f"{method}, {info.train_size:,} images of {settings.data.name} in batches of {settings.train.batch_size}, "
         f"seed {settings.seed}, {device}{processes}"
     )
 
@@ -182,7 +181,6 @@ def _result(chosen: Recipe, loop: Loop, ending: Ending) -> Record:
         **{name: last[name] for name in ("train_loss", "train_accuracy", "loss", "accuracy")},
         "best_accuracy": best["accuracy"],
         "best_epoch": best["epoch"],
-        **{name: last[name] for name in ("gap", "range_ratio") if name in last},
         "parameters": session.parameters,
         "weights_sha256": session.weights_sha256(),
         "images_per_second": round(progress.images / max(progress.training_seconds, 1e-9), 1),
