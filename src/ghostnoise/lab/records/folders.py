@@ -13,10 +13,11 @@ from filelock import FileLock
 
 from ghostnoise.lab.errors import UserError
 from ghostnoise.lab.records import record
-from ghostnoise.lab.records.record import EVALUATED, TRAINED, RunRecord
+from ghostnoise.lab.records.record import EVALUATED, TRAINED, NoiseAt, RunRecord
 from ghostnoise.lab.store import atomic
-from ghostnoise.lab.store.folder import IMPORTED
+from ghostnoise.lab.store.folder import IMPORTED, MEASURED, NOISE, finite
 from ghostnoise.lab.store.scan import Found, look
+from ghostnoise.meter.reading import Reading
 from ghostnoise.text import counted
 
 TEMPORARY = ".import-"
@@ -29,6 +30,7 @@ class RecordedRun(Found):
 
     recorded_environment: Mapping[str, Any] = field(default_factory=dict)
     lines: tuple[dict[str, Any], ...] = ()
+    noise: tuple[NoiseAt, ...] = ()
 
     def environment(self) -> dict[str, Any]:
         """The environment metadata."""
@@ -46,7 +48,7 @@ def recorded(runs: Mapping[str, RunRecord], recipe: str, folder: Path) -> dict[s
         files = _files(each, recipe)
         found[identity] = RecordedRun(
             folder / identity, each.result.status, files["settings.json"], files["result.json"],
-            recorded_environment=files["environment.json"], lines=tuple(each.curve.lines()),
+            recorded_environment=files["environment.json"], lines=tuple(each.curve.lines()), noise=tuple(each.noise),
         )  # fmt: skip
     return found
 
@@ -62,6 +64,8 @@ def from_folder(found: Found) -> RunRecord:
         "curve": _curve(found.metrics()),
         "result": result,
     }
+    if noise := _noise(found.path):
+        tree["noise"] = noise
     return record.parse(json.dumps(tree).encode())  # the same checks as for a file
 
 
@@ -110,6 +114,24 @@ def _curve(lines: list[dict[str, Any]]) -> dict[str, Any]:
     )
 
 
+def _noise(folder: Path) -> list[Any]:
+    """Return the measured noise of a run folder: of an imported run as it was imported, otherwise from its readings."""
+    if (folder / MEASURED).exists():
+        found = json.loads((folder / MEASURED).read_bytes())
+        return found if isinstance(found, list) else [found]
+    noise = []
+    for path in sorted((folder / NOISE).glob("epoch-*.npz")):
+        try:
+            rows = Reading.load(path).rows()
+            epoch = int(path.stem.removeprefix("epoch-"))
+        except Exception as error:  # a damaged file can raise anything
+            raise ValueError(f"{path.name} is damaged ({error})") from error
+        names = dict.fromkeys(name for row in rows for name in row)
+        columns = {name: [finite(row.get(name)) for row in rows] for name in names}
+        noise.append({"epoch": epoch, "layers": columns})
+    return noise
+
+
 def _files(each: RunRecord, recipe: str) -> dict[str, dict[str, Any]]:
     header = {"recipe": recipe, "identity": each.identity}
     result = each.result.tree()
@@ -143,6 +165,9 @@ def _make_folder(path: Path, each: RunRecord, source: Path) -> None:
         atomic.write(temporary / name, (json.dumps(content, indent=2) + "\n").encode())
     lines = "".join(json.dumps(line) + "\n" for line in each.curve.lines())
     atomic.write(temporary / "metrics.jsonl", lines.encode())
+    if each.noise:
+        measured = [found.model_dump() for found in each.noise]
+        atomic.write(temporary / MEASURED, (json.dumps(measured) + "\n").encode())
     mark = {"from": str(source), "time": datetime.now(UTC).isoformat(timespec="seconds")}
     atomic.write(temporary / IMPORTED, (json.dumps(mark, indent=2) + "\n").encode())
     with atomic.writing(path):

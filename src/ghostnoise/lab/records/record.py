@@ -7,7 +7,8 @@ environment   environment.json: commit, numerics number, threads, versions and m
 curve         a list for each measure: `train_loss` and `train_accuracy` have a number for each epoch, `loss` and
               `accuracy` one for each epoch in `evaluated`; null where a number was not finite
 result        result.json, with the hash of the weights and the duration
-noise         optional: for each measured epoch, a row of numbers for each layer
+noise         only of runs that measured their noise: for each measured epoch, a table with a row for each layer, as
+              lists of its columns; the distributions are not part of it
 
 All numbers have all of their digits.
 """
@@ -30,6 +31,7 @@ MOST_DIGITS = 20  # of an integer
 MOST_DEPTH = 8
 MOST_EPOCHS = 100_000
 MOST_FIELDS = 200
+MOST_LAYERS = 10_000
 MOST_TEXT = 300
 TRAINED, EVALUATED = ("train_loss", "train_accuracy"), ("loss", "accuracy")
 
@@ -161,14 +163,21 @@ class Curve(Part):
         return lines
 
 
-NoiseRow = Annotated[dict[Text, Scalar], Field(max_length=MOST_FIELDS)]
-
-
 class NoiseAt(Part):
-    """The noise that was measured after an epoch: a row for each layer."""
+    """The noise that was measured after an epoch: columns of a table with a row for each layer."""
 
     epoch: Count
-    layers: Annotated[list[NoiseRow], Field(min_length=1, max_length=10_000)]
+    layers: Annotated[dict[Text, Annotated[list[Scalar], Field(max_length=MOST_LAYERS)]], Field(max_length=MOST_FIELDS)]
+
+    @model_validator(mode="after")
+    def _fits(self) -> Self:
+        if len({len(column) for column in self.layers.values()}) != 1 or "layer" not in self.layers:
+            raise ValueError("layers must have columns of equal lengths, one of them called layer")
+        return self
+
+    def rows(self) -> list[Tree]:
+        """Return the rows of the table."""
+        return [dict(zip(self.layers, row, strict=True)) for row in zip(*self.layers.values(), strict=True)]
 
 
 class RunRecord(Part):
