@@ -1,10 +1,12 @@
 """`ghostnoise report` as a user calls it."""
 
 import os
+from datetime import UTC, datetime
 
 import pytest
 
 from ghostnoise import cli
+from support.records import experiment_with_runs
 from support.run_folders import experiment, fill
 
 GOOD = {"BN": {0: 90.0, 1: 90.4, 2: 90.2}, "GNI ghost_size=16": {0: 93.0, 1: 93.6}}
@@ -70,3 +72,42 @@ def test_what_is_missing_is_named(there, monkeypatch, capsys):
     )
     assert cli.main(["report", "tiny.toml"]) == 2
     assert "plotly not installed; run pip install 'ghostnoise[lab]'" in capsys.readouterr().err
+
+
+def test_the_report_of_records_is_that_of_the_runs(tmp_path, monkeypatch, capsys):
+    """In every file, once from a file of records alone and once from imported runs; only the command differs."""
+    monkeypatch.chdir(tmp_path)
+    experiment_with_runs(tmp_path)
+    assert cli.main(["runs", "export", "tiny", "--out", "tiny.jsonl"]) == 0
+    assert cli.main(["runs", "import", "tiny.jsonl", "--runs", "imported"]) == 0
+    (tmp_path / "none").mkdir()
+    sources = {"runs": [], "records": ["--records", "tiny.jsonl", "--runs", "none"], "imported": ["--runs", "imported"]}
+    monkeypatch.setattr("ghostnoise.cli.report.command_line", lambda options: "ghostnoise report tiny.toml")
+    monkeypatch.setattr("ghostnoise.cli.report.datetime", Now)
+    made = {}
+    for name, options in sources.items():
+        assert cli.main(["report", "tiny.toml", *options, "--out", f"out-{name}"]) == 0
+        made[name] = {path.name: path.read_bytes() for path in (tmp_path / f"out-{name}").iterdir()}
+    assert made["runs"].keys() >= {"table.md", "table.csv", "figure.png", "index.html"}
+    for name in ("records", "imported"):
+        assert made[name].keys() == made["runs"].keys()
+        for file, content in made["runs"].items():
+            place = {"records": b"tiny.jsonl", "imported": b"imported/tiny"}[name]
+            assert made[name][file].replace(place, b"runs/tiny") == content, file
+
+
+class Now(datetime):
+    """A clock that stands still."""
+
+    @classmethod
+    def now(cls, tz=None):
+        return datetime(2030, 1, 2, tzinfo=UTC)
+
+
+def test_records_of_another_experiment_are_refused(tmp_path, monkeypatch, capsys):
+    monkeypatch.chdir(tmp_path)
+    experiment_with_runs(tmp_path)
+    experiment(tmp_path, name="other")
+    assert cli.main(["runs", "export", "tiny"]) == 0
+    assert cli.main(["report", "other.toml", "--records", "results/tiny/records.jsonl"]) == 2
+    assert "has the records of tiny, not of other" in capsys.readouterr().err

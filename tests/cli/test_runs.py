@@ -6,7 +6,15 @@ import pytest
 
 from ghostnoise import cli
 from ghostnoise.lab.store import RunFolder
+from support.experiment import write
+from support.records import experiment_with_runs
 
+GRID = """
+[grid]
+seeds = [0, 1]
+[[grid.methods]]
+label = "GNI"
+"""
 RESULT = {"status": "finished", "accuracy": 91.234, "epochs": 3, "seconds": 4.5}
 
 
@@ -115,6 +123,11 @@ def test_a_run_that_a_process_has_is_not_removed(runs, capsys):
         (["show", "zzz"], "zzz: not found in"),
         (["show", "aa"], "aa: matches 2 runs"),
         (["remove"], "remove: needs runs"),
+        (["export"], "needs exactly one recipe"),
+        (["export", "nothing"], "has no runs of this recipe"),
+        (["import"], "needs files of records"),
+        (["import", "none.jsonl"], "cannot be read (No such file or directory)"),
+        (["digits", "--out", "file"], "an option of `ghostnoise runs export RECIPE`"),
         (["remove", "digits", "fig1", "seed=1"], "give one or none"),
     ],
 )
@@ -124,3 +137,45 @@ def test_mistakes_are_one_line(runs, capsys, words, line):
 
 def test_no_runs_at_all_are_no_mistake(tmp_path, capsys):
     assert called(tmp_path / "none", capsys) == "0 runs\n"
+
+
+def test_runs_are_exported_and_imported(tmp_path, capsys, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    experiment_with_runs(tmp_path)
+    runs = tmp_path / "runs"
+    assert called(runs, capsys, "export", "tiny") == "9 new records, 9 in all; results/tiny/records.jsonl\n"
+    assert called(runs, capsys, "export", "tiny.toml") == "0 new records, 9 in all; results/tiny/records.jsonl\n"
+    new = tmp_path / "new"
+    assert called(new, capsys, "import", "results/tiny/records.jsonl") == f"imported 9 runs, 0 already there; {new}\n"
+    assert called(new, capsys, "import", "results/tiny/records.jsonl") == f"imported 0 runs, 9 already there; {new}\n"
+    assert called(new, capsys).count("finished, imported") == 9
+    assert "finished, imported" not in called(runs, capsys)
+
+
+def test_nothing_is_imported_from_files_of_which_one_is_bad(tmp_path, capsys, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    experiment_with_runs(tmp_path)
+    called(tmp_path / "runs", capsys, "export", "tiny")
+    good = tmp_path / "results" / "tiny" / "records.jsonl"
+    (tmp_path / "bad.jsonl").write_bytes(good.read_bytes()[:-9])
+    assert cli.main(["runs", "import", str(good), "bad.jsonl", "--runs", "new"]) == 2
+    assert "bad.jsonl, line 10: not complete JSON" in capsys.readouterr().err
+    assert not (tmp_path / "new").exists()
+
+
+def test_a_sweep_skips_imported_runs_and_their_weights_are_repeatable(tmp_path, capsys, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    made = write(tmp_path, plan=GRID)
+    assert cli.main(["sweep", made, "--runs", "first", "--workers", "1", "--threads", "1"]) == 0
+    called(tmp_path / "first", capsys, "export", "small", "--out", "small.jsonl")
+    called(tmp_path / "second", capsys, "import", "small.jsonl")
+    assert cli.main(["sweep", made, "--runs", "second", "--workers", "1", "--threads", "1"]) == 0
+    assert "2 finished (2 of them earlier)" in capsys.readouterr().out
+    # A removed run is trained again, and its record then has the same weights.
+    folder = next(path for path in (tmp_path / "second" / "small").iterdir() if path.is_dir())
+    before = json.loads((folder / "result.json").read_text())
+    called(tmp_path / "second", capsys, "remove", folder.name, "--yes")
+    assert cli.main(["sweep", made, "--runs", "second", "--workers", "1", "--threads", "1"]) == 0
+    after = json.loads((folder / "result.json").read_text())
+    assert after["weights_sha256"] == before["weights_sha256"]
+    assert after["ended"] >= before["ended"]

@@ -12,7 +12,7 @@ SOURCE = Path(lab.__file__).parent
 LAYERS = [
     ["report", "measure"],
     ["sweep"],
-    ["runners"],
+    ["runners", "records"],
     ["train"],
     ["config.plan"],
     ["config.grid"],

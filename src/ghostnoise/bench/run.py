@@ -92,7 +92,7 @@ def _measure_in_new_process(mode: str, arguments: list[str]) -> list[Record]:
     """Measure in a new process: malloc reads its thresholds when a process starts."""
     with tempfile.TemporaryDirectory() as folder:
         path = Path(folder, "records.json")
-        command = [sys.executable, "-m", "ghostnoise", *arguments, "--allocator", mode, "--records", str(path)]
+        command = [sys.executable, "-m", "ghostnoise", *arguments, "--allocator", mode, "--to", str(path)]
         code = subprocess.run(command, env=allocator.environment(mode), check=False).returncode
         if code != 0:
             raise UserError(f"the process for --allocator {mode} ended with exit code {code}; see its message above")

@@ -23,12 +23,22 @@ def row_table(records: list[Record]) -> Table:
 
 
 def summary_table(records: list[Record]) -> Table | None:
-    """Return a table of ratios of medians to the layer of `torch.nn`.
-
-    It has the geometric means and the maximum over the image rows, and the other rows. None if there is one row only.
-    """
+    """Return a table of ratios of medians to the layer of `torch.nn`; None if there is one row only. See `summary`."""
     if records[0]["bench"] != "layers" or len({record["row"] for record in records}) < 2:
         return None
+    columns, rows = summary(records)
+    table = _table(columns, f"p50 ratios to nn.BatchNorm*d or nn.LayerNorm, {records[0]['allocator']} allocator")
+    kinds = {name(record): record["kind"] for record in records}
+    for contender, cells in rows.items():
+        table.add_row(contender, *map(number, cells), style=STYLES[kinds[contender]])
+    return table
+
+
+def summary(records: list[Record]) -> tuple[list[str], dict[str, list[float]]]:
+    """Return headings, and for each contender the ratios of its medians to those of the layer of `torch.nn`.
+
+    They are the geometric means and the maximum over the image rows, and the other rows.
+    """
     images = [record for record in records if str(record["shape"]).count("x") == 3]
     formats = list(dict.fromkeys(record["memory_format"] for record in images))
     others = list(dict.fromkeys(record["row"] for record in records if record not in images))
@@ -37,9 +47,8 @@ def summary_table(records: list[Record]) -> Table | None:
         *(["worst\nimage"] if images else []),
         *others,
     ]
-    table = _table(columns, f"p50 ratios to nn.BatchNorm*d or nn.LayerNorm, {records[0]['allocator']} allocator")
-    kinds = {name(record): record["kind"] for record in records if record["kind"] != "torch"}
-    for contender, kind in kinds.items():
+    rows: dict[str, list[float]] = {}
+    for contender in dict.fromkeys(name(record) for record in records if record["kind"] != "torch"):
         ratios = {record["row"]: record["ratio_p50"] for record in records if name(record) == contender}
         of_images = {
             form: [
@@ -51,9 +60,8 @@ def summary_table(records: list[Record]) -> Table | None:
         }
         cells = [geometric_mean(of_images[form]) for form in formats]
         cells += [max(itertools.chain(*of_images.values()), default=math.nan)] if images else []
-        cells += [ratios.get(row, math.nan) for row in others]
-        table.add_row(contender, *map(_number, cells), style=STYLES[kind])
-    return table
+        rows[contender] = cells + [ratios.get(row, math.nan) for row in others]
+    return columns, rows
 
 
 def geometric_mean(ratios: list[float]) -> float:
@@ -78,7 +86,7 @@ def _time_table(records: list[Record]) -> Table:
             "images_per_second",
             "speed_ratio",
         )
-        cells = [_number(record[key]) for key in keys if key in record]
+        cells = [number(record[key]) for key in keys if key in record]
         table.add_row(name(record), *cells, str(record["n"]), style=STYLES[record["kind"]])
     return table
 
@@ -90,9 +98,9 @@ def _memory_table(records: list[Record]) -> Table:
     table = _table(columns, title)
     for record in records:
         saves = "yes" if record["saved_x_bytes"] else "no"
-        tables = [_number(record[key]) for key in ("tables_saved", "tables_held")]
+        tables = [number(record[key]) for key in ("tables_saved", "tables_held")]
         kept = _mega(record["saved_x_bytes"] + record["held_bytes"])
-        cells = [kept, _number(record["ratio_kept"]), _mega(record["peak_bytes"]), _number(record["ratio_peak"])]
+        cells = [kept, number(record["ratio_kept"]), _mega(record["peak_bytes"]), number(record["ratio_peak"])]
         table.add_row(name(record), saves, *tables, *cells, style=STYLES[record["kind"]])
     return table
 
@@ -105,9 +113,10 @@ def _table(columns: list[str], title: str) -> Table:
     return table
 
 
-def _number(value: float) -> str:
+def number(value: float) -> str:
+    """Format a number with two decimals, or none from 100 on; empty for NaN."""
     return "" if math.isnan(value) else f"{value:.0f}" if value >= 100 else f"{value:.2f}"
 
 
 def _mega(size: int) -> str:
-    return _number(size / 1e6)
+    return number(size / 1e6)

@@ -16,8 +16,9 @@ from ghostnoise.text import did_you_mean
 COMMANDS = {
     "train": "train a recipe, or resume its training",
     "sweep": "run all missing runs of a recipe's grid",
-    "runs": "list, show or remove run folders",
+    "runs": "list, show, remove, export or import runs",
     "report": "write tables, figures and an HTML page about the runs of an experiment",
+    "results": "rebuild the tables, figures and numbers in Markdown files from records",
     "watch": "serve the HTML page of an experiment on this machine while it runs",
     "recipes": "list the recipes, or print one",
     "data": "list, download or verify data sets",

@@ -62,7 +62,7 @@ def _add_timing(parser: argparse.ArgumentParser, length: float) -> None:
         help="glibc's malloc with its default or with raised mmap and trim thresholds (default: default)",
     )  # fmt: skip
     # The file into which a process that was started for one allocator mode writes its records.
-    parser.add_argument("--records", type=Path, help=argparse.SUPPRESS)
+    parser.add_argument("--to", type=Path, help=argparse.SUPPRESS)
 
 
 def run(options: argparse.Namespace) -> int:
@@ -79,7 +79,7 @@ def run(options: argparse.Namespace) -> int:
     settings = _settings(options)
     with _threads(options.threads):
         records, left_out = bench.measure(settings, modes, options.arguments)
-        if path := getattr(options, "records", None):
+        if path := getattr(options, "to", None):
             bench.write(path.parent, path.stem, records, left_out)
         else:
             print("saved:", " ".join(map(str, bench.save(options.out, options.bench, records, left_out))))

@@ -20,6 +20,10 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     """Add the arguments of the command."""
     add_experiment(parser)
     parser.add_argument("--out", type=Path, metavar="DIR", help="folder of the report (default: out/RECIPE/)")
+    parser.add_argument(
+        "--records", type=Path, metavar="FILE",
+        help="report the runs in this file, which `ghostnoise runs export` wrote, instead of those in --runs",
+    )  # fmt: skip
     parser.add_argument("--open", action="store_true", help="open the page in a browser")
 
 
@@ -43,7 +47,19 @@ def run(options: argparse.Namespace) -> int:
         raise UserError(f"--out {out}: must not be inside {options.runs}, which reports only read; give another folder")
     terminal = console.output()
     provenance = Provenance(command_line(options), datetime.now().astimezone())
-    made = ExperimentReport(experiment, folder, provenance, console.warn)
+    found = None
+    if options.records is not None:
+        from ghostnoise.lab import records
+
+        read = records.read(options.records)
+        if read.recipe != experiment.recipe.name:
+            raise UserError(
+                f"--records {options.records}: has the records of {read.recipe}, not of {experiment.recipe.name}; give "
+                "another file or recipe"
+            )
+        folder = options.records
+        found = records.recorded(read.runs, read.recipe, folder)
+    made = ExperimentReport(experiment, folder, provenance, console.warn, found)
     path = made.write(out)
     terminal.print(made.table())
     for line in [*made.lines(), str(path)]:
@@ -70,5 +86,6 @@ def command_line(options: argparse.Namespace) -> str:
     words += ["--seeds", ",".join(map(str, options.seeds))] if options.seeds else []
     words += [word for label in options.only for word in ("--only", label)]
     words += ["--smoke"] if options.smoke else []
+    words += ["--records", str(options.records)] if getattr(options, "records", None) else []
     words += ["--out", str(options.out)] if getattr(options, "out", None) else []
     return shlex.join(words)

@@ -1,4 +1,4 @@
-"""`ghostnoise runs`: list, show or remove run folders."""
+"""`ghostnoise runs`: list, show, remove, export or import runs."""
 
 import argparse
 import shutil
@@ -19,6 +19,7 @@ if TYPE_CHECKING:
     from ghostnoise.lab.store.scan import Found
 
 PACKAGES = console.LAB
+ACTIONS = ("show", "remove", "export", "import")
 STATUSES = ("finished", "diverged", "failed", "unfinished", "damaged")
 
 
@@ -28,16 +29,22 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     option = parser.add_argument
     option("overrides", nargs="*", metavar="WORD",
            help="[RECIPE] [key=value ...] lists runs; show RUN; remove RUN ..., or remove [RECIPE] with key=value or "
-           "--status")  # fmt: skip
+           "--status; export RECIPE writes finished runs to a file of records; import FILE ... reads it")  # fmt: skip
     option("--status", choices=STATUSES, help="select only runs with this status")
     option("--yes", action="store_true", help="remove without asking")
+    option("--out", type=Path, metavar="FILE",
+           help="file of records that export writes or extends (default: results/RECIPE/records.jsonl)")  # fmt: skip
     add_runs_folder(parser)
 
 
 def run(options: argparse.Namespace) -> int:
-    """List, show or remove runs, and return the exit code."""
+    """List, show, remove, export or import runs, and return the exit code."""
     terminal, words = console.output(), list(options.overrides)
-    action = words.pop(0) if words and words[0] in ("show", "remove") else "list"
+    action = words.pop(0) if words and words[0] in ACTIONS else "list"
+    if options.out is not None and action != "export":
+        raise UserError(f"--out {options.out}: an option of `ghostnoise runs export RECIPE`; leave it out")
+    if action in ("export", "import"):
+        return (_export if action == "export" else _import)(options, words, terminal)
     filters = [word for word in words if "=" in word]
     names = [word for word in words if "=" not in word]
     chosen = _chosen(options.runs, filters, options.status)
@@ -113,9 +120,10 @@ def _list(founds: list["Found"], terminal: "Console") -> None:
         table.add_column(name, justify="right")
     for found in founds:
         result = found.result or {}
+        status = f"{found.status}, imported" if found.imported else found.status
         accuracy = result.get("accuracy")
         table.add_row(
-            found.path.parent.name, found.identity, found.status, "" if accuracy is None else f"{accuracy:.2f}",
+            found.path.parent.name, found.identity, status, "" if accuracy is None else f"{accuracy:.2f}",
             str(result.get("epochs", "")), f"{result['seconds']:.1f}" if "seconds" in result else "", _age(found),
         )  # fmt: skip
     if founds:
@@ -197,6 +205,32 @@ def _remove(founds: Iterable["Found"], sure: bool, terminal: "Console") -> int:
         shutil.rmtree(found.path)
         folder.release()
         console.print_line(terminal, f"removed {found.path}")
+    return 0
+
+
+def _export(options: argparse.Namespace, words: list[str], terminal: "Console") -> int:
+    """Write the finished runs of a recipe to a file of records, and keep the records that the file has."""
+    from ghostnoise.lab import records
+
+    if len(words) != 1:
+        raise UserError(f"export {' '.join(words)}: needs exactly one recipe; give its name")
+    name = Path(words[0]).name.removesuffix(".toml")
+    _all(options.runs, name)  # raises if there are no runs
+    out = options.out or Path("results") / name / "records.jsonl"
+    made = records.export(options.runs / name, out, console.warn)
+    console.print_line(terminal, f"{counted(made.added, 'new record')}, {made.total} in all; {made.path}")
+    return 0
+
+
+def _import(options: argparse.Namespace, words: list[str], terminal: "Console") -> int:
+    """Make run folders from files of records."""
+    from ghostnoise.lab import records
+
+    if not words:
+        raise UserError("import: needs files of records; give one or more, such as results/demo/records.jsonl")
+    files = [(path, records.read(path)) for path in map(Path, words)]
+    new, there = records.import_files([(path, each.recipe, each.runs) for path, each in files], options.runs)
+    console.print_line(terminal, f"imported {counted(new, 'run')}, {there} already there; {options.runs}")
     return 0
 
 

@@ -82,9 +82,11 @@ class Collected:
         return numerics_of(self.runs)
 
 
-def collect(experiment: Experiment, folder: Path, warn: Callable[[str], object]) -> Collected:
-    """Match the run folders in `folder` (`runs/<recipe>`) with the experiment's runs by what they compute."""
-    found = scan(folder, warn)
+def collect(
+    experiment: Experiment, folder: Path, warn: Callable[[str], object], found: Mapping[str, Found] | None = None
+) -> Collected:
+    """Match the runs in `folder` (`runs/<recipe>`), or those in `found`, with the experiment's by what they compute."""
+    found = scan(folder, warn) if found is None else found
     damaged = [each.path for each in found.values() if each.status == "damaged"]
     by_key: dict[str, list[Found]] = {}
     unreadable = 0

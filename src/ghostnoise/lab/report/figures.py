@@ -75,7 +75,7 @@ def plot(findings: Findings) -> Plot:
 
 
 def draw(findings: Findings, kind: str) -> bytes:
-    """Draw the figure as "png" or "pdf"; experiments of noise without recorded noise show training curves."""
+    """Draw the figure as "png", "pdf" or "svg"; experiments of noise without recorded noise show training curves."""
     from matplotlib.figure import Figure
 
     shown = plot(findings)
@@ -99,9 +99,12 @@ def draw(findings: Findings, kind: str) -> bytes:
 
 def render(figure: "Figure", kind: str) -> bytes:
     """Return the file contents of a figure without the date, so that the same runs give the same bytes."""
+    import matplotlib
+
     file = io.BytesIO()
-    dates: dict[str, Any] = {"metadata": {"CreationDate": None}} if kind == "pdf" else {}
-    figure.savefig(file, format=kind, dpi=160, **dates)
+    dates: dict[str, Any] = {"pdf": {"metadata": {"CreationDate": None}}, "svg": {"metadata": {"Date": None}}}
+    with matplotlib.rc_context({"svg.hashsalt": "ghostnoise"}):  # otherwise the ids in an SVG are random
+        figure.savefig(file, format=kind, dpi=160, **dates.get(kind, {}))
     return file.getvalue()
 
 

@@ -1,7 +1,7 @@
 """The files of a report: page, tables and figures."""
 
 import json
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from pathlib import Path
 
 from rich.table import Table
@@ -15,6 +15,7 @@ from ghostnoise.lab.report.notes import claim_line, notes
 from ghostnoise.lab.report.page import Provenance
 from ghostnoise.lab.report.statistics import aggregate
 from ghostnoise.lab.store import atomic
+from ghostnoise.lab.store.scan import Found
 
 NAMES = ("table.md", "table.csv", "table.tex", "figure.png", "figure.pdf", "index.html")
 NOISE = "noise.csv"  # only if a run has recorded noise
@@ -29,13 +30,15 @@ class ExperimentReport:
         folder: The folder that contains the run folders, `runs/<recipe>`.
         provenance: The command and time to print on the page.
         warn: Called with a line for every damaged file.
+        found: Runs that were read from records; the run folders if None.
     """
 
     def __init__(
-        self, experiment: Experiment, folder: Path, provenance: Provenance, warn: Callable[[str], object]
-    ) -> None:
+        self, experiment: Experiment, folder: Path, provenance: Provenance, warn: Callable[[str], object],
+        found: Mapping[str, Found] | None = None,
+    ) -> None:  # fmt: skip
         self.provenance = provenance
-        self.findings = aggregate(collect(experiment, folder, warn))
+        self.findings = aggregate(collect(experiment, folder, warn, found))
         self.noise = noise_runs(self.findings.collected, warn)
 
     def file(self, name: str, tag: str = "") -> bytes:

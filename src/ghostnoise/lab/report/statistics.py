@@ -121,6 +121,15 @@ class Score:
         """Standard deviation of the accuracy (n - 1 in the denominator)."""
         return statistics.stdev(self.values.values()) if self.n > 1 else None
 
+    def interval(self) -> tuple[float, float] | None:
+        """Return the 95 % confidence interval of the mean, assuming normal accuracies; None for fewer than two."""
+        if self.mean is None or self.std is None:
+            return None
+        from scipy.special import stdtrit
+
+        half = float(stdtrit(self.n - 1, 1 - ALPHA / 2)) * self.std / math.sqrt(self.n)
+        return self.mean - half, self.mean + half
+
     @property
     def best(self) -> float | None:
         """Highest accuracy after any epoch of any finished run."""

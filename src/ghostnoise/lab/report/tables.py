@@ -3,6 +3,7 @@
 import csv
 import io
 import re
+import statistics
 import textwrap
 from collections.abc import Mapping, Sequence
 from typing import Any
@@ -33,6 +34,13 @@ def mean_text(score: Score | None) -> str:
     if score is None or score.mean is None:
         return NOTHING
     return f"{score.mean:.2f}" + (f" ± {score.std:.2f}" if score.std is not None else "")
+
+
+def percent_text(values: Sequence[float]) -> str:
+    """Format the mean ± standard deviation of numbers."""
+    if not values:
+        return NOTHING
+    return f"{statistics.fmean(values):.2f}" + (f" ± {statistics.stdev(values):.2f}" if len(values) > 1 else "")
 
 
 def score_text(score: Score | None) -> str:
@@ -150,11 +158,14 @@ def lines(findings: Findings) -> tuple[list[str], list[list[str]]]:
 
 def markdown(findings: Findings) -> str:
     """Format the table as GitHub-flavoured Markdown."""
-    headings, rows = lines(findings)
-    table = [headings, ["---"] * len(headings), *rows]
     notice = numerics_notice(findings)
-    below = f"\n{_markdown(notice)}\n" if notice else ""
-    return "".join(f"| {' | '.join(map(_markdown, row))} |\n" for row in table) + below
+    return markdown_table(*lines(findings)) + (f"\n{markdown_text(notice)}\n" if notice else "")
+
+
+def markdown_table(headings: Sequence[str], rows: Sequence[Sequence[str]]) -> str:
+    """Format headings and rows as a Markdown table."""
+    table = [map(markdown_text, headings), ["---"] * len(headings), *(map(markdown_text, row) for row in rows)]
+    return "".join(f"| {' | '.join(row)} |\n" for row in table)
 
 
 def comma_separated(findings: Findings) -> str:
@@ -229,7 +240,8 @@ def _plain(value: Any) -> Any:
     return f"'{value}" if isinstance(value, str) and value.startswith(FORMULA) else value
 
 
-def _markdown(text: str) -> str:
+def markdown_text(text: str) -> str:
+    """Escape a text for Markdown, on one line."""
     flat = " ".join(text.split())
     return re.sub(r"([\\`*_\[\]<>|#~])", r"\\\1", flat)
 

@@ -7,6 +7,8 @@ noise/              measurements of the noise, one file per measured epoch
 checkpoints/        the last two checkpoints
 result.json         the result; present once the run has finished or diverged
 failure.json        why a run of a sweep failed; removed when it runs again
+imported.json       the file that the run was imported from; such a run has no checkpoints
+measured.json       of an imported run: the measured noise, without its distributions
 earlier/            files of the same run made with another numerics number
 """
 
@@ -27,9 +29,12 @@ from ghostnoise.version import NUMERICS
 Record = dict[str, Any]
 NOISE = "noise"
 EARLIER = "earlier"
+IMPORTED, MEASURED = "imported.json", "measured.json"
 DIFFERENCES_THAT_MATTER = ("torch", "machine", "device_name", "threads", "backend")
 # In the order in which they are moved: a result without the environment that it was made in would look current.
-MADE_BY_A_RUN = ("result.json", "checkpoints", NOISE, "metrics.jsonl", "failure.json", "environment.json")
+MADE_BY_A_RUN = (
+    "result.json", "checkpoints", NOISE, MEASURED, "metrics.jsonl", "failure.json", IMPORTED, "environment.json",
+)  # fmt: skip
 
 
 class Busy(UserError):

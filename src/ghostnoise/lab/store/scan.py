@@ -42,6 +42,11 @@ class Found:
         lines = [line.strip() for text in texts for line in text.splitlines() if line.strip()]
         return lines[0] if lines else "no reason was recorded"
 
+    @property
+    def imported(self) -> bool:
+        """Whether the run was imported from a file of records."""
+        return (self.path / folder.IMPORTED).exists()
+
     def environment(self) -> Record:
         """The environment metadata; empty if they cannot be read."""
         return _json(self.path / "environment.json") or {}
