@@ -14,7 +14,7 @@ from pathlib import Path
 from ghostnoise.lab import records
 from ghostnoise.lab.config.grid import Experiment
 from ghostnoise.lab.errors import UserError
-from ghostnoise.lab.report import blocks, figures, tables
+from ghostnoise.lab.report import blocks, evidence, figures, tables
 from ghostnoise.lab.report.collect import Run, collect, number
 from ghostnoise.lab.report.notes import claim_line, notes
 from ghostnoise.lab.report.statistics import Claim, Findings, ResultRow, aggregate, holm, paired
@@ -68,7 +68,7 @@ class Publisher:
             "report": self._report, "table": lambda words: table(self.findings(words)),
             "about": lambda words: about(self.findings(words)), "claims": lambda words: claims(self.findings(words)),
             "gap": lambda words: gap_table(self.findings(words)), "figure": self._figure, "value": self._value,
-            "noise": self._noise, **self.others,
+            "noise": self._noise, "evidence": self._evidence, **self.others,
         }  # fmt: skip
         self._findings: dict[tuple[str, ...], Findings] = {}
         self._records: dict[Path, records.Records] = {}
@@ -156,6 +156,16 @@ class Publisher:
         field, name, *rest = words
         return value(self.findings(rest), field, name)
 
+    def _evidence(self, words: list[str]) -> str:
+        """Return the table of a file of claims."""
+        if len(words) != 1:
+            raise UserError("evidence: needs exactly one file, such as results/claims.toml")
+
+        def load(name: str) -> Findings | None:
+            return self.findings([name]) if (self.root / RESULTS / name / RECORDS).exists() else None
+
+        return evidence.table(self.root / words[0], load, gaps)
+
     def _noise(self, words: list[str]) -> str:
         if len(words) != 1:
             raise UserError("noise: needs exactly one file, such as results/fig6/noise.csv")
@@ -240,12 +250,12 @@ def value(findings: Findings, field: str, name: str) -> str:
 
 def gap_table(findings: Findings) -> str:
     """Return how far outputs in training differ from those at inference, for each method, after the last epoch."""
-    gaps = {row.name: _gaps(row) for row in findings.rows}
-    base = gaps.get(findings.baseline, {})
-    pairs = [paired(each, base) if name != findings.baseline else None for name, each in gaps.items()]
+    measured = gaps(findings)
+    base = measured.get(findings.baseline, {})
+    pairs = [paired(each, base) if name != findings.baseline else None for name, each in measured.items()]
     corrected = holm([pair.p if pair else None for pair in pairs])
     rows = []
-    for (name, found), pair, p in zip(gaps.items(), pairs, corrected, strict=True):
+    for (name, found), pair, p in zip(measured.items(), pairs, corrected, strict=True):
         interval = pair.interval() if pair else None
         rows.append([
             name, str(len(found)), tables.percent_text(list(found.values())),
@@ -256,16 +266,21 @@ def gap_table(findings: Findings) -> str:
     return tables.markdown_table(headings, rows)
 
 
+def gaps(findings: Findings) -> dict[str, dict[Hashable, float]]:
+    """Return the gap of each cell between training and inference, in percent by seed; see `_gaps`."""
+    return {row.name: _gaps(row) for row in findings.rows}
+
+
 def _gaps(row: ResultRow) -> dict[Hashable, float]:
     """Return the relative gap of a cell's own method in percent by seed, averaged over the layers that have one."""
-    gaps: dict[Hashable, float] = {}
+    found_by_seed: dict[Hashable, float] = {}
     for run in row.score.runs if row.score else ():
         name = f"{run.point.settings.norm.method}_relative"
         for measured in getattr(run.found, "noise", ())[-1:]:
             found = [each for layer in measured.rows() if (each := number(layer.get(name))) is not None]
             if found:
-                gaps[run.point.seed] = 100 * statistics.fmean(found)
-    return gaps
+                found_by_seed[run.point.seed] = 100 * statistics.fmean(found)
+    return found_by_seed
 
 
 def noise_table(path: Path) -> str:

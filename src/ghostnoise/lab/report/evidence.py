@@ -1,0 +1,171 @@
+"""The paper's claims, each with the comparisons that test it: a table that is generated from records.
+
+A file of claims has an entry for each of them:
+
+    [[claim]]
+    text = "ghost noise injection gains about twice what ghost batch norm gains"
+    paper = "figure 3"
+    tests = ["GNI-16 > GBN-16 in mnist1d-table1", "ratio GNI-16 : GBN-16 over BN in mnist1d-table1"]
+
+    [[claim]]
+    text = "the gain is larger without augmentation"
+    paper = "table 3"
+    verdict = "needs a GPU"
+
+"A > B in EXPERIMENT" is a claim of the recipe. "ratio A : B over C in EXPERIMENT" is the gain of A over C divided by
+that of B; it supports the claim if its interval contains 2 and excludes 1. "gap A < B in EXPERIMENT" compares how far
+outputs in training differ from those at inference.
+"""
+
+import re
+import tomllib
+from collections.abc import Callable, Mapping, Sequence
+from pathlib import Path
+from typing import Annotated, Literal, NamedTuple, Self
+
+import numpy as np
+from pydantic import BaseModel, ConfigDict, Field, ValidationError, model_validator
+
+from ghostnoise.lab.errors import UserError
+from ghostnoise.lab.report import tables
+from ghostnoise.lab.report.statistics import ALPHA, Findings, paired
+from ghostnoise.lab.report.tables import NOTHING
+
+Verdict = Literal["supported", "not supported", "inconclusive", "needs a GPU"]
+Gaps = Callable[[Findings], Mapping[str, Mapping[object, float]]]
+
+COMPARISON = re.compile(r"(?P<claim>.+? > .+?) in (?P<experiment>\S+)")
+RATIO = re.compile(r"ratio (?P<ours>.+?) : (?P<theirs>.+?) over (?P<base>.+?) in (?P<experiment>\S+)")
+GAP = re.compile(r"gap (?P<ours>.+?) < (?P<theirs>.+?) in (?P<experiment>\S+)")
+HEADINGS = ["the paper", "where", "our test", "n", "difference, points [95 % interval]", "p (Holm)", "verdict"]
+RESAMPLES = 10_000
+
+
+class Statement(BaseModel):
+    """A claim of the paper."""
+
+    model_config = ConfigDict(extra="forbid", frozen=True, strict=True)
+
+    text: Annotated[str, Field(min_length=1)]
+    paper: str
+    tests: list[str] = []
+    verdict: Verdict | None = None
+    """Only for claims without tests."""
+    note: str = ""
+    """Replaces the name of the test for claims without tests."""
+
+    @model_validator(mode="after")
+    def _decided(self) -> Self:
+        if bool(self.tests) == bool(self.verdict):
+            raise ValueError("must have either tests or a verdict")
+        return self
+
+
+class Outcome(NamedTuple):
+    """What a comparison found, as text."""
+
+    test: str
+    n: str = "0"
+    effect: str = NOTHING
+    p: str = NOTHING
+    verdict: Verdict = "inconclusive"
+
+
+def statements(path: Path) -> list[Statement]:
+    """Read a file of claims."""
+    try:
+        tree = tomllib.loads(path.read_text(encoding="utf-8"))
+        return [Statement.model_validate(each) for each in tree["claim"]]
+    except (OSError, UnicodeDecodeError, tomllib.TOMLDecodeError, KeyError, TypeError, ValidationError) as error:
+        raise UserError(f"{path}: cannot be read as a file of claims ({error}); correct it") from None
+
+
+def table(path: Path, load: Callable[[str], Findings | None], gaps: Gaps) -> str:
+    """Return the table in Markdown. `load` returns the findings of an experiment, None if it has no records yet."""
+    rows = []
+    for each in statements(path):
+        if each.verdict is not None:
+            rows.append([each.text, each.paper, each.note or NOTHING, NOTHING, NOTHING, NOTHING, each.verdict])
+        for at, test in enumerate(each.tests):
+            found = outcome(test, load, gaps)
+            rows.append([*(("", "") if at else (each.text, each.paper)), *found])
+    return tables.markdown_table(HEADINGS, rows)
+
+
+def outcome(test: str, load: Callable[[str], Findings | None], gaps: Gaps) -> Outcome:
+    """Return what the records give for a test."""
+    for pattern in (RATIO, GAP, COMPARISON):
+        if match := pattern.fullmatch(test):
+            break
+    else:
+        raise UserError(f"{test!r}: must be 'A > B in EXPERIMENT', 'ratio A : B over C in …' or 'gap A < B in …'")
+    words = match.groupdict()
+    findings = load(words["experiment"])
+    title = test.removesuffix(f" in {words['experiment']}")
+    name = f"[{words['experiment']}](../results/{words['experiment']}/README.md): {title}"
+    if findings is None:
+        return Outcome(f"{words['experiment']}: {title} (no runs yet)")
+    if pattern is COMPARISON:
+        return _comparison(name, words["claim"], findings)
+    if pattern is GAP:
+        return _gap(name, words, gaps(findings))
+    return _ratio(name, words, findings)
+
+
+def _comparison(name: str, claim: str, findings: Findings) -> Outcome:
+    known = [each.text for each in findings.claims]
+    if claim not in known:
+        raise UserError(f"{claim!r}: must be a claim of the recipe, one of {', '.join(known)}")
+    difference = findings.claims[known.index(claim)].difference
+    if difference is None or difference.paired is None:
+        return Outcome(name)
+    corrected = difference.corrected
+    verdict = _verdict(difference.paired.mean, corrected.p if corrected else None)
+    effect = tables.difference_text(difference)
+    return Outcome(name, str(difference.paired.n), effect, tables.holm_text(difference), verdict)
+
+
+def _gap(name: str, words: Mapping[str, str], gaps: Mapping[str, Mapping[object, float]]) -> Outcome:
+    if missing := [label for label in (words["ours"], words["theirs"]) if label not in gaps]:
+        raise UserError(f"{', '.join(missing)}: must be among {', '.join(gaps)}")
+    found = paired(dict(gaps[words["ours"]]), dict(gaps[words["theirs"]]))
+    if found is None:
+        return Outcome(name)
+    interval = found.interval()
+    effect = f"{found.mean:+.2f}{f' {tables.interval_text(interval)}' if interval else ''} of the gap"
+    return Outcome(name, str(found.n), effect, tables.p_text(found.p), _verdict(-found.mean, found.p))
+
+
+def _ratio(name: str, words: Mapping[str, str], findings: Findings) -> Outcome:
+    scores = [findings.best(words[part]) for part in ("ours", "theirs", "base")]
+    values = [score.comparable for score in scores if score is not None]
+    if len(values) < 3:
+        return Outcome(name)
+    seeds = sorted(set(values[0]) & set(values[1]) & set(values[2]), key=repr)
+    if len(seeds) < 3:
+        return Outcome(name, str(len(seeds)))
+    ours, theirs, base = (np.array([each[seed] for seed in seeds]) for each in values)
+    ratio = (ours - base).mean() / (theirs - base).mean()
+    low, high = _bootstrap(ours - base, theirs - base)
+    verdict: Verdict = "inconclusive"
+    if low > 1:
+        verdict = "supported" if low <= 2 <= high else "not supported"
+    elif high < 2:
+        verdict = "not supported"
+    return Outcome(name, str(len(seeds)), f"ratio {ratio:.1f} [{low:.1f}, {high:.1f}]", NOTHING, verdict)
+
+
+def _bootstrap(first: Sequence[float] | np.ndarray, second: Sequence[float] | np.ndarray) -> tuple[float, float]:
+    """Return the 95 % percentile interval of the ratio of two means, over resampled seeds."""
+    first, second = np.asarray(first), np.asarray(second)
+    drawn = np.random.Generator(np.random.PCG64(0)).integers(len(first), size=(RESAMPLES, len(first)))
+    with np.errstate(divide="ignore", invalid="ignore"):
+        ratios = first[drawn].mean(1) / second[drawn].mean(1)
+    low, high = np.nanpercentile(ratios, [2.5, 97.5])
+    return float(low), float(high)
+
+
+def _verdict(mean: float, p: float | None) -> Verdict:
+    if p is None or p >= ALPHA:
+        return "inconclusive"
+    return "supported" if mean > 0 else "not supported"
