@@ -68,7 +68,7 @@ class Outcome(NamedTuple):
     n: str = "0"
     effect: str = NOTHING
     p: str = NOTHING
-    verdict: Verdict = "inconclusive"
+    verdict: Verdict | Literal["not run yet"] = "inconclusive"
 
 
 def statements(path: Path) -> list[Statement]:
@@ -89,7 +89,8 @@ def table(path: Path, load: Callable[[str], Findings | None], gaps: Gaps) -> str
         for at, test in enumerate(each.tests):
             found = outcome(test, load, gaps)
             rows.append([*(("", "") if at else (each.text, each.paper)), *found])
-    return tables.markdown_table(HEADINGS, rows)
+    lines = [HEADINGS, ["---"] * len(HEADINGS), *rows]  # not escaped: claims and notes are Markdown
+    return "".join(f"| {' | '.join(cell.replace('|', chr(92) + '|') for cell in line)} |\n" for line in lines)
 
 
 def outcome(test: str, load: Callable[[str], Findings | None], gaps: Gaps) -> Outcome:
@@ -104,7 +105,7 @@ def outcome(test: str, load: Callable[[str], Findings | None], gaps: Gaps) -> Ou
     title = test.removesuffix(f" in {words['experiment']}")
     name = f"[{words['experiment']}](../results/{words['experiment']}/README.md): {title}"
     if findings is None:
-        return Outcome(f"{words['experiment']}: {title} (no runs yet)")
+        return Outcome(f"`{words['experiment']}`: {title}", verdict="not run yet")
     if pattern is COMPARISON:
         return _comparison(name, words["claim"], findings)
     if pattern is GAP:

@@ -1,0 +1,115 @@
+"""The table of the paper's claims: verdicts from records, and mistakes in the file of claims."""
+
+import math
+
+import numpy as np
+import pytest
+
+from ghostnoise.lab.errors import UserError
+from ghostnoise.lab.report import evidence
+from ghostnoise.lab.report.published import Publisher
+from support.run_folders import experiment, fill, findings
+
+CLAIMS = """
+[[claim]]
+text = "A helps"
+paper = "table 1"
+tests = ["A > BN in tiny", "B > BN in tiny", "ratio A : B over BN in tiny", "gap A < B in tiny", "A > B in other"]
+
+[[claim]]
+text = "more without augmentation"
+paper = "table 3"
+verdict = "needs a GPU"
+note = "`ghostnoise sweep table3-vit`"
+"""
+SEEDS = range(12)
+METHODS = "".join(
+    f'[[grid.methods]]\nlabel = "{label}"\nset = {{ norm.method = "gbn", norm.ghost_size = {size} }}\n'
+    for label, size in (("A", 4), ("B", 8))
+)
+
+
+def rows(text):
+    return [[cell.strip() for cell in line.strip("|\n").split(" | ")] for line in text.splitlines()[2:]]
+
+
+def noisy(mean, scale=0.1):
+    return {seed: mean + scale * math.sin(3 * seed + mean) for seed in SEEDS}
+
+
+@pytest.fixture
+def claims(tmp_path):
+    path = tmp_path / "claims.toml"
+    path.write_text(CLAIMS)
+    return path
+
+
+def table(claims, accuracies, gaps=None):
+    folder = claims.parent / str(len(list(claims.parent.iterdir())))
+    folder.mkdir()
+    recipe = experiment(folder, seeds=str(list(SEEDS)), claims=["A > BN", "B > BN"], more=METHODS)
+    fill(folder, recipe, accuracies)
+    made = findings(folder, recipe)
+    return rows(evidence.table(claims, {"tiny": made}.get, lambda _: gaps or {"A": noisy(1), "B": noisy(3)}))
+
+
+def test_verdicts(claims):
+    first, second, ratio, gap, other, last = table(claims, {"BN": noisy(90), "A": noisy(92), "B": noisy(91)})
+    assert first[:2] == ["A helps", "table 1"]
+    assert first[2] == "[tiny](../results/tiny/README.md): A > BN"
+    assert (first[3], first[-1], second[-1]) == ("12", "supported", "supported")
+    assert ratio[4].startswith("ratio 2.0 [") and ratio[-1] == "supported"
+    assert gap[4] == "-1.99 [-2.05, -1.93] of the gap" and gap[-1] == "supported"
+    assert other[2:] == ["`other`: A > B", "0", "–", "–", "not run yet"]
+    assert last[0] == "more without augmentation" and last[-1] == "needs a GPU"
+
+
+def test_a_significant_loss_is_not_supported_and_noise_is_inconclusive(claims):
+    first, second, ratio, *_ = table(claims, {"BN": noisy(90), "A": noisy(88), "B": noisy(90, 2)})
+    assert (first[-1], second[-1]) == ("not supported", "inconclusive")
+    assert ratio[-1] != "supported"
+
+
+def test_ratios_that_are_clearly_not_two(claims):
+    for own, verdict in ((95, "not supported"), (91.02, "not supported")):
+        *_, ratio = table(claims, {"BN": noisy(90), "A": noisy(own), "B": noisy(91)})[:3]
+        assert ratio[-1] == verdict, own
+
+
+def test_the_interval_of_a_ratio_covers_it_about_as_often_as_it_should():
+    random, covered, repeats = np.random.default_rng(0), 0, 200
+    for _ in range(repeats):
+        low, high = evidence._bootstrap(2 + random.normal(0, 0.5, 20), 1 + random.normal(0, 0.2, 20))
+        covered += low <= 2 <= high
+    # 95 % in theory; the percentile interval of 20 seeds covers a little less. 5 standard deviations of a count.
+    assert covered / repeats > 0.92 - 5 * math.sqrt(0.92 * 0.08 / repeats)
+
+
+def test_a_method_without_runs_is_inconclusive(claims):
+    first, second, ratio, gap, *_ = table(claims, {"BN": noisy(90), "A": noisy(91)}, {"A": noisy(1), "B": {}})
+    assert first[-1] == "supported"
+    assert {second[-1], ratio[-1], gap[-1]} == {"inconclusive"}
+
+
+@pytest.mark.parametrize(
+    ("text", "message"),
+    [
+        ("[[claim]]\ntext = 'x'\npaper = 'y'\n", "must have either tests or a verdict"),
+        ("[[claim]]\ntext = 'x'\npaper = 'y'\nverdict = 'true'\n", "verdict"),
+        ("[[claim]]\ntext = 'x'\npaper = 'y'\ntests = ['A beats B']\n", "'A beats B': must be 'A > B in EXPERIMENT'"),
+        ("[[claim]]\ntext = 'x'\npaper = 'y'\ntests = ['A > C in tiny']\n", "'A > C': must be a claim of the recipe"),
+        ("[[claim]]\ntext = 'x'\npaper = 'y'\ntests = ['gap A < C in tiny']\n", "C: must be among A, B"),
+        ("claim = 3\n", "cannot be read as a file of claims"),
+        ("[[claim\n", "cannot be read as a file of claims"),
+    ],
+)
+def test_mistakes_in_the_file(claims, text, message):
+    claims.write_text(text)
+    with pytest.raises(UserError, match="(?s)" + message.replace("(", r"\(")):
+        table(claims, {"BN": noisy(90), "A": noisy(92), "B": noisy(91)})
+
+
+def test_the_block_names_its_file(tmp_path):
+    (tmp_path / "README.md").write_text("<!-- generated: evidence -->\n<!-- end generated -->\n")
+    with pytest.raises(UserError, match="needs exactly one file"):
+        Publisher(tmp_path, lambda words: None).changes()
