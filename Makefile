@@ -7,6 +7,7 @@ BIN := .venv/bin
 demo: .venv/ready
 	$(BIN)/ghostnoise sweep demo
 	$(BIN)/ghostnoise report demo
+	$(BIN)/ghostnoise report mnist1d-fig3 --records results/mnist1d-fig3/records.jsonl
 
 test: .venv/ready lint
 	$(BIN)/pytest -n 2

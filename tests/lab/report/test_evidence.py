@@ -58,10 +58,13 @@ def test_verdicts(claims):
     assert first[:2] == ["A helps", "table 1"]
     assert first[2] == "[tiny](../results/tiny/README.md): A > BN"
     assert (first[3], first[-1], second[-1]) == ("12", "supported", "supported")
-    assert ratio[4].startswith("ratio 2.0 [") and ratio[-1] == "supported"
-    assert gap[4] == "-1.99 [-2.05, -1.93] of the gap" and gap[-1] == "supported"
+    assert ratio[4].startswith("ratio 2.0 [")
+    assert ratio[-1] == "supported"
+    assert gap[4] == "-1.99 [-2.05, -1.93] of the gap"
+    assert gap[-1] == "supported"
     assert other[2:] == ["`other`: A > B", "0", "–", "–", "not run yet"]
-    assert last[0] == "more without augmentation" and last[-1] == "needs a GPU"
+    assert last[0] == "more without augmentation"
+    assert last[-1] == "needs a GPU"
 
 
 def test_a_significant_loss_is_not_supported_and_noise_is_inconclusive(claims):
