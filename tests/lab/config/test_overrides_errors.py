@@ -118,7 +118,8 @@ def test_changes_are_checked_again():
     assert changed(settings, norm={"ghost_size": 4}, train={"epochs": 3}) == validated(
         tree(norm={"ghost_size": 4}, train={"epochs": 3})
     )
-    assert changed(settings, norm={"method": "bn", "ghost_size": None, "components": None, "noise_eps": None}) == (
+    unset = dict.fromkeys(["ghost_size", *settings.norm.options])
+    assert changed(settings, norm={"method": "bn"} | unset) == (
         validated(tree(norm={"method": "bn", "ghost_size": None}))
     )
     assert refusal(changed, settings, train={"epochs": 0}) == "train.epochs=0: must be 1 or more"
