@@ -13,6 +13,7 @@ import subprocess
 import sys
 import tempfile
 from itertools import product
+from typing import ClassVar
 from unittest import mock
 
 import numpy as np
@@ -346,17 +347,20 @@ class TestInterpreted:
     def test_refusals_give_the_reason(self, x, reason):
         assert reason in TRITON.refuses(x)
 
+    MORE: ClassVar = {
+        "GhostNoise": lambda: ghostnoise.GhostNoise(5),
+        "XBN + GNI": lambda: build("gni", 2, normalizer="exclusive"),
+        "partition": lambda: build("gni", 2, ghost_size=4, draw="partition"),
+    }
+
     @pytest.mark.parametrize("layout", ["contiguous", "channels_last"])
-    @pytest.mark.parametrize("family", [*FAMILIES, "GhostNoise", "XBN + GNI"])
+    @pytest.mark.parametrize("family", [*FAMILIES, *MORE])
     def test_layers_equal_those_of_aten(self, family, layout):
         results = {}
         for name in ("aten", "triton"):
             torch.manual_seed(0)
             x = lay_out(example(2), layout).requires_grad_()
-            if family == "GhostNoise":
-                layer = ghostnoise.GhostNoise(5)
-            else:
-                layer = build("gni", 2, normalizer="exclusive") if family == "XBN + GNI" else build(family, 2)
+            layer = self.MORE[family]() if family in self.MORE else build(family, 2)
             with ghostnoise.backend(name):
                 y = layer(x)
                 y.backward(torch.randn(x.shape))
