@@ -77,8 +77,9 @@ def test_a_network_on_signals(tmp_path):
     overrides = ("train.device=cpu", "data.limit=256", "data.test_limit=64", "train.batch_size=64")
     given = {"runs": tmp_path / "runs", "data_folder": tmp_path / "data", "device": "cpu", "batches": 2}
     found = find(Request("demo", overrides, **given))
-    assert [tuple(signals.shape) for signals, _ in found.batches] == [(64, 1, 40)] * 2
     assert len(list(found.feed())) == 2
+    again = find(Request("demo", overrides, **given))
+    assert [tuple(signals.shape) for signals, _ in again.batches] == [(64, 1, 40)] * 2
     alone = find(Request("torch.nn:Identity", data="mnist1d", ghost_size=4, batch_size=8, **given))
     assert [tuple(signals.shape) for signals, _ in alone.batches] == [(8, 1, 40)] * 2
 
