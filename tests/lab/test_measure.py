@@ -73,6 +73,17 @@ def test_what_is_asked_for_goes_before_what_the_run_has(runs):
     assert [tuple(images.shape) for images, _ in found.batches] == [(16, 1, 8, 8)] * 2
 
 
+def test_a_network_on_signals(tmp_path):
+    overrides = ("train.device=cpu", "data.limit=256", "data.test_limit=64", "train.batch_size=64")
+    given = {"runs": tmp_path / "runs", "data_folder": tmp_path / "data", "device": "cpu", "batches": 2}
+    found = find(Request("demo", overrides, **given))
+    assert len(list(found.feed())) == 2
+    again = find(Request("demo", overrides, **given))
+    assert [tuple(signals.shape) for signals, _ in again.batches] == [(64, 1, 40)] * 2
+    alone = find(Request("torch.nn:Identity", data="mnist1d", ghost_size=4, batch_size=8, **given))
+    assert [tuple(signals.shape) for signals, _ in alone.batches] == [(8, 1, 40)] * 2
+
+
 def test_batches_may_be_tensors_pairs_or_mappings():
     seen = []
 
@@ -97,7 +108,7 @@ def test_data_that_do_not_fit_are_a_line():
     ("request_", "line"),
     [
         (Request("torch.nn:Identity"), "without --data: give a name that `ghostnoise data list` shows, or module:f"),
-        (Request("torch.nn:Identity", data="cifar"), "--data cifar: must be one of digits, mnist, "),
+        (Request("torch.nn:Identity", data="cifar"), "--data cifar: must be one of mnist1d, digits, mnist, "),
         (Request("torch.nn:Identity", ("seed=1",), data="digits"), "only recipes have settings; leave them out"),
         (Request("torch:get_rng_state", data="digits"), "returned a Tensor: must be a torch.nn.Module; return the net"),
         (Request("torch.nn:Identity", data="torch.nn:Identity"), "returned a Identity: must be an iterable of batches"),

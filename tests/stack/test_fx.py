@@ -79,13 +79,15 @@ def test_drop_and_act_run_once():
         ghostnoise.AnalyticalGhostNoise(4),
         ghostnoise.NoisyDropout(0.5, per="channel"),
         ghostnoise.AdditiveGaussianNoise(0.1),
+        ghostnoise.WSConv1d(3, 4, 3),
         ghostnoise.WSConv2d(3, 4, 3),
     ],
     ids=lambda layer: type(layer).__name__,
 )
 def test_other_layers_are_nodes(layer):
     traced = fx.symbolic_trace(nn.Sequential(layer))
-    assert torch.equal(seeded(traced, images()), seeded(layer, images()))
+    x = images().flatten(2) if isinstance(layer, nn.Conv1d) else images()
+    assert torch.equal(seeded(traced, x), seeded(layer, x))
     assert [node.op for node in traced.graph.nodes] == ["placeholder", "call_module", "output"]
 
 

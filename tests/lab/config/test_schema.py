@@ -105,6 +105,16 @@ def test_every_stray_setting_is_named():
             {"name": "imagefolder", "folder": "x", "augment": "flip-crop"},
             "augment='flip-crop' with name='imagefolder': must be 'none' or 'resized-crop'",
         ),
+        (
+            DataSettings,
+            {"name": "mnist1d", "augment": "flip-crop"},
+            "augment='flip-crop' with name='mnist1d': must be 'none'",
+        ),
+        (
+            DataSettings,
+            {"name": "mnist1d", "split_seed": 1},
+            "split_seed=1: a setting of digits, mnist, fashion-mnist, cifar10, cifar100, imagefolder, and name is ",
+        ),
         (OptimSettings, {"lr": 1, "eps": 1e-3}, "eps=0.001: a setting of adamw, and name is 'sgd'; leave eps out"),
         (OptimSettings, {"lr": 1, "name": "adamw", "momentum": 0.5}, "momentum=0.5: a setting of sgd, and name is"),
         (
@@ -118,7 +128,7 @@ def test_what_does_not_go_together(section, given, line):
     assert refusal(section, **given).startswith(line)
 
 
-@pytest.mark.parametrize("name", ["digits", "mnist", "fashion-mnist", "cifar10", "cifar100", "imagefolder"])
+@pytest.mark.parametrize("name", ["mnist1d", "digits", "mnist", "fashion-mnist", "cifar10", "cifar100", "imagefolder"])
 def test_augmentations_that_are_listed_are_accepted(name):
     folder = {"folder": "x"} if name == "imagefolder" else {}
     for augment in augments(name):
@@ -132,6 +142,10 @@ def test_augmentations_that_are_listed_are_accepted(name):
         (TrainSettings, {"epochs": True, "batch_size": 4}),
         (TrainSettings, {"epochs": 2, "batch_size": "4"}),
         (TrainSettings, {"epochs": 2, "batch_size": 4, "compile": 1}),
+        (TrainSettings, {"epochs": 2, "batch_size": 4, "evaluate_every": 0}),
+        (TrainSettings, {"epochs": 2, "batch_size": 4, "evaluate_every": -1}),
+        (TrainSettings, {"epochs": 2, "batch_size": 4, "evaluate_every": 1.5}),
+        (TrainSettings, {"epochs": 2, "batch_size": 4, "evaluate_every": True}),
         (TrainSettings, {"epochs": 2, "batch_size": 4, "device": "gpu"}),
         (TrainSettings, {"epochs": 2, "batch_size": 4, "ema": float("nan")}),
         (OptimSettings, {"lr": float("inf")}),
