@@ -146,3 +146,18 @@ def test_two_processes_resume_to_the_bit(tmp_path):
     first, second = result(tmp_path / "whole"), result(tmp_path / "stopped")
     for name in ("status", "weights_sha256", "accuracy", "train_loss", "identity"):
         assert first[name] == second[name], told
+
+
+@pytest.mark.slow
+def test_two_processes_end_alike_however_often_they_evaluate(tmp_path):
+    """An evaluation copies the statistics of the first process to the other one, and must not change the training."""
+    found = []
+    for every in ("1", "4"):
+        runs = tmp_path / every
+        method = ("norm.method=brn", "train.ema=0.9", "data.limit=512", f"train.evaluate_every={every}")
+        process = together(tmp_path, *method, "--runs", str(runs))
+        out, errors = process.communicate(timeout=240)
+        assert process.returncode == 0, out + errors
+        found.append(result(runs))
+    for name in ("weights_sha256", "accuracy", "loss", "train_loss", "identity"):
+        assert found[0][name] == found[1][name]

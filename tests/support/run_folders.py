@@ -93,6 +93,15 @@ def write(runs, point, accuracy=90.0, *, status="finished", device="cpu", name=N
     return folder
 
 
+def evaluate_only(folder, epochs):
+    """Remove the evaluations after other epochs from the metrics of a run, as `train.evaluate_every` does."""
+    lines = [json.loads(line) for line in (folder / "metrics.jsonl").read_text().splitlines()]
+    for line in lines:
+        if line["epoch"] not in epochs:
+            line |= {"loss": None, "accuracy": None}
+    (folder / "metrics.jsonl").write_text("".join(json.dumps(line) + "\n" for line in lines))
+
+
 def fill(runs, made, scores, **options):
     """Write finished runs: `scores` has, by the cell's name, an accuracy for each seed."""
     for point in points(made):

@@ -12,7 +12,7 @@ from ghostnoise.lab.report.files import SERVED, ExperimentReport
 from ghostnoise.lab.report.page import Provenance
 from ghostnoise.lab.report.server import CachedFiles, Server
 from support.readings import NASTY, connected, convolutional, record
-from support.run_folders import experiment, fill, points, write
+from support.run_folders import evaluate_only, experiment, fill, points, write
 
 pytestmark = pytest.mark.slow
 PROVENANCE = Provenance("ghostnoise report tiny", datetime(2030, 1, 2, tzinfo=UTC))
@@ -72,6 +72,21 @@ def test_renders_and_loads_nothing(tmp_path, form):
         assert driver.execute_script("return performance.getEntriesByType('resource').length") == 0
         assert driver.execute_script("return document.querySelectorAll('.plot svg.main-svg').length") >= 2
         assert drawn(driver) == 8
+
+
+@pytest.mark.parametrize(("epochs", "mode"), [((3,), "markers"), ((1, 3), "lines")])
+def test_curves_of_runs_that_are_evaluated_rarely(tmp_path, epochs, mode):
+    made = experiment(tmp_path)
+    for point in points(made):
+        evaluate_only(write(tmp_path, point), epochs)
+    path = ExperimentReport(made, tmp_path / "tiny", PROVENANCE, lambda line: None).write(tmp_path / "out")
+    with browser(tmp_path / "profile") as driver:
+        driver.get(path.as_uri())
+        traces = driver.execute_script("return document.getElementById('plot-training').data")
+        assert {(trace["mode"], trace["connectgaps"]) for trace in traces} == {(mode, True)}
+        shape = {"markers": ".points path", "lines": ".lines path"}[mode]
+        seen = driver.execute_script("return document.querySelectorAll(`#plot-training ${arguments[0]}`).length", shape)
+        assert seen == len(traces)
 
 
 def test_sorts_by_click_and_by_keyboard(tmp_path):

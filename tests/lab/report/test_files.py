@@ -2,7 +2,6 @@
 
 import csv
 import io
-import json
 from datetime import UTC, datetime
 
 import pytest
@@ -12,7 +11,7 @@ from ghostnoise.lab.errors import UserError
 from ghostnoise.lab.report import figures
 from ghostnoise.lab.report.files import NAMES, ExperimentReport
 from ghostnoise.lab.report.page import Provenance
-from support.run_folders import experiment, fill, findings, points, write
+from support.run_folders import evaluate_only, experiment, fill, findings, points, write
 
 PROVENANCE = Provenance("ghostnoise report tiny", datetime(2030, 1, 2, tzinfo=UTC))
 GOOD = {"BN": {0: 90.0, 1: 90.4, 2: 90.2}, "GNI ghost_size=16": {0: 93.0, 1: 93.6}}
@@ -73,12 +72,7 @@ def test_epochs_that_were_not_evaluated_are_no_gap_in_the_curves(tmp_path, evalu
     """A single point is a marker, which a line would not show."""
     made = experiment(tmp_path, form="noise", seeds="[0]")
     for point in points(made):
-        folder = write(tmp_path, point)
-        lines = [json.loads(line) for line in (folder / "metrics.jsonl").read_text().splitlines()]
-        for line in lines:
-            if line["epoch"] not in evaluated:
-                line |= {"loss": None, "accuracy": None}
-        (folder / "metrics.jsonl").write_text("".join(json.dumps(line) + "\n" for line in lines))
+        evaluate_only(write(tmp_path, point), evaluated)
     axes = Figure().add_subplot()
     figures._draw_training(axes, findings(tmp_path, made))
     assert len(axes.lines) == 3
