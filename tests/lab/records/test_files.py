@@ -93,6 +93,18 @@ def test_another_result_of_the_same_run_is_a_conflict(there):
     assert path.read_bytes() == content
 
 
+def test_a_run_that_was_repeated_keeps_its_record(there):
+    path, folder = there / "records.jsonl", next((there / "runs" / "tiny").iterdir())
+    result = json.loads((folder / "result.json").read_text())
+    (folder / "result.json").write_text(json.dumps(result | {"seconds": 99.0, "ended": "2026-02-01T00:00:00+00:00"}))
+    content = path.read_bytes()
+    assert records.export(there / "runs" / "tiny", path, pytest.fail).added == 0
+    assert path.read_bytes() == content
+    read = records.read(path)
+    assert records.import_files([(path, read.recipe, read.runs)], there / "runs") == (0, 9)
+    assert json.loads((folder / "result.json").read_text())["seconds"] == 99.0
+
+
 def test_newer_numerics_replace_older_ones_and_never_the_reverse(tmp_path):
     made = on_cpu(points(experiment(tmp_path))[0].settings)
     finished(tmp_path / "old", "tiny", made, 90.0, environment={"numerics": 1})

@@ -72,8 +72,8 @@ def from_folder(found: Found) -> RunRecord:
 def import_files(files: Iterable[tuple[Path, str, Mapping[str, RunRecord]]], runs: Path) -> tuple[int, int]:
     """Write the records of files (path, recipe, records) as run folders.
 
-    Returns how many are new, and how many were there. Nothing is written if any of them differs from a folder or from a
-    record of another file.
+    Returns how many are new, and how many were there. Nothing is written if any of them disagrees with a folder or with
+    a record of another file. Folders are not changed.
     """
     wanted: dict[Path, tuple[RunRecord, Path]] = {}
     conflicts: list[str] = []
@@ -81,7 +81,7 @@ def import_files(files: Iterable[tuple[Path, str, Mapping[str, RunRecord]]], run
     for source, recipe, records in files:
         for identity, each in records.items():
             path = runs / recipe / identity
-            if path in wanted and wanted[path][0].line() != each.line():
+            if path in wanted and not wanted[path][0].agrees(each):
                 conflicts.append(f"{source}: run {identity} differs from that in {wanted[path][1]}; import one of them")
             elif os.path.lexists(path):
                 there += 1
@@ -147,8 +147,7 @@ def _conflict(path: Path, each: RunRecord) -> list[str]:
     found = look(path, lambda text: None)
     try:
         if found.status in ("finished", "diverged"):
-            same = from_folder(found).line() == each.line()
-            reason = "has another result" if not same else ""
+            reason = "" if from_folder(found).agrees(each) else "has another result"
         else:
             reason = f"is {found.status}"
     except ValueError as error:
