@@ -98,6 +98,7 @@ def import_files(files: Iterable[tuple[Path, str, Mapping[str, RunRecord]]], run
             for path, (each, source) in wanted.items():
                 if path.parent == folder:
                     _make_folder(path, each, source)
+            atomic.sync_folder(folder)
     return len(wanted), there
 
 
@@ -157,19 +158,22 @@ def _conflict(path: Path, each: RunRecord) -> list[str]:
 
 
 def _make_folder(path: Path, each: RunRecord, source: Path) -> None:
-    """Create a run folder under a temporary name, and rename it when it is complete."""
+    """Create a run folder under a temporary name, and rename it when it is complete and on the disk."""
+    contents = {name: json.dumps(content, indent=2) + "\n" for name, content in _files(each, path.parent.name).items()}
+    contents["metrics.jsonl"] = "".join(json.dumps(line) + "\n" for line in each.curve.lines())
+    if each.noise:
+        contents[MEASURED] = json.dumps([found.model_dump() for found in each.noise]) + "\n"
+    mark = {"from": str(source), "time": datetime.now(UTC).isoformat(timespec="seconds")}
+    contents[IMPORTED] = json.dumps(mark, indent=2) + "\n"
     temporary = path.with_name(f"{TEMPORARY}{path.name}")
     atomic.make_folder(temporary)
-    for name, content in _files(each, path.parent.name).items():
-        atomic.write(temporary / name, (json.dumps(content, indent=2) + "\n").encode())
-    lines = "".join(json.dumps(line) + "\n" for line in each.curve.lines())
-    atomic.write(temporary / "metrics.jsonl", lines.encode())
-    if each.noise:
-        measured = [found.model_dump() for found in each.noise]
-        atomic.write(temporary / MEASURED, (json.dumps(measured) + "\n").encode())
-    mark = {"from": str(source), "time": datetime.now(UTC).isoformat(timespec="seconds")}
-    atomic.write(temporary / IMPORTED, (json.dumps(mark, indent=2) + "\n").encode())
     with atomic.writing(path):
+        for name, text in contents.items():
+            with open(temporary / name, "wb") as file:
+                file.write(text.encode())
+                file.flush()
+                os.fsync(file.fileno())
+        atomic.sync_folder(temporary)
         temporary.rename(path)
 
 
