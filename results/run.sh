@@ -30,18 +30,17 @@ ghostnoise() {
 
 # Adds finished runs to the records, and rebuilds the pages. A page with a mistake must not stop the runs.
 publish() {
+    cd "$clone/runs" 2>/dev/null || return 0
+    set -- *
     cd "$root"
-    for folder in "$clone"/runs/*/; do
-        [ -d "$folder" ] && ghostnoise runs export "$(basename "$folder")" --runs "$clone/runs"
-    done
+    ghostnoise runs export "$@" --runs "$clone/runs" || echo "the records were not extended"
     ghostnoise results || echo "the pages were not rebuilt; correct the mistake and run ghostnoise results"
     cd "$clone"
 }
 
 cd "$clone"
-for file in "$root"/results/*/records.jsonl; do
-    [ -e "$file" ] && ghostnoise runs import "$file" --runs "$clone/runs"
-done
+set -- "$root"/results/*/records.jsonl
+[ ! -e "$1" ] || ghostnoise runs import "$@" --runs "$clone/runs"
 while read -r words; do
     case $words in '' | '#'*) continue ;; esac
     echo "ghostnoise sweep $words"

@@ -29,7 +29,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     option = parser.add_argument
     option("overrides", nargs="*", metavar="WORD",
            help="[RECIPE] [key=value ...] lists runs; show RUN; remove RUN ..., or remove [RECIPE] with key=value or "
-           "--status; export RECIPE writes finished runs to a file of records; import FILE ... reads it")  # fmt: skip
+           "--status; export RECIPE ... writes records of finished runs; import FILE ... reads them")  # fmt: skip
     option("--status", choices=STATUSES, help="select only runs with this status")
     option("--yes", action="store_true", help="remove without asking")
     option("--out", type=Path, metavar="FILE",
@@ -64,12 +64,23 @@ def run(options: argparse.Namespace) -> int:
 def _all(runs: Path, recipe: str | None) -> list["Found"]:
     from ghostnoise.lab.store import scan
 
-    present = sorted(path.name for path in runs.iterdir() if path.is_dir()) if runs.is_dir() else []
-    if recipe is not None and recipe not in present:
+    if recipe is not None:
+        _check_recipe(runs, recipe)
+    folders = _recipes(runs) if recipe is None else [recipe]
+    return [found for name in folders for found in scan.scan(runs / name, lambda text: None).values()]
+
+
+def _recipes(runs: Path) -> list[str]:
+    """Return the recipes that have runs."""
+    return sorted(path.name for path in runs.iterdir() if path.is_dir()) if runs.is_dir() else []
+
+
+def _check_recipe(runs: Path, recipe: str) -> None:
+    """Raise a UserError if a recipe has no runs."""
+    present = _recipes(runs)
+    if recipe not in present:
         remedy = did_you_mean(recipe, present) or f"give one of {', '.join(present)}" if present else "run it first"
         raise UserError(f"{recipe}: {runs} has no runs of this recipe; {remedy}")
-    folders = present if recipe is None else [recipe]
-    return [found for name in folders for found in scan.scan(runs / name, lambda text: None).values()]
 
 
 def _chosen(runs: Path, filters: list[str], status: str | None) -> Callable[[str | None], list["Found"]]:
@@ -209,16 +220,21 @@ def _remove(founds: Iterable["Found"], sure: bool, terminal: "Console") -> int:
 
 
 def _export(options: argparse.Namespace, words: list[str], terminal: "Console") -> int:
-    """Write the finished runs of a recipe to a file of records, and keep the records that the file has."""
+    """Write the finished runs of recipes to files of records, and keep the records that the files have."""
     from ghostnoise.lab import records
 
-    if len(words) != 1:
-        raise UserError(f"export {' '.join(words)}: needs exactly one recipe; give its name")
-    name = Path(words[0]).name.removesuffix(".toml")
-    _all(options.runs, name)  # raises if there are no runs
-    out = options.out or Path("results") / name / "records.jsonl"
-    made = records.export(options.runs / name, out, console.warn)
-    console.print_line(terminal, f"{counted(made.added, 'new record')}, {made.total} in all; {made.path}")
+    names = [Path(word).name.removesuffix(".toml") for word in words]
+    if not names:
+        raise UserError("export: needs recipes; give their names, such as `ghostnoise runs export demo`")
+    if options.out is not None and len(names) > 1:
+        raise UserError(
+            f"--out {options.out}: a file has the records of one recipe; give one recipe, or leave --out out"
+        )
+    for name in names:
+        _check_recipe(options.runs, name)
+        out = options.out or Path("results") / name / "records.jsonl"
+        made = records.export(options.runs / name, out, console.warn)
+        console.print_line(terminal, f"{counted(made.added, 'new record')}, {made.total} in all; {made.path}")
     return 0
 
 

@@ -5,6 +5,8 @@ import os
 import shutil
 
 import pytest
+from hypothesis import HealthCheck, given, settings
+from hypothesis import strategies as st
 
 from ghostnoise.lab import records
 from ghostnoise.lab.errors import UserError
@@ -62,8 +64,8 @@ def test_damaged_and_unfinished_runs_are_skipped_with_a_line(there):
     folders = sorted((there / "runs" / "tiny").iterdir())
     (folders[0] / "result.json").write_text("{")
     (folders[1] / "result.json").unlink()  # unfinished: no line
-    settings = json.loads((folders[2] / "settings.json").read_text())
-    (folders[2] / "settings.json").write_text(json.dumps(settings | {"seed": 5}))
+    before = json.loads((folders[2] / "settings.json").read_text())
+    (folders[2] / "settings.json").write_text(json.dumps(before | {"seed": 5}))
     lines = (folders[3] / "metrics.jsonl").read_text()
     (folders[3] / "metrics.jsonl").write_text(lines[:-10])
     result = json.loads((folders[4] / "result.json").read_text())
@@ -91,6 +93,18 @@ def test_another_result_of_the_same_run_is_a_conflict(there):
     with pytest.raises(UserError, match=f"has another record of run {folder.name}"):
         records.export(there / "runs" / "tiny", path, pytest.fail)
     assert path.read_bytes() == content
+
+
+def test_a_run_that_was_repeated_keeps_its_record(there):
+    path, folder = there / "records.jsonl", next((there / "runs" / "tiny").iterdir())
+    result = json.loads((folder / "result.json").read_text())
+    (folder / "result.json").write_text(json.dumps(result | {"seconds": 99.0, "ended": "2026-02-01T00:00:00+00:00"}))
+    content = path.read_bytes()
+    assert records.export(there / "runs" / "tiny", path, pytest.fail).added == 0
+    assert path.read_bytes() == content
+    read = records.read(path)
+    assert records.import_files([(path, read.recipe, read.runs)], there / "runs") == (0, 9)
+    assert json.loads((folder / "result.json").read_text())["seconds"] == 99.0
 
 
 def test_newer_numerics_replace_older_ones_and_never_the_reverse(tmp_path):
@@ -158,6 +172,26 @@ def test_a_bad_header_is_refused(tmp_path, header, reason):
     text = bad(tmp_path / "records.jsonl", header)
     assert reason in text
     assert text.count("\n") == 0
+
+
+@settings(max_examples=60, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
+@given(data=st.data())
+def test_a_corrupted_file_is_read_or_refused_as_a_whole(there, data):
+    """Bytes that change, vanish or appear make no other exception, and nothing is imported from a refused file."""
+    content = bytearray((there / "records.jsonl").read_bytes())
+    start = data.draw(st.integers(0, len(content) - 1))
+    content[start : start + data.draw(st.integers(0, 50))] = data.draw(st.binary(max_size=20))
+    path = there / "corrupted.jsonl"
+    path.write_bytes(content)
+    try:
+        read = records.read(path)
+    except UserError as error:
+        refusal = str(error).splitlines()
+    else:
+        refusal = []
+        assert len(read.runs) <= 9
+        assert read.recipe
+    assert all(line.startswith(str(path)) for line in refusal[:-1])
 
 
 def test_a_huge_line_is_not_read(there):

@@ -59,7 +59,7 @@ def test_a_run_that_exists_is_never_overwritten(there, kind):
     folder, other = sorted(path for path in (there / "imported" / "tiny").iterdir() if path.is_dir())[:2]
     if kind == "result":
         result = json.loads((folder / "result.json").read_text())
-        (folder / "result.json").write_text(json.dumps(result | {"seconds": 1.0}))
+        (folder / "result.json").write_text(json.dumps(result | {"weights_sha256": "0" * 64}))
     elif kind == "unfinished":
         (folder / "result.json").unlink()
     elif kind == "damaged":
@@ -83,7 +83,12 @@ def test_a_run_that_exists_is_never_overwritten(there, kind):
 
 
 def test_two_files_that_differ_are_a_conflict(there):
-    lines = (there / "records.jsonl").read_text().replace('"seconds":10.25', '"seconds":11.5')
+    lines = (
+        (there / "records.jsonl")
+        .read_text()
+        .replace('"weights_sha256":"', '"weights_sha256":"0')
+        .replace('abcd"', 'abc"')
+    )
     (there / "other.jsonl").write_text(lines)
     with pytest.raises(UserError, match="differs from that in"):
         imported(there, files=("records.jsonl", "other.jsonl"))

@@ -63,7 +63,7 @@ def export(folder: Path, path: Path, warn: Callable[[str], object]) -> Exported:
     """Add the ended runs in `folder` (`runs/<recipe>`) to a file of records; records in it are kept.
 
     Runs that cannot be exported are skipped with a warning. A record is replaced only by one with a higher numerics
-    number; any other difference is an error.
+    number; another result with the same number is an error.
     """
     try:
         recipe = checked_name(folder.name)
@@ -99,7 +99,7 @@ def checked_name(name: Any) -> str:
 def _replaces(made: RunRecord, before: RunRecord, path: Path, warn: Callable[[str], object]) -> bool:
     """Decide between two records of the same run; raises a UserError if there is no reason to prefer one."""
     ours, theirs = made.environment.numerics, before.environment.numerics
-    if made.line() == before.line() or ours < theirs:
+    if made.agrees(before) or ours < theirs:
         return False
     if ours == theirs:
         raise UserError(

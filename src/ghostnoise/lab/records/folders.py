@@ -72,8 +72,8 @@ def from_folder(found: Found) -> RunRecord:
 def import_files(files: Iterable[tuple[Path, str, Mapping[str, RunRecord]]], runs: Path) -> tuple[int, int]:
     """Write the records of files (path, recipe, records) as run folders.
 
-    Returns how many are new, and how many were there. Nothing is written if any of them differs from a folder or from a
-    record of another file.
+    Returns how many are new, and how many were there. Nothing is written if any of them disagrees with a folder or with
+    a record of another file. Folders are not changed.
     """
     wanted: dict[Path, tuple[RunRecord, Path]] = {}
     conflicts: list[str] = []
@@ -81,7 +81,7 @@ def import_files(files: Iterable[tuple[Path, str, Mapping[str, RunRecord]]], run
     for source, recipe, records in files:
         for identity, each in records.items():
             path = runs / recipe / identity
-            if path in wanted and wanted[path][0].line() != each.line():
+            if path in wanted and not wanted[path][0].agrees(each):
                 conflicts.append(f"{source}: run {identity} differs from that in {wanted[path][1]}; import one of them")
             elif os.path.lexists(path):
                 there += 1
@@ -98,6 +98,7 @@ def import_files(files: Iterable[tuple[Path, str, Mapping[str, RunRecord]]], run
             for path, (each, source) in wanted.items():
                 if path.parent == folder:
                     _make_folder(path, each, source)
+            atomic.sync_folder(folder)
     return len(wanted), there
 
 
@@ -147,8 +148,7 @@ def _conflict(path: Path, each: RunRecord) -> list[str]:
     found = look(path, lambda text: None)
     try:
         if found.status in ("finished", "diverged"):
-            same = from_folder(found).line() == each.line()
-            reason = "has another result" if not same else ""
+            reason = "" if from_folder(found).agrees(each) else "has another result"
         else:
             reason = f"is {found.status}"
     except ValueError as error:
@@ -158,19 +158,22 @@ def _conflict(path: Path, each: RunRecord) -> list[str]:
 
 
 def _make_folder(path: Path, each: RunRecord, source: Path) -> None:
-    """Create a run folder under a temporary name, and rename it when it is complete."""
+    """Create a run folder under a temporary name, and rename it when it is complete and on the disk."""
+    contents = {name: json.dumps(content, indent=2) + "\n" for name, content in _files(each, path.parent.name).items()}
+    contents["metrics.jsonl"] = "".join(json.dumps(line) + "\n" for line in each.curve.lines())
+    if each.noise:
+        contents[MEASURED] = json.dumps([found.model_dump() for found in each.noise]) + "\n"
+    mark = {"from": str(source), "time": datetime.now(UTC).isoformat(timespec="seconds")}
+    contents[IMPORTED] = json.dumps(mark, indent=2) + "\n"
     temporary = path.with_name(f"{TEMPORARY}{path.name}")
     atomic.make_folder(temporary)
-    for name, content in _files(each, path.parent.name).items():
-        atomic.write(temporary / name, (json.dumps(content, indent=2) + "\n").encode())
-    lines = "".join(json.dumps(line) + "\n" for line in each.curve.lines())
-    atomic.write(temporary / "metrics.jsonl", lines.encode())
-    if each.noise:
-        measured = [found.model_dump() for found in each.noise]
-        atomic.write(temporary / MEASURED, (json.dumps(measured) + "\n").encode())
-    mark = {"from": str(source), "time": datetime.now(UTC).isoformat(timespec="seconds")}
-    atomic.write(temporary / IMPORTED, (json.dumps(mark, indent=2) + "\n").encode())
     with atomic.writing(path):
+        for name, text in contents.items():
+            with open(temporary / name, "wb") as file:
+                file.write(text.encode())
+                file.flush()
+                os.fsync(file.fileno())
+        atomic.sync_folder(temporary)
         temporary.rename(path)
 
 

@@ -216,6 +216,11 @@ class RunRecord(Part):
         """Sort by the settings without the seed, then by the seed."""
         return recipe.json_text(self._tree_of_settings() | {"seed": 0}), self.settings.seed, self.identity
 
+    def agrees(self, other: "RunRecord") -> bool:
+        """Whether both are records of the same computation: equal curves, weights and numerics; times may differ."""
+        mine, theirs = ((each.curve, each.result.status, each.result.weights_sha256) for each in (self, other))
+        return mine == theirs and self.environment.numerics == other.environment.numerics
+
     def line(self) -> str:
         """Return the record as a line of JSON."""
         tree = {
