@@ -194,3 +194,17 @@ def test_random_images_are_for_smoke_runs():
 def test_check_says_all_that_is_wrong():
     settings = validated(tree(norm={"method": "gbn", "ghost_size": 99}, optim={"warmup_epochs": 99}))
     assert len(refusal(check, settings, 3).splitlines()) == 3
+
+
+def test_micro_batches_must_be_equal_and_hold_a_ghost_batch():
+    settings = validated(tree(norm={"method": "gbn", "ghost_size": 8}, train={"accumulation_steps": 4}))
+    check(settings)
+    check(settings, 2)
+    assert refusal(check, settings, 4) == (
+        "norm.ghost_size=8: larger than the batch of train.accumulation_steps=4, 4 samples; take 4 or less, or raise "
+        "train.batch_size"
+    )
+    assert refusal(check, validated(tree(train={"accumulation_steps": 3})), 2) == (
+        "train.accumulation_steps=3 with train.batch_size=64: the batch must be a multiple of 6, so that all "
+        "micro-batches are equal; take a batch such as 66"
+    )

@@ -94,7 +94,14 @@ def check(settings: Settings, processes: int | None = None) -> None:
             f"train.batch_size={train.batch_size}: must be a multiple of the {processes} processes that share it, "
             f"such as {fitting}"
         )
-    lines += _misfits(norm, train.batch_size, processes)
+    micro = train.accumulation_steps or 1
+    if micro > 1 and train.batch_size % (processes * micro):
+        fitting = -(-train.batch_size // (processes * micro)) * processes * micro
+        lines.append(
+            f"train.accumulation_steps={micro} with train.batch_size={train.batch_size}: the batch must be a multiple "
+            f"of {processes * micro}, so that all micro-batches are equal; take a batch such as {fitting}"
+        )
+    lines += _misfits(norm, train.batch_size, processes, micro)
     if optim.warmup_epochs > train.epochs:
         lines.append(
             f"optim.warmup_epochs={optim.warmup_epochs:g}: longer than the training of train.epochs={train.epochs}; "
@@ -108,14 +115,16 @@ def check(settings: Settings, processes: int | None = None) -> None:
         raise UserError("\n".join(lines))
 
 
-def _misfits(norm: NormSettings, batch_size: int, processes: int) -> Iterator[str]:
+def _misfits(norm: NormSettings, batch_size: int, processes: int, micro: int) -> Iterator[str]:
     """Check that the batch can be partitioned into ghost batches; noise is drawn with replacement and always fits."""
     info = methods()[norm.method]
     if not info.partitions:
         return
     together = norm.scope == "global" or processes == 1
-    samples = batch_size if together else batch_size // processes
+    samples = (batch_size if together else batch_size // processes) // micro
     whose = f"train.batch_size={batch_size}" if together else f"a process, {batch_size} / {processes} = {samples}"
+    if micro > 1:
+        whose = f"train.accumulation_steps={micro}, {samples} samples"
     size, least = norm.ghost_size, info.least_ghost_size
     if samples < least:
         yield (

@@ -44,6 +44,7 @@ HEADER = ("claim", "command", "time", "score")
 EPOCHS = 2
 BATCH, LEAST = 32, 4  # of all processes together, and of each
 TIMM_BATCH = 8  # networks of timm keep their size
+MICRO_BATCHES = 2  # of gradient accumulation
 BATCHES, TEST_BATCHES = 5, 2
 WIDTH, MLP_WIDTH = 16, 64  # 16 channels divide into heads and into quarters for bottlenecks
 IMAGE_SIZE, RESIZE = 64, 72
@@ -126,10 +127,10 @@ def resolve(settings: Settings, *, device: str, processes: int, stand_in: bool =
 def shrink(settings: Settings) -> Settings:
     """Make a run small enough for seconds on two CPU cores; its results are meaningless.
 
-    Two epochs of five batches of 32; ghost batches no larger than the batch of a process; networks of 16 channels;
-    images of 64 pixels from folders; warm-up in proportion; no compilation; on a CPU, bf16 instead of fp16. Networks of
-    timm keep their width and image size, and get batches of 8. Smaller values are kept, so that shrinking a second time
-    changes nothing.
+    Two epochs of five batches of 32, in at most two micro-batches; ghost batches no larger than the batch of a process;
+    networks of 16 channels; images of 64 pixels from folders; warm-up in proportion; no compilation; on a CPU, bf16
+    instead of fp16. Networks of timm keep their width and image size, and get batches of 8. Smaller values are kept, so
+    that shrinking a second time changes nothing.
     """
     tree = settings.model_dump(exclude_none=True)
     model, norm, data, optim, train = (tree[name] for name in ("model", "norm", "data", "optim", "train"))
@@ -137,9 +138,11 @@ def shrink(settings: Settings) -> Settings:
     epochs = min(train["epochs"], EPOCHS)
     size, processes = train["batch_size"], train["processes"]
     share = max(min(LEAST, -(-size // processes)), min(size, TIMM_BATCH if timm else BATCH) // processes)
+    micro = min(train.get("accumulation_steps", 1), MICRO_BATCHES)
+    share = max(micro, share - share % micro)
     batch = share * processes
     if methods()[norm["method"]].partitions and "ghost_size" in norm:
-        norm["ghost_size"] = min(norm["ghost_size"], share)
+        norm["ghost_size"] = min(norm["ghost_size"], share // micro)
     optim["warmup_epochs"] *= epochs / train["epochs"]
     data["limit"] = _least(data, "limit", BATCHES * batch)
     data["test_limit"] = _least(data, "test_limit", TEST_BATCHES * batch)
@@ -152,7 +155,7 @@ def shrink(settings: Settings) -> Settings:
         model["width"] = _least(model, "width", MLP_WIDTH if model["name"] == "mlp" else WIDTH)
     if "meter" in tree:
         tree["meter"] |= {"every": 1, "batches": min(tree["meter"]["batches"], METERED), "draws": DRAWS}
-    train |= {"epochs": epochs, "batch_size": batch, "compile": False, "smoke": True}
+    train |= {"epochs": epochs, "batch_size": batch, "accumulation_steps": micro, "compile": False, "smoke": True}
     if train["device"] == "cpu" and train["amp"] == "fp16":
         train["amp"] = "bf16"
     return validated(tree)
