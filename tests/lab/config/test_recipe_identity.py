@@ -130,6 +130,7 @@ OTHERS = {
     "model.name": ("resnet18", []),
     "model.width": ("8", []),
     "model.widths": ("[4]", []),
+    "model.zero_init_last": ("true", []),
     "norm.method": ("gbn", []),
     "norm.ghost_size": ("5", []),
     "norm.scope": ("global", []),
@@ -140,6 +141,7 @@ OTHERS = {
     "norm.p": ("0.2", ["norm.method=dropout", "norm.p=0.1"]),
     "norm.distribution": ("gaussian", ["norm.method=dropout", "norm.p=0.1"]),
     "norm.per": ("channel", ["norm.method=dropout", "norm.p=0.1"]),
+    "norm.p_sets": ("std", ["norm.method=dropout", "norm.p=0.1", "norm.distribution=gaussian"]),
     "norm.std": ("0.2", ["norm.method=eagn", "norm.std=0.1"]),
     "norm.eps": ("1e-4", []),
     "norm.momentum": ("0.2", []),
@@ -199,7 +201,7 @@ def test_identity_changes_with_every_setting():
         assert seen.setdefault(after.identity, key) == key  # nor are two of them the same
     plain = recipe.load("cpu-resnet")
     assert recipe.load("cpu-resnet", ["data.split_seed=run"]).identity not in {plain.identity, *seen}
-    written = ["optim.warmup_prefix=true", "optim.min_lr=0", "train.accumulation_steps=1"]
+    written = ["model.zero_init_last=false", "optim.warmup_prefix=true", "optim.min_lr=0", "train.accumulation_steps=1"]
     assert recipe.load("cpu-resnet", written).identity == plain.identity  # explicit defaults
     assert recipe.load("cpu-resnet", smoke=True).identity != plain.identity
     resolved = {

@@ -52,6 +52,7 @@ BELONGING = {
     "p": (0.1, {"dropout"}),
     "distribution": ("gaussian", {"dropout"}),
     "per": ("channel", {"dropout"}),
+    "p_sets": ("std", {"dropout"}),
     "std": (0.1, {"eagn"}),
     "placement": ("after", {"gni", "agni", "dropout", "eagn"}),
 }

@@ -59,6 +59,8 @@ BODY = {
     "digits-net": 3 * "cnr" + "l",
 }
 BODY["wsln-resnet18"] = BODY["resnet18"]
+BODY["preact-resnet18"] = "c" + 2 * "nrcnrc" + 3 * ("nrcnrcnc" + "nrcnrc") + "nrl"
+BODY["preact-wsln-resnet18"] = BODY["preact-resnet18"]
 IN_BRANCHES = {
     "resnet18": "cnr" + 2 * "cnrcn~r" + 3 * ("cnrcn~cnr" + "cnrcn~r") + "l",
     "resnet20": "cnr" + 3 * "cnrcn~r" + 2 * ("cnrcn~cnr" + 2 * "cnrcn~r") + "l",
@@ -67,6 +69,8 @@ IN_BRANCHES = {
 }
 IN_BRANCHES["digits-net"] = "cnr" + "cn~r" + "cnr" + "l"  # which has none: after its second norm
 IN_BRANCHES["wsln-resnet18"] = IN_BRANCHES["resnet18"]
+IN_BRANCHES["preact-resnet18"] = "c" + 2 * "nrcnr~c" + 3 * ("nrcnr~cnc" + "nrcnr~c") + "nrl"
+IN_BRANCHES["preact-wsln-resnet18"] = IN_BRANCHES["preact-resnet18"]
 
 
 def expected_layers(name, place):
@@ -130,7 +134,8 @@ def test_every_network_with_every_method_and_placement(name, method, place):
 
 @pytest.mark.parametrize(
     ("name", "count"),
-    [("resnet18", 20), ("resnet20", 21), ("resnet8", 9), ("resnet50", 53), ("wsln-resnet18", 20), ("nf-resnet26", 25),
+    [("resnet18", 20), ("resnet20", 21), ("resnet8", 9), ("resnet50", 53), ("wsln-resnet18", 20),
+     ("preact-resnet18", 20), ("preact-wsln-resnet18", 20), ("nf-resnet26", 25),
      ("simple-vit", 15), ("convmixer", 17), ("mlp", 3), ("digits-net", 3)],
 )  # fmt: skip
 def test_number_of_noise_layers_at_the_default_place(name, count):
@@ -226,4 +231,4 @@ def test_a_plain_norm_of_global_scope_is_one_of_ours(one_rank):
 
 
 def test_baselines():
-    assert [baseline(name) for name in models.names()] == 4 * ["bn"] + 3 * ["none"] + 3 * ["bn"]
+    assert [baseline(name) for name in models.names()] == (4 * ["bn"] + ["none", "bn"] + 3 * ["none"] + 3 * ["bn"])

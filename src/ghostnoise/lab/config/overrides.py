@@ -173,7 +173,7 @@ def overridden(tree: Mapping[str, Any], overrides: Sequence[str]) -> tuple[Tree,
     """Return a copy of `tree`, a recipe's sections, with `overrides` such as `norm.ghost_size=16`, and all mistakes.
 
     Later overrides win. Settings that do not belong to a new method, optimizer, data set or augmentation are removed,
-    unless they are among the overrides. A new network removes widths, and a new network or method removes the
+    unless they are among the overrides. A new network removes its own settings, and a new network or method removes the
     placement, whose default depends on both.
     """
     given, lines = _parsed(overrides)
@@ -275,7 +275,7 @@ def _drop_strays(tree: Tree, section: str, choice: str, value: object) -> None:
         case "data", "name" if settings.get("augment", "none") not in augments(str(value)):
             strays += ["augment", "padding"]
         case "model", "name" if settings.get("name") != value:
-            strays += ["width", "widths"]
+            strays += ["width", "widths", "zero_init_last"]
             _without(tree.get("norm"), "placement")
         case "norm", "method" if settings.get("method") != value:
             strays += ["placement"]

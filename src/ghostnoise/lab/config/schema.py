@@ -91,6 +91,14 @@ class ModelSettings(Section):
     """Channels of the first stage, or of the layers of a plain network; the network's own if unset."""
     widths: Annotated[list[Count], Field(min_length=1)] | None = None
     """Hidden layers of an MLP."""
+    zero_init_last: bool | None = None
+    """Initialize the gain of the last norm of each residual branch to 0 instead of 1, as timm does (false if unset)."""
+
+    @field_validator("zero_init_last")
+    @classmethod
+    def _unset_default(cls, value: bool | None) -> bool | None:
+        """Unset false, the default, so that writing it makes no difference."""
+        return value or None
 
 
 class NormSettings(Section):
