@@ -1,7 +1,7 @@
 """Recipes: TOML files of settings, found by name or path, changed by overrides, identified by what they compute.
 
 A recipe starts with four comment lines, `# Claim:`, `# Command:`, `# Time:` and `# Score:`, followed by an optional
-`seed` and the sections of `schema.Settings`.
+`seed`, the sections of `schema.Settings`, those of `grid` and those of `variants`.
 """
 
 import hashlib
@@ -15,6 +15,7 @@ from importlib import resources
 from pathlib import Path
 from typing import Any
 
+from ghostnoise.lab.config import variants
 from ghostnoise.lab.config.methods import methods
 from ghostnoise.lab.config.overrides import Tree, changed, check, overridden, validated
 from ghostnoise.lab.config.schema import Settings
@@ -26,6 +27,7 @@ __all__ = [
     "canonical",
     "check",
     "complete",
+    "having_variant",
     "header",
     "identity",
     "load",
@@ -56,6 +58,7 @@ class Recipe:
     """An experiment: its claim, command, duration, score and settings."""
 
     name: str
+    """The name of the file, with that of the variant: the folder of its runs."""
     claim: str
     command: str
     time: str
@@ -67,6 +70,12 @@ class Recipe:
     """The sections of settings as written, with overrides."""
     plan: Tree = field(default_factory=dict)
     """The sections of an experiment with several runs, as written."""
+    variant: str | None = None
+
+    @property
+    def words(self) -> str:
+        """The words that select it on the command line: its name, and its variant if it is one."""
+        return f"{self.name.removesuffix(f'-{self.variant}')} --variant {self.variant}" if self.variant else self.name
 
     @property
     def identity(self) -> str:
@@ -87,19 +96,31 @@ def names() -> list[str]:
     return sorted(file.name.removesuffix(SUFFIX) for file in FOLDER.iterdir() if file.name.endswith(SUFFIX))
 
 
-def load(name_or_path: str, overrides: Sequence[str] = (), *, smoke: bool = False) -> Recipe:
+def having_variant(variant: str) -> list[str]:
+    """Return the names of the recipes of the package that have this variant, in alphabetical order."""
+    return [name for name in names() if variant in variants.named(_parsed(read(name), name))]
+
+
+def load(
+    name_or_path: str, overrides: Sequence[str] = (), *, smoke: bool = False, variant: str | None = None
+) -> Recipe:
     """Read a recipe by its name or from a .toml file, apply overrides such as `norm.ghost_size=16`, and check it.
 
-    `smoke` shrinks the run to seconds. Noise without a placement gets the network's default. Raises a UserError with a
-    line for each mistake.
+    `variant` selects one of the file's variants, which overrides change further. `smoke` shrinks the run to seconds.
+    Noise without a placement gets the network's default. Raises a UserError with a line for each mistake.
     """
     text = read(name_or_path)
-    parsed = _parsed(text, name_or_path)
+    parsed, about = _parsed(text, name_or_path), header(text)
+    name = Path(name_or_path).name.removesuffix(SUFFIX)
+    if variant is not None:
+        parsed = variants.apply(parsed, variant, name_or_path, having_variant(variant))
+        name = f"{name}-{variant}"
+        about |= {"command": f"{about['command']} --variant {variant}" if about["command"] else ""}
+    parsed.pop(variants.SECTION, None)
     plan = {name: parsed.pop(name) for name in PLAN if name in parsed}
     tree, mistakes = overridden(parsed, overrides)
     settings = complete(validated(tree, mistakes), smoke)
-    name = Path(name_or_path).name.removesuffix(SUFFIX)
-    return Recipe(name=name, settings=settings, text=text, tree=tree, plan=plan, **header(text))
+    return Recipe(name=name, settings=settings, text=text, tree=tree, plan=plan, variant=variant, **about)
 
 
 def complete(settings: Settings, smoke: bool = False) -> Settings:
