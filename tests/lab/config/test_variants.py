@@ -2,6 +2,7 @@
 
 import hashlib
 import io
+import json
 
 import pytest
 from rich.console import Console
@@ -166,6 +167,13 @@ def test_identities(name):
     assert recipe.load(name, variant="released", smoke=True).identity == smoke
     identities = " ".join(recipe.identity(cell.settings) for cell in grid.load(name, variant="released").cells())
     assert hashlib.sha256(identities.encode()).hexdigest()[:12] == cells
+
+
+@RELEASED
+def test_stored_settings_are_read_back(name):
+    for cell in grid.load(name, variant="released").cells():
+        record = json.loads(json.dumps(cell.settings.model_dump(exclude_none=True)))
+        assert recipe.stored(record) == cell.settings
 
 
 @RELEASED
