@@ -42,7 +42,7 @@ class Loop:
         settings = session.settings
         self.batch_size, self.epochs, self.steps = settings.train.batch_size, settings.train.epochs, source.steps
         self.warmup = round(settings.optim.warmup_epochs * self.steps)
-        self.optim, self.split = settings.optim, settings.data.evaluate
+        self.peak, self.split = settings.optim.lr, settings.data.evaluate
         self.earlier, self.began = session.progress.seconds, time.perf_counter()
         self.speed = 0.0
 
@@ -143,10 +143,10 @@ class Loop:
         self.clock.reset()
 
     def _learning_rate(self) -> float:
-        progress, optim = self.session.progress, self.optim
+        progress, optim = self.session.progress, self.session.settings.optim
         done = progress.epoch * self.steps + progress.step
         return learning_rate(
-            done, self.epochs * self.steps, self.warmup, optim.lr, start=optim.warmup_lr, end=optim.min_lr or 0.0,
+            done, self.epochs * self.steps, self.warmup, self.peak, start=optim.warmup_lr, end=optim.min_lr or 0.0,
             prefix=optim.warmup_prefix is not False,
         )  # fmt: skip
 
