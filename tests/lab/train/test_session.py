@@ -72,7 +72,7 @@ def timm_rate(step, steps, warmup, peak, warmup_lr, min_lr, prefix):
     """The cosine schedule of timm, stepped on updates, as its documentation describes it."""
     if step < warmup:
         return warmup_lr * (1 - step / warmup) + peak * step / warmup
-    if prefix:  # timm then trains for `warmup` steps more, so that the cosine has as many steps as without
+    if prefix:  # with a cosine of `steps - warmup` steps, timm's t_initial
         step, steps = step - warmup, steps - warmup
     half_turn = math.cos(math.pi * step / steps)
     return (peak + min_lr) / 2 + (peak - min_lr) / 2 * half_turn

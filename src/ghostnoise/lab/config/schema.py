@@ -297,7 +297,8 @@ class OptimSettings(Section):
     warmup_lr: Least0 | None = None
     """Learning rate of the first step, below `lr`; if unset, step k of the K steps of warm-up has `lr` · k/K."""
     warmup_prefix: bool | None = None
-    """Whether the cosine starts after the warm-up (true if unset), or at the first step, behind the warm-up."""
+    """Whether the cosine starts after the warm-up (true if unset); if false, it is counted from the first step, and the
+    warm-up replaces its beginning."""
     min_lr: Least0 | None = None
     """Learning rate that the cosine ends at (0 if unset)."""
     clip: Above0 | None = None

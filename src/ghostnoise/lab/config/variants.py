@@ -22,7 +22,10 @@ def named(parsed: Mapping[str, Any]) -> list[str]:
 
 
 def apply(parsed: Mapping[str, Any], name: str, source: str, having: Iterable[str]) -> Tree:
-    """Return the sections of the recipe `source`, changed as its variant `name` says; `having` lists who has it."""
+    """Return the sections of the recipe `source` with the changes of its variant `name`, without `[variants]`.
+
+    `having` lists the recipes that have this variant, for the error if the recipe has none.
+    """
     if name not in named(parsed):
         raise UserError(_missing(named(parsed), name, source, list(having)))
     variant, place = parsed[SECTION][name], f"{SECTION}.{name}"

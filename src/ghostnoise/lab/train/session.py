@@ -168,7 +168,7 @@ class Session:
         """Take a step of the optimizer, and add its loss and correct predictions to the progress."""
         batches = self.micro_batches(images, labels)
         for at, (some, theirs) in enumerate(batches):
-            with self._gradients_stay_local(at < len(batches) - 1):
+            with self._unsynchronized() if at < len(batches) - 1 else nullcontext():
                 self._accumulate(some, theirs, len(batches))
         if self.scaler is None:
             self._clip()
@@ -194,10 +194,9 @@ class Session:
             self.progress.loss += loss
             self.progress.correct += (scores.argmax(1) == labels).sum()
 
-    def _gradients_stay_local(self, wanted: bool) -> AbstractContextManager[object]:
-        """Return a context that, if `wanted`, does not add the gradients of other processes: the last one does."""
-        ddp = self.forward if isinstance(self.forward, DistributedDataParallel) else None
-        return ddp.no_sync() if wanted and ddp is not None else nullcontext()
+    def _unsynchronized(self) -> AbstractContextManager[object]:
+        """Return a context in which processes do not average their gradients; the last micro-batch averages them."""
+        return self.forward.no_sync() if isinstance(self.forward, DistributedDataParallel) else nullcontext()
 
     def _clip(self) -> None:
         if self.settings.optim.clip is not None:
