@@ -80,6 +80,8 @@ def test_a_network_and_data_of_the_users_are_measured_as_by_hand(nets, tmp_path,
             "only a run has epochs; leave it out, or give a run folder",
         ),
         (["{nets}:net"], "without --data"),
+        (["{nets}:net", "--variant", "released"], "only recipes have variants; leave it out"),
+        (["fig6", "--variant", "released"], "fig6 has no variants; the recipes that have this one are fig1, "),
     ],
 )
 def test_mistakes_are_a_line(nets, capsys, words, said):

@@ -32,6 +32,7 @@ def test_list_has_every_recipe_cpu_sized_ones_first():
     assert "about 5 s" in text
     assert "ghostnoise sweep NAME" in text
     assert "ghostnoise train NAME" in text
+    assert "--variant released" in text
 
 
 @pytest.mark.parametrize("name", recipe.names())
@@ -54,6 +55,17 @@ def test_one_recipe_is_its_text_and_identity(name):
 def test_one_recipe_shows_the_number_of_runs_of_its_sweep(name, line):
     last = printed(name).splitlines()[-1]
     assert last == line if line else "a sweep" not in last
+
+
+def test_a_variant_has_its_own_identity_and_number_of_runs(capsys):
+    assert cli.main(["recipes", "fig3-dropout", "--variant", "released"]) == 0
+    out = capsys.readouterr().out
+    assert f"identity {recipe.load('fig3-dropout', variant='released').identity}" in out
+    assert "runs of a sweep: 122; methods: 6; seeds: 5 or 3" in out
+    assert cli.main(["recipes", "--variant", "released"]) == 2
+    err = capsys.readouterr().err
+    assert "--variant released: needs a recipe; the recipes that have this variant are fig1, fig3-agni, " in err
+    assert err.count("\n") == 1
 
 
 def test_a_terminal_gets_colours():

@@ -37,6 +37,19 @@ def test_seeds_and_methods_can_be_chosen(there, capsys, seeds):
     assert (there / "here" / "table.tex").exists()
 
 
+def test_the_runs_of_a_variant_have_a_report_of_their_own(there, capsys):
+    """The runs of the recipe itself, which are in another folder, are not mixed in."""
+    with (there / "tiny.toml").open("a") as file:
+        file.write("[variants.slow]\nset.optim.lr = 0.01\n")
+    assert cli.main(["report", "tiny.toml", "--variant", "slow"]) == 0
+    out = capsys.readouterr().out
+    assert "0 of 9 runs finished; 9 missing." in out
+    assert "90.1 ± 0.2" in out  # the paper's result
+    assert out.splitlines()[-1] == os.path.join("out", "tiny-slow", "index.html")
+    page = (there / "out/tiny-slow/index.html").read_text()
+    assert "ghostnoise report tiny.toml --runs runs --variant slow" in page
+
+
 def test_open_opens_the_page(there, monkeypatch):
     opened = []
     monkeypatch.setattr("webbrowser.open", opened.append)

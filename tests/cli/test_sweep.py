@@ -17,6 +17,8 @@ from support import experiment
         (experiment.THREE, ["--gpus-per-run", "0.5"], "add --runner ray, or leave them out"),
         (experiment.THREE, ["--engine", "ray", "--workers", "2"], "give --cpus-per-run"),
         (experiment.THREE, ["--only", "XBN"], "--only XBN: no such method"),
+        (experiment.THREE, ["--variant", "released"], "small.toml has no variants; the recipes that have this one are"),
+        (experiment.THREE + "[variants.a]\n", ["--variant", "b"], "small.toml has no such variant; it has a"),
         (experiment.THREE, ["norm.method=bn"], "choose one with --only LABEL"),
         (experiment.THREE, ["--device", "tpu"], "train.device='tpu'"),
         (experiment.THREE, ["train.amp=fp16", "--device", "cpu"], "needs a GPU"),
@@ -32,6 +34,15 @@ def test_a_mistake_is_one_line_and_exit_code_2(tmp_path, capsys, monkeypatch, pl
     assert line in err
     assert err.count("\n") == 1
     assert not (tmp_path / "runs").exists()
+
+
+def test_runs_of_a_variant_have_their_own_folder(capsys, tmp_path):
+    words = ["sweep", "table2-i1k", "--variant", "released", "--smoke", "--dry-run", "--runs", str(tmp_path)]
+    assert cli.main(words) == 0
+    out = capsys.readouterr().out
+    assert str(tmp_path / "table2-i1k-released") in "".join(out.split("\n"))
+    seeds = {row[1]: row[-1] for line in out.splitlines() if (row := line.split()) and row[0] == "test"}
+    assert (seeds["BN"], seeds["GBN-16"]) == ("1", "0")  # the last of its first two seeds, and its only one
 
 
 @pytest.mark.parametrize(

@@ -136,6 +136,20 @@ def test_two_processes_train_together_stop_and_resume(tmp_path):
 
 
 @pytest.mark.slow
+def test_two_processes_accumulate_the_gradients_of_their_micro_batches(tmp_path):
+    """With batch norm at micro-batches of 16 samples, it does not matter which process has which of them."""
+    overrides = ["norm.method=bn", "train.epochs=1", "optim.warmup_epochs=0", "data.limit=128", "data.evaluate=test"]
+    done = together(tmp_path, *overrides, "train.accumulation_steps=2", "--runs", str(tmp_path / "two"))
+    out, errors = done.communicate(timeout=240)
+    assert done.returncode == 0, out + errors
+    alone = ["train", "digits", "train.batch_size=64", *overrides, "train.accumulation_steps=4", "--quiet"]
+    assert cli.main([*alone, "--runs", str(tmp_path / "one")]) == 0
+    two, one = result(tmp_path / "two"), result(tmp_path / "one")
+    assert two["steps"] == one["steps"] == 2
+    assert two["train_loss"] == pytest.approx(one["train_loss"], rel=1e-5)
+
+
+@pytest.mark.slow
 def test_two_processes_resume_to_the_bit(tmp_path):
     """Two runs end alike, one of them stopped in the middle."""
     whole = together(tmp_path, "--runs", str(tmp_path / "whole"))

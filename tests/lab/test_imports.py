@@ -17,6 +17,7 @@ LAYERS = [
     ["config.plan"],
     ["config.grid"],
     ["config.recipe"],
+    ["config.variants"],
     ["config.overrides"],
     ["models", "data"],
     ["config.schema"],

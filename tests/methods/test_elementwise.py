@@ -24,6 +24,20 @@ def test_noise_has_mean_one_and_the_variance_of_dropout(distribution, p):
         assert set(noise.unique().tolist()) == {0, 1 / (1 - p)}
 
 
+@pytest.mark.parametrize("p", [0.1, 0.5, 0.8])
+def test_p_can_set_the_standard_deviation_of_gaussian_noise(p):
+    torch.manual_seed(0)
+    layer = NoisyDropout(p, distribution="gaussian", p_sets="std")
+    squares = (layer(torch.ones(N, dtype=torch.float64)) - 1) ** 2
+    variance = (p / (1 - p)) ** 2
+    assert abs(squares.mean() - variance) <= 5 * variance * (2 / N) ** 0.5
+    torch.manual_seed(0)
+    same = NoisyDropout(variance / (1 + variance), distribution="gaussian")
+    torch.testing.assert_close((same(torch.ones(N, dtype=torch.float64)) - 1) ** 2, squares)
+    with pytest.raises(ValueError, match=r"p_sets='std' with distribution='bernoulli': only for 'gaussian'; leave"):
+        NoisyDropout(p, p_sets="std")
+
+
 @pytest.mark.parametrize("distribution", DISTRIBUTIONS)
 @pytest.mark.parametrize("channel_dim", [1, -1])
 def test_per_channel_noise_is_shared_by_the_positions(distribution, channel_dim):

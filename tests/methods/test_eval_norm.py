@@ -14,10 +14,10 @@ from support.families import example
 from support.inputs import cases
 
 
-@given(cases(least_values=1, dtypes=(torch.float64, torch.float32)), st.one_of(st.none(), st.floats(0, 1)))
+@given(cases(least_values=1, dtypes=(torch.float64, torch.float32)), st.none() | st.just("1/N^2") | st.floats(0, 1))
 def test_eval_norm_at_inference_equals_naive_loop(case, alpha):
     running_mean, running_var = case.vector(3).double(), case.vector(4).double().square() + 0.1
-    share = 1 / case.ghost_size if alpha is None else alpha
+    share = {None: 1 / case.ghost_size, "1/N^2": case.ghost_size**-2}.get(alpha, alpha)
 
     def function(x, weight, bias):
         return functional.eval_norm(
@@ -64,7 +64,7 @@ def test_eval_norm_without_ghosts_needs_its_share():
         functional.eval_norm(x, mean, var, ghost_size=None)
 
 
-@pytest.mark.parametrize("alpha", [None, 0.0, 1 / 16, 1.0])
+@pytest.mark.parametrize("alpha", [None, 0.0, 1 / 16, 1.0, "1/N^2"])
 def test_eval_is_the_function(alpha):
     layer = EvalNorm2d(3, ghost_size=4, alpha=alpha)
     layer(example(2))
@@ -104,6 +104,8 @@ def test_without_ghosts_the_share_is_given():
     assert EvalNorm2d(3, ghost_size=None, alpha=0.5).ghost_size is None
     with pytest.raises(ValueError, match="alpha=None with ghost_size=None"):
         EvalNorm2d(3, ghost_size=None)
+    with pytest.raises(ValueError, match=r"alpha='1/N\^2' with ghost_size=None: N is ghost_size; give one of the two"):
+        EvalNorm2d(3, ghost_size=None, alpha="1/N^2")
 
 
 def test_it_is_not_a_batch_norm_that_could_be_folded():
@@ -122,5 +124,6 @@ def test_it_is_not_a_batch_norm_that_could_be_folded():
 
 
 def test_options_outside_their_range():
-    with pytest.raises(ValueError, match=r"alpha=1.5: must be a number in \[0, 1\]"):
-        functional.eval_norm(torch.randn(4, 3, 2), None, None, ghost_size=2, alpha=1.5)
+    for alpha in (1.5, "1/N"):
+        with pytest.raises(ValueError, match=rf"alpha={alpha!r}: must be a number in \[0, 1\]"):
+            functional.eval_norm(torch.randn(4, 3, 2), None, None, ghost_size=2, alpha=alpha)

@@ -87,7 +87,7 @@ def test_options_are_the_same_in_layers_and_functions(spec):
         ("en", ["alpha"]),
         ("gni", ["noise_eps", "components", "draw", "normalizer"]),
         ("agni", ["noise_eps", "law", "dof", "components"]),
-        ("dropout", ["p", "distribution", "per"]),
+        ("dropout", ["p", "distribution", "per", "p_sets"]),
         ("eagn", ["std"]),
     ],
 )

@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from ghostnoise.cli import console
-from ghostnoise.cli.options import add_data_folder, add_runs_folder, positive
+from ghostnoise.cli.options import add_data_folder, add_runs_folder, add_variant, positive
 from ghostnoise.lab.errors import UserError
 
 if TYPE_CHECKING:
@@ -35,6 +35,7 @@ def add_target(parser: argparse.ArgumentParser) -> None:
     option = parser.add_argument
     option("target", help="a run folder, a recipe, or module:function that returns a network")
     option("overrides", nargs="*", metavar="key=value", help="settings of a recipe to change")
+    add_variant(parser, "for a recipe: use this variant of it")
     option("--data", metavar="SET", help="for module:function: a name that `ghostnoise data list` shows, or "
            "module:function that returns batches, such as a DataLoader")  # fmt: skip
     option("--ghost-size", type=positive, metavar="N", help="samples per ghost batch (default: the run's, or 32)")
@@ -89,7 +90,7 @@ def request(options: argparse.Namespace) -> "Request":
 
     return Request(
         options.target, tuple(options.overrides), options.data, options.runs, options.data_dir, options.device,
-        options.ghost_size, options.batches, options.batch_size, options.smoke,
+        options.ghost_size, options.batches, options.batch_size, options.smoke, options.variant,
     )  # fmt: skip
 
 

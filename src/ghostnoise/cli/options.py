@@ -70,6 +70,12 @@ def add_recipe(parser: argparse.ArgumentParser, note: str = "", overrides: str =
     """Add a recipe and its overrides."""
     parser.add_argument("recipe", help=f"a name that `ghostnoise recipes` lists, or a TOML file{note}")
     parser.add_argument("overrides", nargs="*", metavar="key=value", help=overrides)
+    add_variant(parser, "use this variant of the recipe: released follows the authors' released code")
+
+
+def add_variant(parser: argparse.ArgumentParser, help: str) -> None:
+    """Add `--variant`."""
+    parser.add_argument("--variant", metavar="NAME", help=help)
 
 
 def add_selection(parser: argparse.ArgumentParser) -> None:

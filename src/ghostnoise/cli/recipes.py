@@ -5,6 +5,8 @@ from collections import Counter
 from typing import TYPE_CHECKING
 
 from ghostnoise.cli import console
+from ghostnoise.cli.options import add_variant
+from ghostnoise.lab.errors import UserError
 
 if TYPE_CHECKING:
     from rich.console import Console
@@ -19,14 +21,20 @@ TIME_WIDTH = 18
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     """Add the arguments of the command."""
     parser.add_argument("recipe", nargs="?", help="the recipe to print (default: list all)")
+    add_variant(parser, "describe this variant of the recipe")
 
 
 def run(options: argparse.Namespace) -> int:
     """List the recipes or print one, and return the exit code."""
-    if options.recipe is None:
+    if options.recipe is not None:
+        print_recipe(options.recipe, console.output(), options.variant)
+    elif options.variant is None:
         print_list(console.output())
     else:
-        print_recipe(options.recipe, console.output())
+        from ghostnoise.lab.config import recipe
+
+        having = ", ".join(recipe.having_variant(options.variant)) or "none"
+        raise UserError(f"--variant {options.variant}: needs a recipe; the recipes that have this variant are {having}")
     return 0
 
 
@@ -51,30 +59,34 @@ def print_list(terminal: "Console") -> None:
         terminal.print(table)
     terminal.print(
         "ghostnoise recipes NAME prints a recipe, ghostnoise sweep NAME runs its whole\n"
-        "grid, and ghostnoise train NAME trains a single run.",
+        "grid, and ghostnoise train NAME trains a single run. With --variant released,\n"
+        "recipes with a section [variants.released] follow the authors' released code.",
         highlight=False,
     )
 
 
-def print_recipe(name: str, terminal: "Console") -> None:
-    """Print the text of a recipe, its identity and the size of its grid."""
+def print_recipe(name: str, terminal: "Console", variant: str | None = None) -> None:
+    """Print the text of a recipe, its identity and the size of its grid; the latter two are those of the variant."""
     from rich.syntax import Syntax
 
     from ghostnoise.lab.config import grid, recipe
 
-    made = recipe.load(name)
+    made = recipe.load(name, variant=variant)
     terminal.print(Syntax(made.text, "toml", theme="ansi_dark", background_color="default", word_wrap=True))
     console.print_line(
         terminal,
         f"identity {made.identity} as written; the identity of a run also covers its device and number of processes",
     )
     if "grid" in made.plan:
-        console.print_line(terminal, _extent(grid.load(name)))
+        console.print_line(terminal, _extent(grid.load(name, variant=variant)))
 
 
 def _extent(experiment: "Experiment") -> str:
     """Describe how many runs a sweep has."""
-    cells, seeds = Counter(cell.method for cell in experiment.cells()), len(experiment.seeds)
-    tuned = sum(count > 1 for count in cells.values()) if experiment.select else 0
-    line = f"runs of a sweep: {(sum(cells.values()) + tuned) * seeds}; methods: {len(cells)}; seeds: {seeds}"
-    return f"{line}; test runs of the best cell of each tuned method: {tuned * seeds}" if tuned else line
+    seeds = {cell.method: len(experiment.seeds_of(cell)) for cell in experiment.cells()}
+    cells = Counter(cell.method for cell in experiment.cells())
+    runs = sum(count * seeds[method] for method, count in cells.items())
+    tests = sum(seeds[method] for method, count in cells.items() if count > 1) if experiment.select else 0
+    several = " or ".join(map(str, dict.fromkeys(seeds.values())))
+    line = f"runs of a sweep: {runs + tests}; methods: {len(cells)}; seeds: {several}"
+    return f"{line}; test runs of the best cell of each tuned method: {tests}" if tests else line

@@ -76,13 +76,15 @@ def load(options: argparse.Namespace) -> "Experiment":
     from ghostnoise.lab.config import grid
 
     return grid.load(
-        options.recipe, options.overrides, smoke=options.smoke, seeds=options.seeds, only=tuple(options.only)
-    )
+        options.recipe, options.overrides, smoke=options.smoke, seeds=options.seeds, only=tuple(options.only),
+        variant=options.variant,
+    )  # fmt: skip
 
 
 def command_line(options: argparse.Namespace) -> str:
     """Return the command that makes the same report again."""
     words = ["ghostnoise", options.command, options.recipe, *options.overrides, "--runs", str(options.runs)]
+    words += ["--variant", options.variant] if options.variant else []
     words += ["--seeds", ",".join(map(str, options.seeds))] if options.seeds else []
     words += [word for label in options.only for word in ("--only", label)]
     words += ["--smoke"] if options.smoke else []

@@ -49,8 +49,9 @@ def run(options: argparse.Namespace) -> int:
     cluster = _cluster(options)
     overrides = options.overrides + ([f"train.device={options.device}"] if options.device else [])
     experiment = grid.load(
-        options.recipe, overrides, smoke=options.smoke, seeds=options.seeds, only=tuple(options.only)
-    )
+        options.recipe, overrides, smoke=options.smoke, seeds=options.seeds, only=tuple(options.only),
+        variant=options.variant,
+    )  # fmt: skip
     given = Options(
         runs=Path(options.storage.removeprefix("file://")) if options.storage else options.runs,
         data=options.data_dir, runner=options.runner, workers=options.workers, threads=options.threads,

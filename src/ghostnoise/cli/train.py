@@ -48,7 +48,7 @@ def run(options: argparse.Namespace) -> int:
 
     given = {"train.device": options.device, "train.amp": options.amp, "seed": options.seed}
     short = [*(options.short or []), *(f"{key}={value}" for key, value in given.items() if value is not None)]
-    chosen = recipe.load(options.recipe, [*options.overrides, *short], smoke=options.smoke)
+    chosen = recipe.load(options.recipe, [*options.overrides, *short], smoke=options.smoke, variant=options.variant)
     outcome = train(chosen, _options(options))
     return 128 + outcome.signal if outcome.signal else 0
 

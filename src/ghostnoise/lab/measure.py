@@ -41,6 +41,7 @@ class Request:
     batches: int | None = None
     batch_size: int | None = None
     smoke: bool = False
+    variant: str | None = None
 
 
 @dataclass(frozen=True)
@@ -75,6 +76,8 @@ class Target:
 
 def find(request: Request) -> Target:
     """Return the target that a name refers to: a run folder, `module:function`, or a recipe."""
+    if request.variant and (_is_folder(request.target) or _is_function(request.target)):
+        raise UserError(f"--variant {request.variant} for {request.target}: only recipes have variants; leave it out")
     if _is_folder(request.target):
         return from_folder(Path(request.target), request)
     if _is_function(request.target):
@@ -190,7 +193,7 @@ def _is_function(target: str) -> bool:
 
 def _from_recipe(request: Request) -> tuple[str, Settings, Path]:
     """Return the name of a recipe, its settings on this machine, and the folder of its run."""
-    chosen = recipe.load(request.target, request.overrides, smoke=request.smoke)
+    chosen = recipe.load(request.target, request.overrides, smoke=request.smoke, variant=request.variant)
     device = machine.select_device(request.device if request.device != "auto" else chosen.settings.train.device)
     resolved = recipe.resolve(chosen.settings, device=device.type, processes=1)
     return chosen.name, resolved, request.runs / chosen.name / recipe.identity(resolved)
@@ -201,7 +204,7 @@ def _built(
     folder: Path | None = None,
 ) -> Target:  # fmt: skip
     device = machine.select_device(request.device if request.device != "auto" else settings.train.device)
-    size = request.batch_size or settings.train.batch_size
+    size = request.batch_size or settings.train.batch_size // (settings.train.accumulation_steps or 1)
     source = _source(settings.data, request, size, settings.seed, device)
     seed_generators(settings.seed)
     model = models.build(settings.model, settings.norm, source.info.shape, source.info.classes).to(device)

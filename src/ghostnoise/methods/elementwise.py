@@ -17,6 +17,7 @@ __all__ = ["AdditiveGaussianNoise", "NoisyDropout", "additive_gaussian_noise", "
 
 Distribution = Literal["bernoulli", "gaussian"]
 Per = Literal["element", "channel"]
+Spread = Literal["variance", "std"]
 
 
 def noisy_dropout(
@@ -25,15 +26,17 @@ def noisy_dropout(
     *,
     distribution: Distribution = "bernoulli",
     per: Per = "element",
+    p_sets: Spread = "variance",
     channel_dim: int = 1,
     generator: Generator | None = None,
 ) -> Tensor:
     """Multiply the input by noise of mean 1 and variance p/(1-p), drawn per element, or per channel of each sample.
 
     `distribution="bernoulli"` is dropout: 0 with probability p, else 1/(1-p). `distribution="gaussian"` draws from
-    N(1, p/(1-p)) (eq. 14).
+    N(1, p/(1-p)) (eq. 14), or with `p_sets="std"` from a normal distribution with the standard deviation p/(1-p), as in
+    the paper's released code.
     """
-    _check_dropout(p, distribution, per)
+    _check_dropout(p, distribution, per, p_sets)
     if per == "element":
         checks.floating(input, "noisy_dropout")
         shape = list(input.shape)
@@ -44,7 +47,8 @@ def noisy_dropout(
         return input
     if distribution == "gaussian":
         noise = torch.randn(shape, dtype=input.dtype, device=input.device, **drawn_by(generator))
-        return input * noise.mul_((p / (1 - p)) ** 0.5).add_(1)
+        std = (p / (1 - p)) ** 0.5 if p_sets == "variance" else p / (1 - p)
+        return input * noise.mul_(std).add_(1)
     kept = torch.rand(shape, device=input.device, **drawn_by(generator)) >= p
     return input * kept.to(input.dtype).mul_(1 / (1 - p) if p < 1 else 0)
 
@@ -65,6 +69,7 @@ class NoisyDropout(Leaf):
         p: the drop probability; for Gaussian noise, that of the dropout with the same variance.
         distribution: "bernoulli" or "gaussian".
         per: "element" for one draw per element, or "channel" for one per sample and channel.
+        p_sets: whether p/(1-p) is the "variance" or the "std" of Gaussian noise.
         channel_dim: the dimension of the channels, for `per="channel"`.
         generator: draws the noise; None is the default generator of the device.
 
@@ -80,38 +85,31 @@ class NoisyDropout(Leaf):
         *,
         distribution: Distribution = "bernoulli",
         per: Per = "element",
+        p_sets: Spread = "variance",
         channel_dim: int = 1,
         generator: Generator | None = None,
     ) -> None:
         super().__init__()
-        _check_dropout(p, distribution, per)
+        _check_dropout(p, distribution, per, p_sets)
         checks.generator(generator)
         checks.dimension(channel_dim)
-        self.p, self.distribution, self.per, self.channel_dim, self.generator = (
-            p,
-            distribution,
-            per,
-            channel_dim,
-            generator,
-        )
+        self.p, self.distribution, self.per, self.p_sets = p, distribution, per, p_sets
+        self.channel_dim, self.generator = channel_dim, generator
 
     def forward(self, input: Tensor) -> Tensor:
         """Apply noise in training."""
         if not self.training:
             return input
         return noisy_dropout(
-            input,
-            self.p,
-            distribution=self.distribution,
-            per=self.per,
-            channel_dim=self.channel_dim,
-            generator=self.generator,
-        )
+            input, self.p, distribution=self.distribution, per=self.per, p_sets=self.p_sets,
+            channel_dim=self.channel_dim, generator=self.generator,
+        )  # fmt: skip
 
     def extra_repr(self) -> str:
         """Return the settings."""
+        p_sets = "" if self.p_sets == "variance" else f", p_sets={self.p_sets!r}"
         channel_dim = "" if self.channel_dim == 1 else f", channel_dim={self.channel_dim}"
-        return f"p={self.p}, distribution={self.distribution!r}, per={self.per!r}{channel_dim}"
+        return f"p={self.p}, distribution={self.distribution!r}, per={self.per!r}{p_sets}{channel_dim}"
 
 
 class AdditiveGaussianNoise(Leaf):
@@ -142,9 +140,12 @@ class AdditiveGaussianNoise(Leaf):
         return f"std={self.std}"
 
 
-def _check_dropout(p: float, distribution: Distribution, per: Per) -> None:
+def _check_dropout(p: float, distribution: Distribution, per: Per, p_sets: Spread) -> None:
     checks.choice("distribution", distribution, ("bernoulli", "gaussian"))
     checks.choice("per", per, ("element", "channel"))
+    checks.choice("p_sets", p_sets, ("variance", "std"))
+    if p_sets == "std" and distribution != "gaussian":
+        raise ValueError(f"p_sets='std' with distribution={distribution!r}: only for 'gaussian'; leave p_sets out")
     checks.number("p", p, 0, 1, open_high=distribution == "gaussian")
 
 

@@ -1,5 +1,7 @@
 """EvalNorm: inference depends on the sample itself as training does."""
 
+from typing import Literal
+
 import torch
 from torch import Tensor
 
@@ -13,6 +15,8 @@ from ghostnoise.statistics.samples import GhostBatch, Mixture
 
 __all__ = ["EvalNorm", "EvalNorm1d", "EvalNorm2d", "EvalNorm3d", "eval_norm"]
 
+SQUARED = "1/N^2"
+
 
 def eval_norm(
     input: Tensor,
@@ -25,7 +29,7 @@ def eval_norm(
     eps: float = 1e-5,
     *,
     ghost_size: int | None,
-    alpha: float | None = None,
+    alpha: float | Literal["1/N^2"] | None = None,
     num_batches_tracked: Tensor | None = None,
     channel_dim: int = 1,
     process_group: Group = None,
@@ -33,9 +37,9 @@ def eval_norm(
 ) -> Tensor:
     """Train as `ghost_batch_norm`; in evaluation, mix each sample's own moments into the running statistics.
 
-    The weight `alpha` of the sample itself defaults to 1/`ghost_size`, its share in a ghost batch; it must be given if
-    `ghost_size` is None. Evaluation without running buffers is that of `batch_norm`: each sample already contributes to
-    the statistics of the batch.
+    The weight `alpha` of the sample itself defaults to 1/`ghost_size`, its share in a ghost batch; "1/N^2" is the
+    square of that share. It must be a number if `ghost_size` is None. Evaluation without running buffers is that of
+    `batch_norm`: each sample already contributes to the statistics of the batch.
     """
     ghost_size = checks.ghost_size_or_none(ghost_size)
     share = _share(alpha, ghost_size)
@@ -53,14 +57,18 @@ def eval_norm(
     return op.normalize(input, plan, weight, bias, channel_dim)[0]
 
 
-def _share(alpha: float | None, ghost_size: int | None) -> float:
-    """Return the weight of the sample itself: `alpha`, in [0, 1], or 1/`ghost_size` if it is None."""
-    if alpha is not None:
+def _share(alpha: float | str | None, ghost_size: int | None) -> float:
+    """Return the weight of the sample itself: `alpha`, in [0, 1], or for None and "1/N^2" that of the ghost size."""
+    if isinstance(alpha, str):
+        if alpha != SQUARED:
+            raise ValueError(f"alpha={alpha!r}: must be a number in [0, 1], {SQUARED!r}, or None for 1/N")
+    elif alpha is not None:
         checks.number("alpha", alpha, 0, 1)
         return float(alpha)
     if ghost_size is None:
-        raise ValueError("alpha=None with ghost_size=None: alpha defaults to 1/ghost_size; give one of the two")
-    return 1 / ghost_size
+        meaning = "alpha defaults to 1/ghost_size" if alpha is None else "N is ghost_size"
+        raise ValueError(f"alpha={alpha!r} with ghost_size=None: {meaning}; give one of the two")
+    return 1 / ghost_size**2 if alpha == SQUARED else 1 / ghost_size
 
 
 class EvalNorm(NormLayer):
@@ -78,7 +86,8 @@ class EvalNorm(NormLayer):
         num_features, eps, momentum, affine, track_running_stats, device, dtype, bias: as in `nn.BatchNorm*d`.
         process_group, uneven: as in `BatchNorm*d`.
         ghost_size: the number of samples in a ghost batch, N; None takes the whole batch, and needs `alpha`.
-        alpha: the weight of the sample itself; None is 1/N, its weight in training.
+        alpha: the weight of the sample itself; None is 1/N, its weight in training, and "1/N^2" that of the paper's
+            released code.
 
     Shape: (B, C, *spatial); the output has the same shape.
     """
@@ -97,7 +106,7 @@ class EvalNorm(NormLayer):
         dtype: torch.dtype | None = None,
         *,
         ghost_size: int | None,
-        alpha: float | None = None,
+        alpha: float | Literal["1/N^2"] | None = None,
         process_group: Group = None,
         uneven: bool = False,
         bias: bool = True,

@@ -46,7 +46,7 @@ METHODS = " or ".join(", ".join(map(repr, methods())).rsplit(", ", 1))
     [
         ({"norm": {"ghost_sise": 4}}, "norm.ghost_sise: unknown; did you mean norm.ghost_size?"),
         ({"train": {"momentum": 0.5}}, "train.momentum: unknown; did you mean norm.momentum or optim.momentum?"),
-        ({"model": {"xyzzy": 1}}, "model.xyzzy: unknown; model has name, width, widths"),
+        ({"model": {"xyzzy": 1}}, "model.xyzzy: unknown; model has name, width, widths, zero_init_last"),
         ({"nrom": {"method": "bn"}}, "nrom: unknown; did you mean norm?"),
         ({"xyzzy": 1}, "xyzzy: unknown; a recipe has model, norm, data, optim, train, meter, seed"),
         ({"norm": {"method": "gnj"}}, f"norm.method='gnj': must be {METHODS}; did you mean 'gni'?"),
@@ -195,3 +195,17 @@ def test_random_images_are_for_smoke_runs():
 def test_check_says_all_that_is_wrong():
     settings = validated(tree(norm={"method": "gbn", "ghost_size": 99}, optim={"warmup_epochs": 99}))
     assert len(refusal(check, settings, 3).splitlines()) == 3
+
+
+def test_micro_batches_must_be_equal_and_hold_a_ghost_batch():
+    settings = validated(tree(norm={"method": "gbn", "ghost_size": 8}, train={"accumulation_steps": 4}))
+    check(settings)
+    check(settings, 2)
+    assert refusal(check, settings, 4) == (
+        "norm.ghost_size=8: larger than the batch of train.accumulation_steps=4, 4 samples; take 4 or less, or raise "
+        "train.batch_size"
+    )
+    assert refusal(check, validated(tree(train={"accumulation_steps": 3})), 2) == (
+        "train.accumulation_steps=3 with train.batch_size=64: the batch must be a multiple of 6, so that all "
+        "micro-batches are equal; take a batch such as 66"
+    )

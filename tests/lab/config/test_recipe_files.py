@@ -161,6 +161,7 @@ OPEN = {
         *(f"optim.{name}" for name in ("name", "lr", "momentum", "weight_decay", "warmup_epochs")),
     },
     "fig7": {"norm.std", "grid.axes.norm.std"},
+    "table1": {"variants.released.grid.seeds"},
     "table4": {"optim.lr", "grid.seeds", "grid.axes.optim.lr"},
 }  # fmt: skip
 SCORES = {

@@ -5,7 +5,7 @@ from pathlib import Path
 
 import pytest
 
-from ghostnoise.lab.config import grid, recipe
+from ghostnoise.lab.config import grid, recipe, variants
 from ghostnoise.lab.config.methods import REQUIRED, methods
 from ghostnoise.lab.config.overrides import SECTIONS
 from ghostnoise.lab.config.schema import Settings
@@ -78,6 +78,11 @@ def test_the_guides_example_is_a_grid(tmp_path):
     assert [cell.name for cell in made.cells()] == ["BN", *(f"GNI ghost_size={size}" for size in (8, 16, 32))]
     assert made.seeds == [0, 1, 2]
     assert {cell.settings.data.evaluate for cell in made.cells()} == {"validation"}
+
+
+def test_the_guide_has_every_key_of_a_variant():
+    table = GUIDE.partition("\n| in `[variants.NAME]` |")[2].partition("\n\n")[0]
+    assert re.findall(r"^\| `([a-z_]+)` \|", table, flags=re.MULTILINE) == list(variants.KEYS)
 
 
 @pytest.mark.parametrize(

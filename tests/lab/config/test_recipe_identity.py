@@ -133,6 +133,7 @@ OTHERS = {
     "model.name": ("resnet18", []),
     "model.width": ("8", []),
     "model.widths": ("[4]", []),
+    "model.zero_init_last": ("true", []),
     "norm.method": ("gbn", []),
     "norm.ghost_size": ("5", []),
     "norm.scope": ("global", []),
@@ -145,6 +146,7 @@ OTHERS = {
     "norm.p": ("0.2", ["norm.method=dropout", "norm.p=0.1"]),
     "norm.distribution": ("gaussian", ["norm.method=dropout", "norm.p=0.1"]),
     "norm.per": ("channel", ["norm.method=dropout", "norm.p=0.1"]),
+    "norm.p_sets": ("std", ["norm.method=dropout", "norm.p=0.1", "norm.distribution=gaussian"]),
     "norm.std": ("0.2", ["norm.method=eagn", "norm.std=0.1"]),
     "norm.eps": ("1e-4", []),
     "norm.momentum": ("0.2", []),
@@ -171,9 +173,13 @@ OTHERS = {
     "optim.eps": ("1e-3", ["optim.name=adamw"]),
     "optim.weight_decay": ("1e-4", []),
     "optim.warmup_epochs": ("0.5", []),
+    "optim.warmup_lr": ("0", []),
+    "optim.warmup_prefix": ("false", []),
+    "optim.min_lr": ("1e-5", []),
     "optim.clip": ("1", []),
     "train.epochs": ("3", []),
     "train.batch_size": ("9", []),
+    "train.accumulation_steps": ("2", []),
     "train.label_smoothing": ("0.1", []),
     "train.ema": ("0.9", []),
     "train.amp": ("bf16", []),
@@ -200,6 +206,9 @@ def test_identity_changes_with_every_setting():
         assert before.identity != after.identity, key
         assert seen.setdefault(after.identity, key) == key  # nor are two of them the same
     plain = recipe.load("cpu-resnet")
+    assert recipe.load("cpu-resnet", ["data.split_seed=run"]).identity not in {plain.identity, *seen}
+    written = ["model.zero_init_last=false", "optim.warmup_prefix=true", "optim.min_lr=0", "train.accumulation_steps=1"]
+    assert recipe.load("cpu-resnet", written).identity == plain.identity  # explicit defaults
     assert recipe.load("cpu-resnet", smoke=True).identity != plain.identity
     resolved = {
         recipe.identity(recipe.resolve(plain.settings, device=device, processes=processes, stand_in=stand_in))

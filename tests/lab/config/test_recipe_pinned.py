@@ -124,7 +124,7 @@ def test_defaults_of_options():
         "en": {"alpha": None},
         "gni": {"components": "both", "noise_eps": 1e-3, "draw": "replacement", "normalizer": "batch"},
         "agni": {"components": "both", "noise_eps": 1e-3, "law": "fc", "dof": "paper"},
-        "dropout": {"distribution": "bernoulli", "per": "element"},
+        "dropout": {"distribution": "bernoulli", "per": "element", "p_sets": "variance"},
     }  # fmt: skip
     defaults = NormSettings.defaults()["method"]
     assert {name: defaults[name] for name in pinned} == pinned

@@ -55,6 +55,14 @@ def test_what_becomes_of_the_numbers():
     assert (made.data.limit, made.data.test_limit) == (160, 64)
 
 
+@pytest.mark.parametrize(("steps", "ghost_size"), [(1, 32), (2, 16), (16, 16)])
+def test_micro_batches_are_at_most_two(steps, ghost_size):
+    made = shrink(validated({**TREE, "train": {**TREE["train"], "accumulation_steps": steps}}))
+    assert (made.train.batch_size, made.train.accumulation_steps or 1) == (32, min(steps, 2))
+    assert made.norm.ghost_size == ghost_size
+    check(made)
+
+
 def test_draws_keep_their_ghost_size():
     assert shrink(validated({**TREE, "norm": {"method": "gni", "ghost_size": 128}})).norm.ghost_size == 128
 
@@ -110,18 +118,27 @@ def test_shrinking_does_not_hide_a_mistake():
     warmup=st.floats(0, 300),
     processes=st.integers(1, 9),
     limit=st.none() | st.integers(1, 10_000),
+    micro=st.integers(1, 4),
 )
-def test_anything_shrinks_to_what_fits_and_only_once(method, ghost_size, batch_size, epochs, warmup, processes, limit):
+def test_anything_shrinks_to_what_fits_and_only_once(
+    method, ghost_size, batch_size, epochs, warmup, processes, limit, micro
+):
+    batch_size = micro * batch_size
     tree = {
         **TREE,
         "norm": {"method": method, "ghost_size": ghost_size},
         "data": {"name": "cifar10", "limit": limit},
         "optim": {"lr": 0.1, "warmup_epochs": min(warmup, epochs)},
-        "train": {"epochs": epochs, "batch_size": batch_size, "processes": processes},
+        "train": {
+            "epochs": epochs,
+            "batch_size": batch_size,
+            "processes": processes,
+            "accumulation_steps": micro,
+        },
     }
     made = shrink(validated(tree))
     assert shrink(made) == made
-    if batch_size > processes:  # else exclusive batch norm has no others
+    if batch_size > processes * micro:  # else exclusive batch norm has no others
         check(made)
     assert made.train.batch_size <= max(32, 4 * processes)
     assert made.train.epochs <= 2

@@ -52,6 +52,7 @@ BELONGING = {
     "p": (0.1, {"dropout"}),
     "distribution": ("gaussian", {"dropout"}),
     "per": ("channel", {"dropout"}),
+    "p_sets": ("std", {"dropout"}),
     "std": (0.1, {"eagn"}),
     "placement": ("after", {"gni", "agni", "dropout", "eagn"}),
 }
@@ -122,6 +123,16 @@ def test_every_stray_setting_is_named():
             {"lr": 1, "nesterov": True, "momentum": 0.0},
             "nesterov with momentum=0.0: it needs momentum above 0",
         ),
+        (OptimSettings, {"lr": 1, "min_lr": 1.0}, "min_lr=1: must be below lr=1; lower it or leave it out"),
+        (
+            OptimSettings,
+            {"lr": 0.1, "warmup_epochs": 1, "warmup_lr": 0.2},
+            "warmup_lr=0.2: must be below lr=0.1; lower it or leave it out",
+        ),
+        (OptimSettings, {"lr": 1, "warmup_lr": 0.0}, "warmup_lr with warmup_epochs=0: there is no warm-up; leave"),
+        (OptimSettings, {"lr": 1, "warmup_prefix": False}, "warmup_prefix with warmup_epochs=0: there is no warm-up"),
+        (DataSettings, {"name": "mnist", "split_seed": -1}, "Input should be an integer of 0 or more, or 'run'"),
+        (DataSettings, {"name": "mnist", "split_seed": "seed"}, "Input should be an integer of 0 or more, or 'run'"),
     ],
 )
 def test_what_does_not_go_together(section, given, line):

@@ -101,6 +101,15 @@ def test_the_split_does_not_depend_on_the_seed(written):
     assert not torch.equal(next(first.batches(0))[0], next(second.batches(0))[0])
 
 
+def test_a_split_can_be_seeded_by_the_run(written):
+    entry, _, folder = written
+    own = [opened(settings(entry.name, split_seed="run"), folder, seed=seed) for seed in (0, 1)]
+    fixed = [opened(settings(entry.name, split_seed=seed), folder, seed=seed) for seed in (0, 1)]
+    held_out = [raw(source.evaluation(), entry) for source in own]
+    assert held_out == [raw(source.evaluation(), entry) for source in fixed]
+    assert held_out[0] != held_out[1]
+
+
 def test_settings_reach_the_batches(written, monkeypatch):
     entry, _, folder = written
     paddings = []

@@ -93,8 +93,8 @@ def test_networks_learn(name):
 
 def test_default_placements():
     assert [models.placement(name, "gni") for name in models.names()] == [
-        "inside", "inside", "inside", "inside", "inside", "activation", "after", "inside", "inside", "inside",
-        "inside", "inside", "activation", "after", "inside",
+        "inside", "inside", "inside", "inside", "inside", "inside", "inside", "activation", "after", "inside", "inside",
+        "inside", "inside", "inside", "activation", "after", "inside",
     ]  # fmt: skip
     assert models.placement("resnet18", "dropout") == models.placement("conv1d", "dropout") == "branch"
     assert models.placement("resnet18", "eagn") == models.placement("wsln-resnet18", "agni") == "inside"
@@ -139,7 +139,7 @@ def test_an_unknown_network_suggests_the_nearest(given_name, near):
             "mlp",
             "dropout",
             "has no placement for it, unlike 'resnet18', 'resnet20', 'resnet8', 'resnet50', 'wsln-resnet18', "
-            "'digits-net', 'conv1d', 'wsln-conv1d'",
+            "'preact-resnet18', 'preact-wsln-resnet18', 'digits-net', 'conv1d', 'wsln-conv1d'",
         ),
     ],
 )
@@ -170,6 +170,15 @@ def test_widths_are_for_mlps_only_and_exclude_width():
     assert refused({"name": "resnet18", "widths": [4, 8]}, norm("bn")) == said
     said = "model.width=4 and model.widths=[4, 8]: give only one of them"
     assert refused({"name": "mlp", "width": 4, "widths": [4, 8]}, norm("bn")) == said
+
+
+@pytest.mark.parametrize("name", ["preact-resnet18", "mlp", "nf-resnet26", "timm:resnet18"])
+def test_only_networks_that_have_a_last_norm_can_start_with_its_gain_at_zero(name):
+    method = "bn" if name != "nf-resnet26" else "none"
+    assert refused({"name": name, "zero_init_last": True}, norm(method), (3, 32, 32)) == (
+        f"model.zero_init_last for {name!r}: only for networks with a norm at the end of each residual branch, such as "
+        "'resnet18' and 'resnet50'; leave it out"
+    )
 
 
 @pytest.mark.parametrize("shape", [(), (3,), (3, 0), (0, 8), (0, 8, 8), (3, 8, -8), (3, 8, 8, 8)])

@@ -15,8 +15,9 @@ from ghostnoise.lab.models.catalog import having
 
 GUIDE = Path(__file__).parents[3] / "docs" / "guides" / "networks.md"
 NAMES = [
-    "resnet18", "resnet20", "resnet8", "resnet50", "wsln-resnet18", "nf-resnet26", "simple-vit", "convmixer", "mlp",
-    "digits-net", "conv1d", "wsln-conv1d", "nf-resnet1d", "vit1d", "convmixer1d",
+    "resnet18", "resnet20", "resnet8", "resnet50", "wsln-resnet18", "preact-resnet18", "preact-wsln-resnet18",
+    "nf-resnet26", "simple-vit", "convmixer", "mlp", "digits-net", "conv1d", "wsln-conv1d", "nf-resnet1d", "vit1d",
+    "convmixer1d",
 ]  # fmt: skip
 
 

@@ -5,6 +5,7 @@ import math
 
 import pytest
 import torch
+import torch.nn.functional as F
 from torch import nn
 
 from ghostnoise import WSConv2d
@@ -104,3 +105,77 @@ def test_wsln_keeps_the_standard_deviation_of_its_initialization():
             deviation = module.standardized_weight().flatten(1).std(1, correction=0)
             expected = math.sqrt(2 / (module.out_channels * module.kernel_size[0] ** 2))
             torch.testing.assert_close(deviation, torch.full_like(deviation, expected), rtol=1e-3, atol=0)
+
+
+def preactivation(model, x, norm, weight):
+    """Compute the pre-activation ResNet-18 of the released code from the modules of `model`."""
+
+    def convolve(path, x):
+        module = model.get_submodule(path)
+        return F.conv2d(x, weight(module), stride=module.stride, padding=module.padding)
+
+    x = convolve("conv1", x)
+    for stage in range(1, 5):
+        for block in (f"layer{stage}.0", f"layer{stage}.1"):
+            y = convolve(f"{block}.conv1", norm(f"{block}.bn1", x).relu())
+            y = convolve(f"{block}.conv2", norm(f"{block}.bn2", y).relu())
+            first = block.endswith("0") and stage > 1
+            x = y + (convolve(f"{block}.downsample.1", norm(f"{block}.downsample.0", x)) if first else x)
+    return model.fc(norm("bn1", x).relu().mean((2, 3)))
+
+
+def test_preactivation_resnet18_is_that_of_the_released_code():
+    """A norm of its own in the shortcuts, no activation there, none in the stem, and a last norm and ReLU."""
+    model = trained(models.build(ModelSettings(name="preact-resnet18", width=8), PLAIN, (3, 32, 32), 10)).eval()
+
+    def norm(path, x):
+        module = model.get_submodule(path)
+        mean, scale = module.running_mean, (module.running_var + 1e-5).rsqrt() * module.weight
+        return (x - mean[:, None, None]) * scale[:, None, None] + module.bias[:, None, None]
+
+    x = images(4, (3, 16, 16))
+    expected = preactivation(model, x, norm, lambda module: module.weight)
+    torch.testing.assert_close(model(x), expected, rtol=1e-4, atol=1e-4)
+
+
+def test_preactivation_wsln_has_weights_of_unit_fan_in():
+    """Standardized to 1/sqrt(fan_in), times the gain, whatever the initialization."""
+    settings = ModelSettings(name="preact-wsln-resnet18", width=8)
+    model = trained(models.build(settings, NormSettings(method="none"), (3, 32, 32), 10))
+
+    def weight(module):
+        flat = module.weight.flatten(1)
+        flat = (flat - flat.mean(1, keepdim=True)) / (flat.var(1, keepdim=True, correction=0) + 1e-5).sqrt()
+        return (flat * module.gain[:, None] / math.sqrt(flat.shape[1])).view_as(module.weight)
+
+    def norm(path, x):
+        module = model.get_submodule(path)
+        x = (x - x.mean((1, 2, 3), keepdim=True)) / (x.var((1, 2, 3), keepdim=True, correction=0) + 1e-5).sqrt()
+        return x * module.weight[:, None, None] + module.bias[:, None, None]
+
+    x = images(4, (3, 16, 16))
+    torch.testing.assert_close(model(x), preactivation(model, x, norm, weight), rtol=1e-4, atol=1e-4)
+
+
+@pytest.mark.parametrize(
+    ("name", "last", "method"),
+    [
+        ("resnet50", "bn3", "bn"),
+        ("resnet50", "bn3", "gni"),
+        ("resnet8", "bn2", "gbn"),
+        ("wsln-resnet18", "bn2", "none"),
+    ],
+)
+def test_the_last_gain_of_each_branch_can_start_at_zero(name, last, method):
+    """As timm initializes ResNets: every block is then the identity, apart from its ReLU and its shortcut."""
+    torch.manual_seed(0)
+    settings = ModelSettings(name=name, width=4, zero_init_last=True)
+    norm = NormSettings(method=method, **({"ghost_size": 2} if method in ("gbn", "gni") else {}))
+    model = models.build(settings, norm, (3, 64, 64), 10)
+    initial = build(name, method if method in ("bn", "none") else None, shape=(3, 64, 64), classes=10).state_dict()
+    for key, value in model.state_dict().items():
+        zero = key.endswith(f".{last}.weight")
+        assert torch.equal(value, torch.zeros_like(value) if zero else initial[key]), key
+    block = model.layer1[-1]
+    x = torch.randn(4, model.layer1[-1].conv1.in_channels, 8, 8)
+    assert torch.equal(block(x), x.relu())

@@ -60,11 +60,13 @@ BODY = {
     "digits-net": 3 * "cnr" + "l",
     "conv1d": 3 * "cnr" + "l",
     "nf-resnet1d": "c" + 2 * "rccrcrc" + "rl",
-    "vit1d": "nln" + 2 * ("nll" + "nlgl") + "nl",
+    "vit1d": "ln" + 2 * ("nll" + "nlgl") + "nl",
     "convmixer1d": "cgn" + 4 * ("cgn" + "cgn") + "l",
 }
 BODY["wsln-resnet18"] = BODY["resnet18"]
 BODY["wsln-conv1d"] = BODY["conv1d"]
+BODY["preact-resnet18"] = "c" + 2 * "nrcnrc" + 3 * ("nrcnrcnc" + "nrcnrc") + "nrl"
+BODY["preact-wsln-resnet18"] = BODY["preact-resnet18"]
 IN_BRANCHES = {
     "resnet18": "cnr" + 2 * "cnrcn~r" + 3 * ("cnrcn~cnr" + "cnrcn~r") + "l",
     "resnet20": "cnr" + 3 * "cnrcn~r" + 2 * ("cnrcn~cnr" + 2 * "cnrcn~r") + "l",
@@ -74,6 +76,8 @@ IN_BRANCHES = {
 IN_BRANCHES["digits-net"] = "cnr" + "cn~r" + "cnr" + "l"  # which has none: after its second norm
 IN_BRANCHES["conv1d"] = IN_BRANCHES["wsln-conv1d"] = 3 * "cn~r" + "l"  # neither: after every norm
 IN_BRANCHES["wsln-resnet18"] = IN_BRANCHES["resnet18"]
+IN_BRANCHES["preact-resnet18"] = "c" + 2 * "nrcnr~c" + 3 * ("nrcnr~cnc" + "nrcnr~c") + "nrl"
+IN_BRANCHES["preact-wsln-resnet18"] = IN_BRANCHES["preact-resnet18"]
 
 
 def expected_layers(name, place):
@@ -137,9 +141,10 @@ def test_every_network_with_every_method_and_placement(name, method, place):
 
 @pytest.mark.parametrize(
     ("name", "count"),
-    [("resnet18", 20), ("resnet20", 21), ("resnet8", 9), ("resnet50", 53), ("wsln-resnet18", 20), ("nf-resnet26", 25),
+    [("resnet18", 20), ("resnet20", 21), ("resnet8", 9), ("resnet50", 53), ("wsln-resnet18", 20),
+     ("preact-resnet18", 20), ("preact-wsln-resnet18", 20), ("nf-resnet26", 25),
      ("simple-vit", 15), ("convmixer", 17), ("mlp", 3), ("digits-net", 3), ("conv1d", 3), ("wsln-conv1d", 3),
-     ("nf-resnet1d", 7), ("vit1d", 7), ("convmixer1d", 9)],
+     ("nf-resnet1d", 7), ("vit1d", 6), ("convmixer1d", 9)],
 )  # fmt: skip
 def test_number_of_noise_layers_at_the_default_place(name, count):
     layers = [
@@ -247,5 +252,5 @@ def test_a_plain_norm_of_global_scope_is_one_of_ours(one_rank):
 
 def test_baselines():
     assert [baseline(name) for name in models.names()] == [
-        *4 * ["bn"], *3 * ["none"], *4 * ["bn"], *3 * ["none"], "bn",
+        *4 * ["bn"], "none", "bn", *3 * ["none"], *4 * ["bn"], *3 * ["none"], "bn",
     ]  # fmt: skip

@@ -111,6 +111,31 @@ def test_each_checkpoint_has_the_training_time_of_its_images(tmp_path, monkeypat
     assert seen == [(64 * step, step) for step in range(1, result["steps"] + 1)]
 
 
+def test_accumulated_steps_are_resumed_bit_by_bit(tmp_path):
+    """Interrupted again and again: noise, running statistics and averaged weights continue as if it had not been."""
+    overrides = [
+        *SHORT, "train.accumulation_steps=4", "train.ema=0.9", "norm.method=gni", "norm.ghost_size=8",
+        "optim.warmup_lr=1e-6", "optim.warmup_prefix=false", "optim.min_lr=1e-5", "data.split_seed=run", "seed=3",
+    ]  # fmt: skip
+    chosen = recipe.load("digits", overrides)
+    whole = train(chosen, quiet(tmp_path / "whole")).result
+    stop, stops = Stop(), 0
+
+    def saved(folder):
+        stop.signal = 15
+
+    result = None
+    while result is None:
+        stop.signal = 0
+        result = train(chosen, quiet(tmp_path / "stopped", checkpoint_seconds=0, saved=saved, stop=stop)).result
+        stops += 1
+    assert stops > whole["steps"] / 3
+    timings = {"seconds", "images_per_second", "ended"}
+    assert {key: value for key, value in result.items() if key not in timings} == {
+        key: value for key, value in whole.items() if key not in timings
+    }
+
+
 @pytest.mark.parametrize(("size", "steps"), [(8, 32), (64, 9)], ids=["in the middle", "at the end"])
 def test_a_run_that_diverges_counts_the_time_of_its_images(tmp_path, monkeypatch, size, steps):
     """The loss is checked after every 32 steps and after the last step of an epoch."""

@@ -79,6 +79,8 @@ def test_another_seed_is_another_run(tmp_path):
         ["train.label_smoothing=0.1", "optim.clip=0.5"],
         ["optim.name=adamw", "optim.lr=0.001"],
         ["norm.method=bn"],
+        ["train.accumulation_steps=2"],
+        ["optim.warmup_epochs=1", "optim.warmup_lr=0.01", "optim.warmup_prefix=false", "optim.min_lr=0.01"],
         ["data.evaluate=test", "data.augment=flip-crop", "data.padding=1"],
     ],
     ids=lambda each: each[0],

@@ -9,8 +9,11 @@ from hypothesis import given
 from hypothesis import strategies as st
 from torch import nn
 
-from ghostnoise.lab.config.schema import OptimSettings
+from ghostnoise import GhostBatchNorm1d
+from ghostnoise.lab.config.schema import OptimSettings, Settings
+from ghostnoise.lab.train.machine import Machine
 from ghostnoise.lab.train.session import (
+    Session,
     build_optimizer,
     generator_states,
     learning_rate,
@@ -65,7 +68,82 @@ def test_the_learning_rate_matches_torch():
     assert learning_rate(20, 35, 5, 0.3) == pytest.approx(0.3 * 0.5 * (1 + math.cos(math.pi / 2)))
 
 
+def timm_rate(step, steps, warmup, peak, warmup_lr, min_lr, prefix):
+    """The cosine schedule of timm, stepped on updates, as its documentation describes it."""
+    if step < warmup:
+        return warmup_lr * (1 - step / warmup) + peak * step / warmup
+    if prefix:  # with a cosine of `steps - warmup` steps, timm's t_initial
+        step, steps = step - warmup, steps - warmup
+    half_turn = math.cos(math.pi * step / steps)
+    return (peak + min_lr) / 2 + (peak - min_lr) / 2 * half_turn
+
+
+@given(
+    st.integers(1, 300), st.floats(0, 1), st.floats(1e-3, 10), st.floats(0, 0.9), st.floats(0, 0.9), st.booleans(),
+)  # fmt: skip
+def test_the_learning_rate_matches_that_of_timm(steps, share, peak, start, end, prefix):
+    warmup, start, end = round(share * steps), start * peak, end * peak
+    for step in range(steps):
+        found = learning_rate(step, steps, warmup, peak, start=start, end=end, prefix=prefix)
+        expected = timm_rate(step, steps, warmup, peak, start, end, prefix)
+        assert found == pytest.approx(expected, rel=1e-9, abs=1e-12 * peak)
+
+
+def test_the_schedule_of_the_released_scripts():
+    """ResNet-18 on CIFAR-100: 195 steps per epoch, 5 of 200 epochs of warm-up from 1e-6 to 0.3, floor 1e-5."""
+    rates = [learning_rate(step, 39_000, 975, 0.3, start=1e-6, end=1e-5, prefix=False) for step in range(39_000)]
+    assert rates[0] == 1e-6
+    assert rates[974] == pytest.approx(1e-6 + 974 / 975 * (0.3 - 1e-6))
+    assert rates[975] == pytest.approx(1e-5 + 0.5 * (0.3 - 1e-5) * (1 + math.cos(math.pi / 40)))  # already below 0.3
+    assert max(rates) == rates[974]
+    assert rates[19_500] == pytest.approx((0.3 + 1e-5) / 2)
+    assert rates[-1] == pytest.approx(1e-5, rel=1e-3)
+
+
 CPU = torch.device("cpu")
+PLAIN = {
+    "model": {"name": "mlp"},
+    "norm": {"method": "bn"},
+    "data": {"name": "digits"},
+    "optim": {"lr": 0.1, "nesterov": True, "weight_decay": 0.01, "clip": 0.5},
+    "train": {"epochs": 1, "batch_size": 24, "ema": 0.9, "label_smoothing": 0.1},
+}
+
+
+def trained(accumulation_steps, *norms):
+    """A session after 4 steps in float64, and the batches that it was given."""
+    torch.manual_seed(0)
+    layers = (layer for norm in norms or (nn.Identity(),) for layer in (nn.Linear(16, 16), norm, nn.Tanh()))
+    model = nn.Sequential(*layers, nn.Linear(16, 5)).double()
+    train = PLAIN["train"] | {"accumulation_steps": accumulation_steps}
+    session = Session(model, Settings.model_validate(PLAIN | {"train": train}), Machine(CPU))
+    batches = [(torch.randn(24, 16, dtype=torch.float64), torch.randint(5, (24,))) for _ in range(4)]
+    for images, labels in batches:
+        session.step(images, labels)
+    return session, batches
+
+
+@pytest.mark.parametrize("count", [2, 3, 8, 24])
+def test_accumulated_steps_are_those_of_the_whole_batch(count):
+    """The model has no statistics over samples, so that only rounding may differ."""
+    (whole, _), (accumulated, _) = trained(1), trained(count)
+    for ours, theirs in ((accumulated.model, whole.model), (accumulated.evaluated, whole.evaluated)):
+        for (name, value), other in zip(ours.state_dict().items(), theirs.state_dict().values(), strict=True):
+            torch.testing.assert_close(value, other, rtol=1e-12, atol=1e-14, msg=name)
+    torch.testing.assert_close(accumulated.progress.loss, whole.progress.loss, rtol=1e-6, atol=0)  # a float32 sum
+    assert accumulated.progress.correct == whole.progress.correct
+    assert all(parameter.grad is None for parameter in accumulated.model.parameters())
+
+
+def test_batch_norm_uses_the_statistics_of_a_micro_batch():
+    """Accumulation with batch norm is ghost batch norm, except for the running statistics."""
+    (accumulated, _), (ghost, _) = trained(4, nn.BatchNorm1d(16)), trained(1, GhostBatchNorm1d(16, ghost_size=6))
+    (whole, _) = trained(1, nn.BatchNorm1d(16))
+    weights = dict(accumulated.model.named_parameters())
+    for name, value in ghost.model.named_parameters():
+        torch.testing.assert_close(weights[name], value, rtol=1e-10, atol=1e-12)
+    assert not torch.allclose(weights["0.weight"], whole.model[0].weight, rtol=1e-4)
+    assert accumulated.model[1].num_batches_tracked == 16
 
 
 def draw():

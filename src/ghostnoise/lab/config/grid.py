@@ -1,8 +1,8 @@
 """Experiments: recipes with the sections `[grid]`, `[select]` and `[report]`.
 
 `[grid]` has the `seeds`, the `axes` that are crossed, `zip` for axes that change together, and `methods`: a label, the
-settings of the method, and its differences: other `axes`, and those that it goes `without`. `[select]` names the axes
-that are tuned on the validation images. `paper` holds the paper's results.
+settings of the method, and its differences: other `axes`, those that it goes `without`, and other `seeds`. `[select]`
+names the axes that are tuned on the validation images. `paper` holds the paper's results.
 """
 
 import itertools
@@ -48,6 +48,7 @@ class Part(BaseModel):
 
 Axes = dict[str, Annotated[list[Any], Field(min_length=1)]]
 Table = Annotated[Axes, BeforeValidator(_flat)]
+Seeds = Annotated[list[Annotated[int, Field(ge=0, strict=True)]], Field(min_length=1)]
 
 
 class Method(Part):
@@ -57,6 +58,8 @@ class Method(Part):
     set: Annotated[dict[str, Any], BeforeValidator(_flat)] = {}
     axes: Table = {}
     without: list[str] = []
+    seeds: Seeds | None = None
+    """Its seeds, if they are not those of the grid."""
     paper: str | dict[str, str] | None = None
     """The paper's result, or one for each value of the first axis."""
 
@@ -64,7 +67,7 @@ class Method(Part):
 class GridSettings(Part):
     """`[grid]`."""
 
-    seeds: Annotated[list[Annotated[int, Field(ge=0, strict=True)]], Field(min_length=1)] = [0]
+    seeds: Seeds = [0]
     axes: Table = {}
     zip: list[Table] = []
     methods: Annotated[list[Method], Field(min_length=1)]
@@ -135,8 +138,13 @@ class Experiment:
 
     @property
     def seeds(self) -> list[int]:
-        """The seeds of every cell."""
+        """The seeds of the grid, which its methods have unless they have their own."""
         return self.grid.seeds
+
+    def seeds_of(self, cell: Cell) -> list[int]:
+        """Return the seeds of a cell."""
+        own = next(method.seeds for method in self.grid.methods if method.label == cell.method)
+        return self.grid.seeds if own is None else own
 
     def cells(self) -> list[Cell]:
         """Return all cells; with `[select]`, as they are tuned: evaluated on the validation images."""
@@ -170,10 +178,10 @@ class Experiment:
 
 def load(
     name_or_path: str, overrides: Sequence[str] = (), *, smoke: bool = False, seeds: Sequence[int] | None = None,
-    only: Sequence[str] = (),
+    only: Sequence[str] = (), variant: str | None = None,
 ) -> Experiment:  # fmt: skip
     """Load a recipe's experiment; overriding an axis keeps only that value. `only` selects methods by label."""
-    chosen = recipe.load(name_or_path, overrides, smoke=smoke)
+    chosen = recipe.load(name_or_path, overrides, smoke=smoke, variant=variant)
     if "grid" not in chosen.plan:
         raise UserError(f"recipe {name_or_path}: has no [grid]; `ghostnoise train {name_or_path}` runs it once")
     grid = _read(GridSettings, chosen.plan["grid"], "grid")
@@ -186,7 +194,7 @@ def load(
     if seeds is not None:
         if not seeds:
             raise UserError("--seeds: none given; give some, such as 0..4")
-        grid = grid.model_copy(update={"seeds": list(dict.fromkeys(seeds))})
+        grid = _with_seeds(grid, lambda own: list(dict.fromkeys(seeds)))
     if smoke:
         grid = _smaller(grid)
     return Experiment(chosen, grid, select, report, chosen.tree, smoke)
@@ -227,6 +235,15 @@ def _fixed(grid: GridSettings, given: Mapping[str, Any], select: Select | None) 
     return _with_tables(grid, narrowed).model_copy(update={"axes": narrowed(grid.axes) | freed, "zip": zipped})
 
 
+def _with_seeds(grid: GridSettings, change: Callable[[list[int]], list[int]]) -> GridSettings:
+    """Change the seeds of the grid and of the methods that have their own."""
+    methods = [
+        method if method.seeds is None else method.model_copy(update={"seeds": change(method.seeds)})
+        for method in grid.methods
+    ]
+    return grid.model_copy(update={"seeds": change(grid.seeds), "methods": methods})
+
+
 def _with_tables(grid: GridSettings, change: Callable[[Axes], Axes]) -> GridSettings:
     methods = [method.model_copy(update={"axes": change(method.axes)}) for method in grid.methods]
     zipped = [change(table) for table in grid.zip]
@@ -246,7 +263,7 @@ def _smaller(grid: GridSettings) -> GridSettings:
     def ends(table: Axes) -> Axes:
         return {key: values[:1] + values[1:][-1:] for key, values in table.items()}
 
-    return _with_tables(grid, ends).model_copy(update={"seeds": grid.seeds[:SMOKE_SEEDS]})
+    return _with_seeds(_with_tables(grid, ends), lambda seeds: seeds[:SMOKE_SEEDS])
 
 
 def _distinct(cells: list[Cell], forgiving: bool) -> list[Cell]:

@@ -8,7 +8,8 @@ from functools import cache
 from inspect import Parameter
 from typing import TYPE_CHECKING, Annotated, Any, Literal
 
-from pydantic import Field
+from pydantic import Field, PlainValidator
+from pydantic_core import PydanticKnownError
 
 if TYPE_CHECKING:
     from ghostnoise.methods.registry import MethodSpec
@@ -17,6 +18,17 @@ Placement = Literal["inside", "after", "activation", "branch"]
 GhostSize = Literal["required", "optional", "none"]
 Share = Annotated[float, Field(ge=0, lt=1)]
 Least0 = Annotated[float, Field(ge=0, allow_inf_nan=False)]
+
+
+def _alpha(value: object) -> object:
+    """Accept a number in [0, 1] or "1/N^2" as the `alpha` of EvalNorm; a union of types would report two mistakes."""
+    number = isinstance(value, int | float) and not isinstance(value, bool)
+    if value == "1/N^2" or (number and 0 <= value <= 1):  # type: ignore[operator]
+        return float(value) if number else value  # type: ignore[arg-type]
+    raise PydanticKnownError("literal_error", {"expected": "a number in [0, 1], or '1/N^2'"})
+
+
+AnyAlpha = Annotated[Any, PlainValidator(_alpha)]
 
 REQUIRED: Any = ...
 """The default of an option that must be given."""
@@ -61,7 +73,7 @@ class MethodInfo:
 
 NONE = MethodInfo("none")
 """The network's own normalization, if that is not a batch norm."""
-RANGES = {"p": Share, "std": Least0, "noise_eps": Least0, "min_std": Least0}
+RANGES = {"p": Share, "std": Least0, "noise_eps": Least0, "min_std": Least0, "alpha": AnyAlpha}
 """Ranges of options that recipes check before a network is built; the layers check all of them."""
 STATED = ("p",)
 """Options that a recipe must state although the layer has a default."""

@@ -94,7 +94,14 @@ def check(settings: Settings, processes: int | None = None) -> None:
             f"train.batch_size={train.batch_size}: must be a multiple of the {processes} processes that share it, "
             f"such as {fitting}"
         )
-    lines += _misfits(norm, train.batch_size, processes)
+    micro = train.accumulation_steps or 1
+    if micro > 1 and train.batch_size % (processes * micro):
+        fitting = -(-train.batch_size // (processes * micro)) * processes * micro
+        lines.append(
+            f"train.accumulation_steps={micro} with train.batch_size={train.batch_size}: the batch must be a multiple "
+            f"of {processes * micro}, so that all micro-batches are equal; take a batch such as {fitting}"
+        )
+    lines += _misfits(norm, train.batch_size, processes, micro)
     if optim.warmup_epochs > train.epochs:
         lines.append(
             f"optim.warmup_epochs={optim.warmup_epochs:g}: longer than the training of train.epochs={train.epochs}; "
@@ -108,14 +115,16 @@ def check(settings: Settings, processes: int | None = None) -> None:
         raise UserError("\n".join(lines))
 
 
-def _misfits(norm: NormSettings, batch_size: int, processes: int) -> Iterator[str]:
+def _misfits(norm: NormSettings, batch_size: int, processes: int, micro: int) -> Iterator[str]:
     """Check that the batch can be partitioned into ghost batches; noise is drawn with replacement and always fits."""
     info = methods()[norm.method]
     if not info.partitions:
         return
     together = norm.scope == "global" or processes == 1
-    samples = batch_size if together else batch_size // processes
+    samples = (batch_size if together else batch_size // processes) // micro
     whose = f"train.batch_size={batch_size}" if together else f"a process, {batch_size} / {processes} = {samples}"
+    if micro > 1:
+        whose = f"train.accumulation_steps={micro}, {samples} samples"
     size, least = norm.ghost_size, info.least_ghost_size
     if samples < least:
         yield (
@@ -164,7 +173,7 @@ def overridden(tree: Mapping[str, Any], overrides: Sequence[str]) -> tuple[Tree,
     """Return a copy of `tree`, a recipe's sections, with `overrides` such as `norm.ghost_size=16`, and all mistakes.
 
     Later overrides win. Settings that do not belong to a new method, optimizer, data set or augmentation are removed,
-    unless they are among the overrides. A new network removes widths, and a new network or method removes the
+    unless they are among the overrides. A new network removes its own settings, and a new network or method removes the
     placement, whose default depends on both.
     """
     given, lines = _parsed(overrides)
@@ -266,7 +275,7 @@ def _drop_strays(tree: Tree, section: str, choice: str, value: object) -> None:
         case "data", "name" if settings.get("augment", "none") not in augments(str(value)):
             strays += ["augment", "padding"]
         case "model", "name" if settings.get("name") != value:
-            strays += ["width", "widths"]
+            strays += ["width", "widths", "zero_init_last"]
             _without(tree.get("norm"), "placement")
         case "norm", "method" if settings.get("method") != value:
             strays += ["placement"]

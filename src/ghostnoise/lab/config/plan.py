@@ -74,7 +74,7 @@ def points(experiment: Experiment, cell: Cell, stage: Stage, resolve: Resolve) -
     tree = recipe.canonical_tree(settings)
     return [
         Point(cell, seed, stage, settings.model_copy(update={"seed": seed}), recipe.digest(tree | {"seed": seed}))
-        for seed in experiment.seeds
+        for seed in experiment.seeds_of(cell)
     ]
 
 

@@ -1,7 +1,7 @@
 """Recipes: TOML files of settings, found by name or path, changed by overrides, identified by what they compute.
 
 A recipe starts with four comment lines, `# Claim:`, `# Command:`, `# Time:` and `# Score:`, followed by an optional
-`seed` and the sections of `schema.Settings`.
+`seed`, the sections of `schema.Settings`, those of `grid` and those of `variants`.
 """
 
 import hashlib
@@ -15,6 +15,7 @@ from importlib import resources
 from pathlib import Path
 from typing import Any
 
+from ghostnoise.lab.config import variants
 from ghostnoise.lab.config.methods import methods
 from ghostnoise.lab.config.overrides import Tree, changed, check, overridden, validated
 from ghostnoise.lab.config.schema import Settings
@@ -26,6 +27,7 @@ __all__ = [
     "canonical",
     "check",
     "complete",
+    "having_variant",
     "header",
     "identity",
     "load",
@@ -44,6 +46,7 @@ HEADER = ("claim", "command", "time", "score")
 EPOCHS = 2
 BATCH, LEAST = 32, 4  # of all processes together, and of each
 TIMM_BATCH = 8  # networks of timm keep their size
+MICRO_BATCHES = 2  # of gradient accumulation
 BATCHES, TEST_BATCHES = 5, 2
 WIDTH, MLP_WIDTH = 16, 64  # 16 channels divide into heads and into quarters for bottlenecks
 IMAGE_SIZE, RESIZE = 64, 72
@@ -55,6 +58,7 @@ class Recipe:
     """An experiment: its claim, command, duration, score and settings."""
 
     name: str
+    """The name of the file, with that of the variant: the folder of its runs."""
     claim: str
     command: str
     time: str
@@ -66,6 +70,12 @@ class Recipe:
     """The sections of settings as written, with overrides."""
     plan: Tree = field(default_factory=dict)
     """The sections of an experiment with several runs, as written."""
+    variant: str | None = None
+
+    @property
+    def words(self) -> str:
+        """The words that select it on the command line: its name, and its variant if it is one."""
+        return f"{self.name.removesuffix(f'-{self.variant}')} --variant {self.variant}" if self.variant else self.name
 
     @property
     def identity(self) -> str:
@@ -86,19 +96,31 @@ def names() -> list[str]:
     return sorted(file.name.removesuffix(SUFFIX) for file in FOLDER.iterdir() if file.name.endswith(SUFFIX))
 
 
-def load(name_or_path: str, overrides: Sequence[str] = (), *, smoke: bool = False) -> Recipe:
+def having_variant(variant: str) -> list[str]:
+    """Return the names of the recipes of the package that have this variant, in alphabetical order."""
+    return [name for name in names() if variant in variants.named(_parsed(read(name), name))]
+
+
+def load(
+    name_or_path: str, overrides: Sequence[str] = (), *, smoke: bool = False, variant: str | None = None
+) -> Recipe:
     """Read a recipe by its name or from a .toml file, apply overrides such as `norm.ghost_size=16`, and check it.
 
-    `smoke` shrinks the run to seconds. Noise without a placement gets the network's default. Raises a UserError with a
-    line for each mistake.
+    `variant` selects one of the file's variants, which overrides change further. `smoke` shrinks the run to seconds.
+    Noise without a placement gets the network's default. Raises a UserError with a line for each mistake.
     """
     text = read(name_or_path)
-    parsed = _parsed(text, name_or_path)
+    parsed, about = _parsed(text, name_or_path), header(text)
+    name = Path(name_or_path).name.removesuffix(SUFFIX)
+    if variant is not None:
+        parsed = variants.apply(parsed, variant, name_or_path, having_variant(variant))
+        name = f"{name}-{variant}"
+        about |= {"command": f"{about['command']} --variant {variant}" if about["command"] else ""}
+    parsed.pop(variants.SECTION, None)
     plan = {name: parsed.pop(name) for name in PLAN if name in parsed}
     tree, mistakes = overridden(parsed, overrides)
     settings = complete(validated(tree, mistakes), smoke)
-    name = Path(name_or_path).name.removesuffix(SUFFIX)
-    return Recipe(name=name, settings=settings, text=text, tree=tree, plan=plan, **header(text))
+    return Recipe(name=name, settings=settings, text=text, tree=tree, plan=plan, variant=variant, **about)
 
 
 def complete(settings: Settings, smoke: bool = False) -> Settings:
@@ -126,10 +148,10 @@ def resolve(settings: Settings, *, device: str, processes: int, stand_in: bool =
 def shrink(settings: Settings) -> Settings:
     """Make a run small enough for seconds on two CPU cores; its results are meaningless.
 
-    Two epochs of five batches of 32; ghost batches no larger than the batch of a process; networks of 16 channels;
-    images of 64 pixels from folders; warm-up in proportion; no compilation; on a CPU, bf16 instead of fp16. Networks of
-    timm keep their width and image size, and get batches of 8. Smaller values are kept, so that shrinking a second time
-    changes nothing.
+    Two epochs of five batches of 32, in at most two micro-batches; ghost batches no larger than the batch of a process;
+    networks of 16 channels; images of 64 pixels from folders; warm-up in proportion; no compilation; on a CPU, bf16
+    instead of fp16. Networks of timm keep their width and image size, and get batches of 8. Smaller values are kept, so
+    that shrinking a second time changes nothing.
     """
     tree = settings.model_dump(exclude_none=True)
     model, norm, data, optim, train = (tree[name] for name in ("model", "norm", "data", "optim", "train"))
@@ -137,9 +159,11 @@ def shrink(settings: Settings) -> Settings:
     epochs = min(train["epochs"], EPOCHS)
     size, processes = train["batch_size"], train["processes"]
     share = max(min(LEAST, -(-size // processes)), min(size, TIMM_BATCH if timm else BATCH) // processes)
+    micro = min(train.get("accumulation_steps", 1), MICRO_BATCHES)
+    share = max(micro, share - share % micro)
     batch = share * processes
     if methods()[norm["method"]].partitions and "ghost_size" in norm:
-        norm["ghost_size"] = min(norm["ghost_size"], share)
+        norm["ghost_size"] = min(norm["ghost_size"], share // micro)
     optim["warmup_epochs"] *= epochs / train["epochs"]
     data["limit"] = _least(data, "limit", BATCHES * batch)
     data["test_limit"] = _least(data, "test_limit", TEST_BATCHES * batch)
@@ -152,7 +176,7 @@ def shrink(settings: Settings) -> Settings:
         model["width"] = _least(model, "width", MLP_WIDTH if model["name"] == "mlp" else WIDTH)
     if "meter" in tree:
         tree["meter"] |= {"every": 1, "batches": min(tree["meter"]["batches"], METERED), "draws": DRAWS}
-    train |= {"epochs": epochs, "batch_size": batch, "compile": False, "smoke": True}
+    train |= {"epochs": epochs, "batch_size": batch, "accumulation_steps": micro, "compile": False, "smoke": True}
     if train["device"] == "cpu" and train["amp"] == "fp16":
         train["amp"] = "bf16"
     return validated(tree)

@@ -14,6 +14,7 @@ from pydantic import (
     ModelWrapValidatorHandler,
     TypeAdapter,
     ValidationError,
+    ValidationInfo,
     field_validator,
     model_validator,
 )
@@ -90,6 +91,14 @@ class ModelSettings(Section):
     """Channels of the first stage, or of the layers of a plain network; the network's own if unset."""
     widths: Annotated[list[Count], Field(min_length=1)] | None = None
     """Hidden layers of an MLP."""
+    zero_init_last: bool | None = None
+    """Initialize the gain of the last norm of each residual branch to 0 instead of 1, as timm does (false if unset)."""
+
+    @field_validator("zero_init_last")
+    @classmethod
+    def _unset_default(cls, value: bool | None) -> bool | None:
+        """Unset false, the default, so that writing it makes no difference."""
+        return value or None
 
 
 class NormSettings(Section):
@@ -218,8 +227,9 @@ class DataSettings(Section):
     """Use only this many training images, the first in a fixed random order, before the validation split."""
     test_limit: Count | None = None
     """Use only this many test images, the first in a fixed random order."""
-    split_seed: Annotated[int, Field(ge=0)] = 0
-    """Seed of the validation split, which does not depend on `seed`: all seeds are compared on the same images."""
+    split_seed: int | Literal["run"] = 0
+    """Seed of the validation split: a number, so that all seeds are compared on the same images, or "run" for `seed`,
+    so that each seed holds out other images."""
     augment: Literal["none", "flip-crop", "resized-crop"] = "none"
     """"flip-crop": random flip, zero padding, random crop; "resized-crop": random resized crop and flip."""
     padding: Annotated[int, Field(ge=0)] | None = None
@@ -242,6 +252,13 @@ class DataSettings(Section):
         "augment": {"flip-crop": {"padding": 4}}, "name": {"imagefolder": {"image_size": 224, "resize": 256}},
     }  # fmt: skip
 
+    @field_validator("split_seed", mode="plain")
+    @classmethod
+    def _is_seed(cls, value: object) -> object:
+        if value == "run" or (isinstance(value, int) and not isinstance(value, bool) and value >= 0):
+            return value
+        raise PydanticKnownError("literal_error", {"expected": "an integer of 0 or more, or 'run'"})
+
     @model_validator(mode="after")
     def _fits(self) -> Self:
         if self.name == "imagefolder" and self.folder is None:
@@ -262,7 +279,10 @@ def augments(name: str) -> tuple[str, ...]:
 
 
 class OptimSettings(Section):
-    """The optimizer and its learning rate, which warms up linearly and decays by a cosine, step by step."""
+    """The optimizer and its learning rate, which warms up linearly and decays by a cosine, step by step.
+
+    `warmup_lr`, `warmup_prefix` and `min_lr` have the names and the meaning of timm's.
+    """
 
     name: Literal["sgd", "adamw"] = "sgd"
     lr: Above0
@@ -277,7 +297,14 @@ class OptimSettings(Section):
     weight_decay: Least0 = 0.0
     """Weight decay of weights; parameters with fewer than two dimensions (gains, biases) are not decayed."""
     warmup_epochs: Least0 = 0.0
-    """Epochs in which the learning rate rises from 0."""
+    """Epochs in which the learning rate rises."""
+    warmup_lr: Least0 | None = None
+    """Learning rate of the first step, below `lr`; if unset, step k of the K steps of warm-up has `lr` · k/K."""
+    warmup_prefix: bool | None = None
+    """Whether the cosine starts after the warm-up (true if unset); if false, it is counted from the first step, and the
+    warm-up replaces its beginning."""
+    min_lr: Least0 | None = None
+    """Learning rate that the cosine ends at (0 if unset)."""
     clip: Above0 | None = None
     """Maximum norm of the gradient."""
 
@@ -289,13 +316,25 @@ class OptimSettings(Section):
         "name": {"sgd": {"momentum": 0.9, "nesterov": False}, "adamw": {"betas": (0.9, 0.999), "eps": 1e-8}},
     }  # fmt: skip
 
+    @field_validator("warmup_prefix", "min_lr")
+    @classmethod
+    def _unset_default(cls, value: float | None, info: ValidationInfo) -> float | None:
+        """Unset a value that is the default, so that writing it makes no difference."""
+        return None if value == {"warmup_prefix": True, "min_lr": 0}[str(info.field_name)] else value
+
     @model_validator(mode="after")
-    def _moves(self) -> Self:
+    def _fits(self) -> Self:
         if self.nesterov and not self.momentum:
             raise ValueError(
                 f"nesterov with momentum={self.momentum}: it needs momentum above 0; raise momentum "
                 "or leave nesterov out"
             )
+        for name in ("warmup_lr", "min_lr"):
+            if (value := getattr(self, name)) is not None and value >= self.lr:
+                raise ValueError(f"{name}={value:g}: must be below lr={self.lr:g}; lower it or leave it out")
+        for name in ("warmup_lr", "warmup_prefix"):
+            if getattr(self, name) is not None and not self.warmup_epochs:
+                raise ValueError(f"{name} with warmup_epochs=0: there is no warm-up; leave {name} out")
         return self
 
 
@@ -305,6 +344,9 @@ class TrainSettings(Section):
     epochs: Count
     batch_size: Count
     """Samples in a step, over all processes."""
+    accumulation_steps: Count | None = None
+    """Micro-batches of equal size into which each process splits its part of a batch; the step uses the mean of their
+    gradients (1 if unset). A batch norm uses the statistics of a micro-batch."""
     label_smoothing: Share = 0.0
     ema: Annotated[float, Field(gt=0, lt=1)] | None = None
     """Decay of an exponential moving average of the weights, updated every step and used for evaluation."""
@@ -323,6 +365,12 @@ class TrainSettings(Section):
     not part of the identity of a run."""
     smoke: bool = False
     """Set by --smoke: the run is shrunk to seconds, and its numbers mean nothing."""
+
+    @field_validator("accumulation_steps")
+    @classmethod
+    def _unset_default(cls, value: int | None) -> int | None:
+        """Unset 1, the default, so that writing it makes no difference."""
+        return None if value == 1 else value
 
 
 class MeterSettings(Section):

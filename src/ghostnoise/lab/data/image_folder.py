@@ -139,7 +139,7 @@ class ImageFolderSource:
             held_out = limited_indices(len(evaluated.paths), data.test_limit, "test_limit")
         else:
             evaluated = train
-            indices, held_out = split_validation(indices, data.split_seed)
+            indices, held_out = split_validation(indices, seed if data.split_seed == "run" else data.split_seed)
         plain, random_crop = _transforms(size, resize)
         self._train = _Decoded(train, random_crop if data.augment == "resized-crop" else plain, seed)
         self._evaluated = _Decoded(evaluated, plain, seed)

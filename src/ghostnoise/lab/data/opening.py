@@ -41,7 +41,7 @@ def open_source(
         test = _read(data, entry, folder, "test")
         held_out = select(test, limited_indices(len(test.labels), _limit(data, "test"), "test_limit"))
     else:
-        train, validation = split_validation(train, data.split_seed)
+        train, validation = split_validation(train, seed if data.split_seed == "run" else data.split_seed)
         held_out = select(arrays, validation)
     return InMemorySource(
         entry, select(arrays, train), held_out, shard, seed, device, channels_last,

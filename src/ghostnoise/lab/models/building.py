@@ -9,6 +9,7 @@ from ghostnoise.lab.config.schema import ModelSettings, NormSettings
 from ghostnoise.lab.errors import UserError
 from ghostnoise.lab.models import from_timm
 from ghostnoise.lab.models.catalog import CATALOG, Network, having
+from ghostnoise.lab.models.resnet import zero_init_last
 from ghostnoise.lab.models.slots import Slots, Task, refuse_batch_norm_settings
 from ghostnoise.text import nearest
 
@@ -36,14 +37,21 @@ def build(model: ModelSettings, norm: NormSettings, shape: tuple[int, ...], clas
         )
     try:
         if model.name.startswith(from_timm.PREFIX):
-            return from_timm.build(model, norm, shape, classes)
-        network = _find(model.name)
-        _check_shape(model.name, network, shape)
-        place = _placement(model.name, network, norm)
-        slots = Slots(norm, network.normalization, place, network.channel_dim)
-        return network.builder(slots, Task(shape, classes, _widths(model, network)))
+            made = from_timm.build(model, norm, shape, classes)
+        else:
+            network = _find(model.name)
+            _check_shape(model.name, network, shape)
+            place = _placement(model.name, network, norm)
+            slots = Slots(norm, network.normalization, place, network.channel_dim)
+            made = network.builder(slots, Task(shape, classes, _widths(model, network)))
     except ValueError as error:  # of a layer
         raise UserError(str(error)) from error
+    if model.zero_init_last and not zero_init_last(made):
+        raise UserError(
+            f"model.zero_init_last for {model.name!r}: only for networks with a norm at the end of each residual "
+            "branch, such as 'resnet18' and 'resnet50'; leave it out"
+        )
+    return made
 
 
 def names() -> list[str]:

@@ -10,7 +10,7 @@ from ghostnoise.lab.config.methods import NONE, Placement, methods
 from ghostnoise.lab.models.convmixer import convmixer
 from ghostnoise.lab.models.norm_free import norm_free_resnet
 from ghostnoise.lab.models.plain import conv1d, digits_net, mlp
-from ghostnoise.lab.models.resnet import Bottleneck, resnet
+from ghostnoise.lab.models.resnet import Bottleneck, PreactBlock, resnet
 from ghostnoise.lab.models.slots import Normalization, Slots, Task
 from ghostnoise.lab.models.vit import SimpleViT
 from ghostnoise.methods.weight_standardization import WSConv1d, WSConv2d
@@ -20,6 +20,7 @@ CIFAR = (3, 32, 32)
 SIGNAL = (1, 40)
 PAPER = "Kosson, Fan and Jaggi 2024, arXiv:2305.17205"
 RESNET = "He et al. 2016, arXiv:1512.03385"
+RELEASED = "the paper's released code, github.com/epfml/ghost-noise"
 
 
 @dataclass(frozen=True)
@@ -70,6 +71,14 @@ CATALOG: dict[str, Network] = {
     "wsln-resnet18": Network(
         "ResNet-18 with weight standardization and layer norm", PAPER, 11_224_932, "layer", RESIDUAL,
         partial(resnet, blocks=(2, 2, 2, 2), conv=WSConv2d), CIFAR, 100, (64,),
+    ),
+    "preact-resnet18": Network(
+        "Pre-activation ResNet-18 for small images", RELEASED, 11_219_236, "batch", RESIDUAL,
+        partial(resnet, blocks=(2, 2, 2, 2), block=PreactBlock), CIFAR, 100, (64,),
+    ),
+    "preact-wsln-resnet18": Network(
+        "Pre-activation ResNet-18 with weight standardization and layer norm", RELEASED, 11_224_036, "layer", RESIDUAL,
+        partial(resnet, blocks=(2, 2, 2, 2), block=PreactBlock, conv=WSConv2d, weight_std="fan_in"), CIFAR, 100, (64,),
     ),
     "nf-resnet26": Network(
         "NF-ResNet-26 for small images", "Brock et al. 2021, arXiv:2101.08692", 13_958_994, "none",

@@ -132,8 +132,8 @@ def numerics_notice(findings: Findings) -> str:
     return (
         f"Mixed numerics: the runs were computed with numerics {numerics_text(counts)}, whose results may differ by "
         "more than rounding. Means include all of these runs; differences pair only runs with equal numbers. To "
-        f"correct this, rerun `ghostnoise sweep {findings.collected.experiment.recipe.name}` with the settings of this "
-        "report: it trains again the runs that were computed with another number."
+        f"correct this, rerun `ghostnoise sweep {findings.collected.experiment.recipe.words}` with the settings of "
+        "this report: it trains again the runs that were computed with another number."
     )
 
 

@@ -221,8 +221,8 @@ def list_runs(experiment: Experiment, options: Options) -> None:
         options.console.print(_table([*points, *tests], found))
     done = sum(_over(point, found) for point in (*points, *tests))
     text = f"{len(points) + len(tests) - done} to run, {done} finished; {folder}"
-    tuned = {experiment.group(point.cell) for point in points if point.stage == "tune"}
-    if later := len(tuned - set(winners)) * len(experiment.seeds):
+    tuned = {experiment.group(point.cell): point.cell for point in points if point.stage == "tune"}
+    if later := sum(len(experiment.seeds_of(cell)) for group, cell in tuned.items() if group not in winners):
         text += f"; then up to {later} tests of the best tuned cells"
     options.console.print(text, highlight=False, soft_wrap=True, markup=False)
 

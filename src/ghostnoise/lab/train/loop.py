@@ -145,9 +145,12 @@ class Loop:
         self.clock.reset()
 
     def _learning_rate(self) -> float:
-        progress = self.session.progress
+        progress, optim = self.session.progress, self.session.settings.optim
         done = progress.epoch * self.steps + progress.step
-        return learning_rate(done, self.epochs * self.steps, self.warmup, self.peak)
+        return learning_rate(
+            done, self.epochs * self.steps, self.warmup, self.peak, start=optim.warmup_lr, end=optim.min_lr or 0.0,
+            prefix=optim.warmup_prefix is not False,
+        )  # fmt: skip
 
     def _finite(self) -> bool:
         """Return whether the loss of the epoch is finite in all processes."""

@@ -39,8 +39,9 @@ def measure(session: Session, source: Source, epoch: int, batches: int | None = 
     try:
         meter = Meter(model, ghost_size(settings), draws=settings.meter.draws, seed=settings.seed)
         with torch.no_grad(), session.autocast(), meter:
-            for images, _ in islice(source.batches(epoch, 0), batches or settings.meter.batches):
-                model(images)
+            for images, labels in islice(source.batches(epoch, 0), batches or settings.meter.batches):
+                for some, _ in session.micro_batches(images, labels):
+                    model(some)
         reading = meter.result()
     except ValueError as error:
         raise UserError(f"meter: {error}; leave the section [meter] out") from error

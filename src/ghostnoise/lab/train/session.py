@@ -41,11 +41,22 @@ def build_optimizer(model: nn.Module, settings: OptimSettings) -> Optimizer:
     return SGD(groups, lr=settings.lr, momentum=momentum, nesterov=nesterov, fused=fused)
 
 
-def learning_rate(step: int, steps: int, warmup: int, peak: float) -> float:
-    """Return the learning rate of `step`, counted from 0: linear for `warmup` steps, then half a cosine to 0."""
+def learning_rate(
+    step: int, steps: int, warmup: int, peak: float, *, start: float | None = None, end: float = 0.0,
+    prefix: bool = True,
+) -> float:  # fmt: skip
+    """Return the learning rate of `step`, counted from 0: linear for `warmup` steps, then half a cosine to `end`.
+
+    The first step of the warm-up has the learning rate `start`, and the first step after it would continue the line to
+    `peak`; if `start` is None, the line rises from 0 before the first step to `peak` in the last step of the warm-up.
+    The cosine falls from `peak` in the steps after the warm-up or, if `prefix` is False, in all steps: those of the
+    warm-up are then counted too, and the first one after it is already below `peak`. With a `start`, these are the
+    schedules of timm's `CosineLRScheduler`.
+    """
     if step < warmup:
-        return peak * (step + 1) / warmup
-    return peak * 0.5 * (1 + math.cos(math.pi * (step - warmup) / max(1, steps - warmup)))
+        return peak * (step + 1) / warmup if start is None else start + step * (peak - start) / warmup
+    done, total = (step - warmup, steps - warmup) if prefix else (step, steps)
+    return end + (peak - end) * 0.5 * (1 + math.cos(math.pi * done / max(1, total)))
 
 
 def set_learning_rate(optimizer: Optimizer, value: float) -> None:
@@ -148,17 +159,21 @@ class Session:
         """Return a context with the mixed precision of the settings."""
         return torch.autocast(self.here.device.type, self.precision) if self.precision else nullcontext()
 
+    def micro_batches(self, images: Tensor, labels: Tensor) -> list[tuple[Tensor, Tensor]]:
+        """Split a batch into the micro-batches of `train.accumulation_steps`, which have equal sizes."""
+        count = self.settings.train.accumulation_steps or 1
+        return list(zip(images.chunk(count), labels.chunk(count), strict=True)) if count > 1 else [(images, labels)]
+
     def step(self, images: Tensor, labels: Tensor) -> None:
         """Take a step of the optimizer, and add its loss and correct predictions to the progress."""
-        with self.autocast():
-            scores = self.forward(images)
-            loss = F.cross_entropy(scores, labels, label_smoothing=self.settings.train.label_smoothing)
+        batches = self.micro_batches(images, labels)
+        for at, (some, theirs) in enumerate(batches):
+            with self._unsynchronized() if at < len(batches) - 1 else nullcontext():
+                self._accumulate(some, theirs, len(batches))
         if self.scaler is None:
-            loss.backward()
             self._clip()
             self.optimizer.step()
         else:
-            self.scaler.scale(loss).backward()
             if self.settings.optim.clip is not None:
                 self.scaler.unscale_(self.optimizer)
                 self._clip()
@@ -167,9 +182,21 @@ class Session:
         self.optimizer.zero_grad()
         if self.average is not None:
             self.average.update_parameters(self.model)
+
+    def _accumulate(self, images: Tensor, labels: Tensor, count: int) -> None:
+        """Add the gradient of one of `count` micro-batches, whose mean loss is that of the batch."""
+        with self.autocast():
+            scores = self.forward(images)
+            loss = F.cross_entropy(scores, labels, label_smoothing=self.settings.train.label_smoothing)
+            loss = loss / count if count > 1 else loss
+        (loss if self.scaler is None else self.scaler.scale(loss)).backward()
         with torch.no_grad():
             self.progress.loss += loss
             self.progress.correct += (scores.argmax(1) == labels).sum()
+
+    def _unsynchronized(self) -> AbstractContextManager[object]:
+        """Return a context in which processes do not average their gradients; the last micro-batch averages them."""
+        return self.forward.no_sync() if isinstance(self.forward, DistributedDataParallel) else nullcontext()
 
     def _clip(self) -> None:
         if self.settings.optim.clip is not None:
