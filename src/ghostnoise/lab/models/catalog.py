@@ -112,7 +112,7 @@ CATALOG: dict[str, Network] = {
         "none", ("activation",), partial(norm_free_resnet, blocks=(1, 1)), SIGNAL, 10, (16,),
     ),
     "vit1d": Network(
-        "Transformer of two layers for signals", "this library, after Beyer et al. 2022, arXiv:2205.01580", 100_434,
+        "Transformer of two layers for signals", "this library, after Beyer et al. 2022, arXiv:2205.01580", 100_426,
         "layer", ("after", "inside", "activation"), partial(SimpleViT, depth=2, heads=8), SIGNAL, 10, (64,),
         channel_dim=-1,
     ),
