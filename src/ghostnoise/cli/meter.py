@@ -70,7 +70,8 @@ def run(options: argparse.Namespace) -> int:
     if folder is not None:
         readings = {f"epoch {epoch}": _at_epoch(folder, epoch, wanted, options, terminal) for epoch in options.epoch}
     else:
-        readings = {"now": measured(measure.find(wanted), options, terminal)}
+        found = measure.find(wanted)
+        readings = {found.when: measured(found, options, terminal)}
     noise_tables.print_table(readings, terminal)
     atomic.make_folder(options.out, "--out")
     paths = noise_figures.write(readings, options.law_size, options.out / "noise")
