@@ -18,7 +18,7 @@ from torch import nn
 from ghostnoise.lab import data, models
 from ghostnoise.lab.config import recipe
 from ghostnoise.lab.config.schema import DataSettings, Settings
-from ghostnoise.lab.errors import UserError
+from ghostnoise.lab.errors import UserError, import_failure
 from ghostnoise.lab.store import checkpoints, scan
 from ghostnoise.lab.train import machine, metering
 from ghostnoise.lab.train.session import seed_generators
@@ -167,10 +167,9 @@ def call(name: str) -> Any:
     try:
         made: Any = importlib.import_module(module)
     except Exception as error:  # importing runs code of the user, which can raise anything
-        raise UserError(
-            f"{name}: {module!r} cannot be imported ({type(error).__name__}: {_first_line(error)}); run this from the "
-            "folder that contains it, or set PYTHONPATH"
-        ) from error
+        why = import_failure(error, "run this from the folder that contains it, or set PYTHONPATH")
+        why = why.replace("(", f"({type(error).__name__}: ", 1)
+        raise UserError(f"{name}: {module!r} cannot be imported {why}") from error
     for part in function.split("."):
         if not hasattr(made, part):
             raise UserError(f"{name}: {module!r} has no {function!r}; give the name of a function in it")
