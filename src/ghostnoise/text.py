@@ -3,6 +3,9 @@
 import difflib
 from collections.abc import Callable, Iterable
 
+DEVICE_SYNONYMS = {"gpu": "cuda", "cuda": "cuda", "nvidia": "cuda", "rocm": "cuda", "hip": "cuda", "metal": "mps"}
+"""Other names of devices, and torch's names for them."""
+
 
 def nearest(word: str, candidates: Iterable[str], *, count: int = 1, cutoff: float = 0.5) -> list[str]:
     """Return up to `count` candidates that resemble `word`, ignoring case, the most similar one first.

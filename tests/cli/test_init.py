@@ -1,10 +1,17 @@
+import argparse
+import importlib
+import os
+import re
 import subprocess
 import sys
 from pathlib import Path
 
 import pytest
 
+import ghostnoise
 from ghostnoise import cli
+
+GUIDES = Path(__file__).parents[2] / "docs" / "guides"
 
 
 @pytest.mark.parametrize(
@@ -13,6 +20,16 @@ from ghostnoise import cli
         ([], "the following arguments are required: command"),
         (["nothing"], "unknown command 'nothing': the commands are train, sweep, runs, "),
         (["sweeep"], "unknown command 'sweeep': did you mean sweep?"),
+        (["trian", "digits"], "unknown command 'trian': did you mean train? See ghostnoise --help"),
+        (["digits"], "unknown command 'digits': it is a recipe; did you mean ghostnoise train digits?"),
+        (["help"], "did you mean ghostnoise --help?"),
+        (["export"], "did you mean ghostnoise runs export?"),
+        (["train", "digits", "--sede", "3"], "unrecognized arguments: --sede 3; did you mean --seed?"),
+        (["train", "digits", "--device", "gpu"], "--device: gpu: must be auto, cpu, cuda or mps; did you mean cuda?"),
+        (["sweep", "demo", "--device", "GPU"], "did you mean cuda?"),
+        (["meter", "digits", "--device", "cuda:1"], "did you mean cuda? The environment variable CUDA_VISIBLE_DEVICES"),
+        (["advise", "digits", "--device", "metal"], "did you mean mps?"),
+        (["train", "digits", "--device", "toaster"], "must be auto, cpu, cuda or mps; leave it out for auto"),
         (["--debug", "doctor"], "unrecognized arguments: --debug"),
         (["bench"], "required: layers|net|memory|lab"),
         (["bench", "layers", "--rounds", "0"], "--rounds: 0: must be an integer of 1 or more"),
@@ -89,3 +106,59 @@ def test_an_interruption_is_one_line(monkeypatch, capsys):
     monkeypatch.setattr(doctor, "report", interrupted)
     assert cli.main(["doctor"]) == 130
     assert capsys.readouterr().err == "ghostnoise: interrupted\n"
+
+
+def test_the_version_needs_no_package(capsys):
+    with pytest.raises(SystemExit) as exit_:
+        cli.main(["--version"])
+    assert exit_.value.code == 0
+    assert capsys.readouterr().out == f"ghostnoise {ghostnoise.__version__}\n"
+
+
+@pytest.mark.parametrize("words", [["train", "digits"], ["sweep", "demo", "--dry-run"], ["runs"], ["doctor"]])
+def test_a_line_is_printed_before_torch_is_imported(words):
+    """The import is blocked, so the line can only have been printed before."""
+    code = f"import sys; sys.modules['torch'] = None; del sys.modules['torch']\n{BLOCKED}\ncli.main({words!r})"
+    environment = {name: value for name, value in os.environ.items() if name != "PYTHONPATH"}
+    environment["PYTHONPATH"] = str(Path(ghostnoise.__file__).parent.parent)  # without tests/startup, which loads torch
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, env=environment)
+    assert done.stderr.splitlines()[0] == f"ghostnoise {words[0]}: loading PyTorch ..."
+    assert "torch is imported" in done.stderr
+    assert done.stdout == ""
+
+
+BLOCKED = """
+import importlib.abc
+from ghostnoise import cli
+class Blocked(importlib.abc.MetaPathFinder):
+    def find_spec(self, name, path, target=None):
+        if name == "torch":
+            sys.exit("torch is imported")
+sys.meta_path.insert(0, Blocked())
+"""
+
+
+@pytest.mark.parametrize("guide", sorted(GUIDES.glob("*.md")), ids=lambda path: path.stem)
+def test_flags_in_guides_exist(guide):
+    """Every option after `ghostnoise COMMAND` in a guide is an option of that command."""
+    calls = re.findall(r"ghostnoise (\w+)\b([^`\n#|&]*)", guide.read_text())
+    for command, rest in calls:
+        if command in cli.COMMANDS:
+            wrong = set(re.findall(r"(?<![\w-])--[a-z][a-z-]*", rest)) - options_of(command)
+            assert not wrong, (guide.name, command, wrong)
+
+
+def test_every_flag_of_the_cluster_guide_is_one_of_sweep():
+    text = (GUIDES / "cluster.md").read_text()
+    flags = set(re.findall(r"(?<![\w-])--[a-z][a-z-]*", text))
+    assert {"--runner", "--address", "--cpus-per-run", "--gpus-per-run", "--storage", "--threads"} <= flags
+    assert flags <= options_of("sweep")
+
+
+def options_of(command):
+    parser = argparse.ArgumentParser()
+    module = importlib.import_module(f"ghostnoise.cli.{command}")
+    module.add_arguments(parser)
+    subparsers = [action for action in parser._actions if isinstance(action, argparse._SubParsersAction)]
+    parsers = [parser, *(each for action in subparsers for each in action.choices.values())]
+    return {name for each in parsers for action in each._actions for name in action.option_strings} | {"--debug"}

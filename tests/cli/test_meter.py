@@ -33,6 +33,7 @@ def test_a_run_is_measured_shown_and_written(run, tmp_path, capsys, monkeypatch)
     rows = list(csv.DictReader((tmp_path / "noise.csv").read_text().splitlines()))
     assert [row["layer"] for row in rows] == list(reading)
     assert float(rows[0]["gni_shift_std"]) == reading.rows()[0]["gni_shift_std"]
+    assert {row["when"] for row in rows} == {"after epoch 2"}
 
 
 def test_epochs_that_training_recorded_are_compared(run, tmp_path, capsys, monkeypatch):

@@ -67,7 +67,31 @@ def test_runs_are_listed_by_recipe_status_and_settings(runs, capsys, words, expe
 
 def test_a_row_has_the_result(runs, capsys):
     row = called(runs, capsys, "--status", "finished").splitlines()[-3].split()
-    assert row[:6] == ["digits", "aaa111", "finished", "91.23", "3", "4.5"]
+    assert row[:8] == ["digits", "aaa111", "GNI", "1", "finished", "91.23", "3", "4.5"]
+
+
+def test_the_ghost_size_smoke_runs_and_random_data_are_marked(tmp_path, capsys):
+    settings = {"norm": {"method": "gbn", "ghost_size": 16}, "seed": 7}
+    for identity, marks in {"a1": {}, "b2": {"train": {"smoke": True}, "data": {"stand_in": True}}}.items():
+        lay_out(tmp_path, "digits", identity, settings=settings | marks, result=RESULT)
+    plain, marked = (" ".join(line.split()) for line in called(tmp_path, capsys).splitlines()[3:5])
+    assert plain.startswith("digits a1 GBN-16 7 finished 91.23 ")
+    assert marked.startswith("digits b2 GBN-16 7 finished, smoke, random data 91.23 ")
+
+
+@pytest.mark.parametrize("width", [40, 50])
+def test_a_narrow_terminal_gets_a_list_in_which_nothing_is_cut_off(runs, capsys, monkeypatch, width):
+    monkeypatch.setenv("COLUMNS", str(width))
+    lines = called(runs, capsys).splitlines()
+    assert lines[0].split() == ["recipe", "identity"]
+    assert lines[1] == "digits aaa111"
+    assert max(map(len, lines)) <= width
+    text = " ".join(" ".join(lines).split())
+    assert "digits aaa111 method: GNI; seed: 1; status: finished; accuracy: 91.23; epochs: 3; seconds: 4.5; " in text
+
+
+def test_a_mistyped_action_is_suggested(runs, capsys):
+    assert "did you mean show?" in called(runs, capsys, "shwo", code=2)
 
 
 def test_one_run_is_shown(runs, capsys):

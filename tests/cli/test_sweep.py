@@ -20,7 +20,7 @@ from support import experiment
         (experiment.THREE, ["--variant", "released"], "small.toml has no variants; the recipes that have this one are"),
         (experiment.THREE + "[variants.a]\n", ["--variant", "b"], "small.toml has no such variant; it has a"),
         (experiment.THREE, ["norm.method=bn"], "choose one with --only LABEL"),
-        (experiment.THREE, ["--device", "tpu"], "train.device='tpu'"),
+        (experiment.THREE, ["train.device=tpu"], "train.device='tpu'"),
         (experiment.THREE, ["train.amp=fp16", "--device", "cpu"], "needs a GPU"),
         (experiment.THREE, ["data.name=cifar10"], "`ghostnoise data get cifar10`"),
     ],

@@ -36,7 +36,8 @@ def test_train_takes_options_and_overrides_in_any_order(tmp_path, capsys):
         (["train", "digits", "norm.method=gby"], "norm.method='gby': must be"),
         (["train", "digits", "norm.method=gbn", "norm.ghost_size=512"], "larger than the batch"),
         (["train", "digits", "train.batch_size=4096"], "must be at most the number of training images, 1293"),
-        (["train", "digits", "--device", "tpu"], "train.device='tpu'"),
+        (["train", "digits", "train.device=tpu"], "train.device='tpu'"),
+        (["train", "digits", "train.device=gpu"], "'mps'; did you mean 'cuda'?"),
         (["train", "digits", "--amp", "fp16", "--device", "cpu"], "needs a GPU"),
         (["train", "digits", "model.name=resnet17"], "resnet1"),
         (["train", "digits", "model.width=16", "model.name=mlp", "model.widths=[4]"], "widths"),
@@ -175,3 +176,17 @@ def test_two_processes_end_alike_however_often_they_evaluate(tmp_path):
         found.append(result(runs))
     for name in ("weights_sha256", "accuracy", "loss", "train_loss", "identity"):
         assert found[0][name] == found[1][name]
+
+
+@pytest.mark.parametrize(
+    ("method", "batch", "size", "warned"),
+    [("gbn", 120, 64, True), ("gbn", 128, 64, False), ("gbn", 64, 64, False), ("gni", 120, 64, False)],
+)
+def test_ghost_batches_that_become_the_whole_batch_are_warned_about(tmp_path, capsys, method, batch, size, warned):
+    words = ["train", "digits", f"norm.method={method}", f"norm.ghost_size={size}", *SHORT, f"train.batch_size={batch}"]
+    assert cli.main([*words, "--runs", str(tmp_path), "--quiet"]) == 0
+    expected = (
+        "warning: GBN-64 with batches of 120: each batch is a single ghost batch of 120 samples, as in batch norm; use "
+        "norm.ghost_size=60 or less, or a batch size of 128 or more per process\n"
+    )
+    assert capsys.readouterr().err == (expected if warned else "")

@@ -93,13 +93,13 @@ def test_batches_may_be_tensors_pairs_or_mappings():
             return x
 
     one = torch.ones(2, 3)
-    found = measure.Target("net", "", Net(), [one, (one, 0), [one], {"x": one, "scale": 2.0}], 4)
+    found = measure.Target("net", "", "", Net(), [one, (one, 0), [one], {"x": one, "scale": 2.0}], 4)
     assert len(list(found.feed())) == 4
     assert seen == [6, 6, 6, 12]
 
 
 def test_data_that_do_not_fit_are_a_line():
-    found = measure.Target("net", "", nn.Linear(4, 2), [torch.ones(2, 3)], 4)
+    found = measure.Target("net", "", "", nn.Linear(4, 2), [torch.ones(2, 3)], 4)
     with pytest.raises(UserError, match=r"net cannot process a batch \(\(2, 3\)\): .*; give data that fit the network"):
         list(found.feed())
 

@@ -22,6 +22,12 @@ def mlp():
     return nn.Sequential(nn.Linear(64, 32), nn.BatchNorm1d(32), nn.Linear(32, 32), nn.BatchNorm1d(32))
 
 
+def updated(model):
+    """Return a model whose running statistics have been updated once."""
+    model.train()(normal(256, 64, seed=99))
+    return model
+
+
 def batches(batch_size=256, count=8):
     return [normal(batch_size, 64, seed=seed) for seed in range(count)]
 
@@ -36,7 +42,7 @@ def percents(text):
 
 def test_a_plain_network_of_gaussian_activations():
     """A linear network on normal data: the shift is 1/sqrt(256) now, and 1/sqrt(32) at the proposed size."""
-    advice = advise(measure_model(mlp(), batches(), 32, gap=False))
+    advice = advise(measure_model(updated(mlp()), batches(), 32, gap=False))
     assert (advice.ghost_size, advice.measured_size) == (32, 32)
     assert not advice.strong
     assert not advice.weak
@@ -47,16 +53,19 @@ def test_a_plain_network_of_gaussian_activations():
         assert then.shift == pytest.approx(32**-0.5, rel=error)
         assert then.scale == pytest.approx((2 * 31) ** 0.5 / 32, rel=0.05)
         assert then.effective_size == pytest.approx(32, rel=3 * error)
-    about, now, asked, first, then = str(advice).splitlines()
+    about, now, asked, first, imports, call, then = str(advice).splitlines()
     assert about == "2 layers, 64 channels, measured on 8 batches of 256 samples."
     assert re.match(
-        r"Now: no layer has strong noise; the shift is .* % to .* % of a standard deviation \(largest in", now
+        r"Now \(batch norm over batches of 256 samples\): no layer has strong noise; the shift is .* % to .* % of a "
+        r"standard deviation \(largest in",
+        now,
     )
     assert percents(now) == pytest.approx([6.25, 6.25], abs=0.1)
     assert asked == "Ghost size 32: every layer would have noticeable noise."
-    assert 'ghostnoise.convert(model, "gni", ghost_size=32)' in first
+    assert first.startswith("First ghost size to try: 32. The shift would be ")
     assert percents(first) == [18.0, 18.0]
-    assert re.search(r"fully connected layer with N = 3[12]\.$", first)
+    assert re.search(r"fully connected layer with N = 3[12]\. To convert your model:$", first)
+    assert [imports, call] == ["import ghostnoise", 'ghostnoise.convert(model, "gni", ghost_size=32)']
     assert then.startswith("Then try 16 and 64, and choose by the results on validation data.")
 
 
@@ -66,6 +75,7 @@ def test_a_network_that_already_has_strong_noise():
     assert [each.layer for each in advice.strong] == ["1", "3"]
     assert [each.ghost_size for each in advice.current] == [4, 4]
     now = str(advice).splitlines()[1]
+    assert now.startswith("Now (layers with a ghost size of 4): the noise is ")
     assert "already strong in '1' (shift 50 %, squared scale 69 %), '3' (shift 5" in now
     assert "a ghost size below 16" in now
     assert advice.ghost_size == 32
@@ -168,3 +178,25 @@ def test_repr_is_a_short_summary():
     assert repr(advice) == (
         "Advice(ghost_size=32, measured_size=32, 2 layers: 0 with strong noise already, 0 with weak noise at 32)"
     )
+
+
+def test_what_now_means_in_a_network_with_both_kinds_of_noise():
+    model = mlp()
+    ghostnoise.convert(model, "gni", ghost_size=8, where=lambda name, module: name == "1")
+    now = str(advise(measure_model(model, batches(64, 2), 32, gap=False))).splitlines()[1]
+    assert now.startswith("Now (batch norm over batches of 64 samples; layers with a ghost size of 8): ")
+
+
+def test_running_statistics_that_were_never_updated_are_noted():
+    model = mlp()
+    reading = measure_model(model, batches(64, 2), 32)  # measured in training mode, which updates them
+    assert [layer.never_updated for layer in reading.layers] == [True, True]
+    advice = advise(reading)
+    assert advice.never_updated == ("1", "3")
+    (line,) = [line for line in str(advice).splitlines() if line.startswith("Running statistics: ")]
+    assert "in 2 of 2 layers they had never been updated before the measurement ('1', '3')" in line
+    again = advise(measure_model(model, batches(64, 2), 32))
+    assert again.never_updated == ()
+    assert "Running statistics" not in str(again)
+    without = nn.Sequential(nn.BatchNorm1d(64, track_running_stats=False))
+    assert not advise(measure_model(without, batches(64, 1), 32)).never_updated

@@ -16,6 +16,7 @@ from ghostnoise.bench import allocator
 from ghostnoise.bench.settings import Record, Settings, conditions
 from ghostnoise.lab.errors import UserError
 from ghostnoise.lab.store import atomic
+from ghostnoise.terminal import print_table
 
 
 def measure(settings: Settings, modes: list[str], arguments: list[str]) -> tuple[list[Record], list[str]]:
@@ -82,9 +83,9 @@ def _measure_here(bench: ModuleType, rows: list[Any], settings: Settings, left_o
             progress.update(task, description=row.name, row=f"{done + 1}/{len(rows)}")
             found = bench.measure(row, settings, lambda share, done=done: progress.update(task, completed=done + share))
             records += found
-            console.print(tables.row_table(found))
+            print_table(console, tables.row_table(found))
     if summary := tables.summary_table(records):
-        console.print(summary)
+        print_table(console, summary)
     return records
 
 

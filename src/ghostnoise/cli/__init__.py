@@ -7,11 +7,14 @@ when it runs: `--help` needs neither, and `doctor` works on a base install.
 import argparse
 import importlib
 import sys
+from collections.abc import Iterable
+from pathlib import Path
 from typing import NoReturn
 
-from ghostnoise.cli.console import require
+from ghostnoise.cli.console import announce, require
 from ghostnoise.lab.errors import UserError
 from ghostnoise.text import did_you_mean
+from ghostnoise.version import __version__
 
 COMMANDS = {
     "train": "train a recipe, or resume its training",
@@ -30,12 +33,22 @@ COMMANDS = {
 }
 
 
+# Words that are not commands, and what they may mean.
+ELSEWHERE = {
+    "help": "--help", "version": "--version", "list": "runs", "ls": "runs", "show": "runs show", "rm": "runs remove",
+    "remove": "runs remove", "export": "runs export", "import": "runs import", "download": "data get",
+    "get": "data get", "verify": "data verify", "fit": "train", "resume": "train", "benchmark": "bench",
+    "measure": "meter",
+}  # fmt: skip
+
+
 class Parser(argparse.ArgumentParser):
     """An argument parser whose errors are one line."""
 
     def error(self, message: str) -> NoReturn:
         """Print the error and exit with code 2."""
-        self.exit(2, f"{self.prog}: {message}; see {self.prog} --help\n")
+        see = " See" if message.endswith("?") else "; see"
+        self.exit(2, f"{self.prog}: {message}{see} {self.prog} --help\n")
 
 
 def main(arguments: list[str] | None = None) -> int:
@@ -46,6 +59,7 @@ def main(arguments: list[str] | None = None) -> int:
     command = importlib.import_module(f"ghostnoise.cli.{options.command}")
     try:
         require(getattr(command, "PACKAGES", ()))
+        announce(options)
         code: int = command.run(options)
         return code
     except UserError as error:
@@ -60,11 +74,11 @@ def main(arguments: list[str] | None = None) -> int:
 
 def _parse(arguments: list[str]) -> argparse.Namespace:
     parser = Parser(prog="ghostnoise", description="Ghost noise for PyTorch: experiments, measurements, set-up.")
+    parser.add_argument("--version", action="version", version=f"ghostnoise {__version__}")
     commands = parser.add_subparsers(dest="command", required=True, metavar="command")
     used = next((word for word in arguments if not word.startswith("-")), None)
     if used is not None and used not in COMMANDS:
-        suggestion = did_you_mean(used, COMMANDS, cutoff=0.6) or f"the commands are {', '.join(COMMANDS)}"
-        parser.error(f"unknown command {used!r}: {suggestion}")
+        parser.error(f"unknown command {used!r}: {_suggestion(used)}")
     for name, description in COMMANDS.items():
         command = commands.add_parser(name, help=description, description=f"{description[0].upper()}{description[1:]}.")
         if name == used:  # the others only appear in the list of commands
@@ -72,13 +86,25 @@ def _parse(arguments: list[str]) -> argparse.Namespace:
             command.add_argument("--debug", action="store_true", help="show the traceback of an error")
     options, rest = parser.parse_known_args(arguments)
     if rest:
-        _take_overrides(parser, options, rest)
+        known = commands.choices[options.command]._option_string_actions if options.command else ()
+        _take_overrides(parser, options, rest, known)
     return options
 
 
-def _take_overrides(parser: Parser, options: argparse.Namespace, rest: list[str]) -> None:
+def _suggestion(word: str) -> str:
+    """Return what may be meant by an unknown command: another command, or to train a recipe."""
+    if word in ELSEWHERE:
+        return f"did you mean ghostnoise {ELSEWHERE[word]}?"
+    recipes = Path(__file__).parent.parent / "lab" / "recipes"
+    if (recipes / f"{word}.toml").is_file():
+        return f"it is a recipe; did you mean ghostnoise train {word}?"
+    return did_you_mean(word, COMMANDS, cutoff=0.6) or f"the commands are {', '.join(COMMANDS)}"
+
+
+def _take_overrides(parser: Parser, options: argparse.Namespace, rest: list[str], known: Iterable[str]) -> None:
     """Add words that follow an option to the overrides: argparse itself takes only those before it."""
     any_word = getattr(options, "any_word", False)
     if not hasattr(options, "overrides") or any(word.startswith("-") or not (any_word or "=" in word) for word in rest):
-        parser.error(f"unrecognized arguments: {' '.join(rest)}")
+        meant = [did_you_mean(word.partition("=")[0], known, cutoff=0.7) for word in rest if word.startswith("--")]
+        parser.error("; ".join([f"unrecognized arguments: {' '.join(rest)}", *filter(None, meant)]))
     options.overrides += rest

@@ -21,7 +21,12 @@ def run(options: argparse.Namespace) -> int:
     terminal = console.output()
     reading = meter.measured(measure.find(meter.request(options)), options, terminal)
     try:
-        console.print_line(terminal, str(advise(reading)))
+        advice = advise(reading)
     except ValueError as error:
         raise UserError(str(error)) from None
+    for line in str(advice).splitlines():
+        if line in advice.code:  # must be possible to copy
+            console.print_line(terminal, line)
+        else:
+            terminal.print(line, markup=False, highlight=False)
     return 0

@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Any
 from ghostnoise.cli.console import require
 from ghostnoise.cli.options import positive, seconds
 from ghostnoise.lab.errors import UserError
+from ghostnoise.text import DEVICE_SYNONYMS
 
 if TYPE_CHECKING:
     from ghostnoise.bench.settings import Settings
@@ -107,7 +108,9 @@ def _settings(options: argparse.Namespace) -> "Settings":
         device = torch.device(options.device)
         torch.empty(1, device=device)
     except (RuntimeError, AssertionError, NotImplementedError):
-        raise UserError(f"--device {options.device}: torch cannot use it on this machine; try cpu") from None
+        meant = DEVICE_SYNONYMS.get(options.device)
+        remedy = f"did you mean {meant}?" if meant and meant != options.device else "try cpu"
+        raise UserError(f"--device {options.device}: torch cannot use it on this machine; {remedy}") from None
     rounds = getattr(options, "rounds", None)
     return Settings(
         bench=options.bench,

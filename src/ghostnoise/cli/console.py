@@ -1,6 +1,9 @@
 """Console settings that the commands share: plain lines, warnings on stderr, and a check of installed packages."""
 
+import argparse
 import importlib.util
+import os
+import sys
 from collections.abc import Iterable
 from typing import TYPE_CHECKING
 
@@ -18,6 +21,14 @@ def require(packages: Iterable[str]) -> None:
     missing = [name for name in packages if importlib.util.find_spec(name) is None]
     if missing:
         raise UserError(f"{' and '.join(missing)} not installed; run pip install 'ghostnoise[lab]'")
+
+
+def announce(options: argparse.Namespace) -> None:
+    """Print that PyTorch is being loaded, which takes seconds, so that a command does not start in silence."""
+    light = options.command == "recipes" and options.recipe is None
+    if "torch" in sys.modules or light or getattr(options, "quiet", False) or os.environ.get("RANK", "0") != "0":
+        return
+    print(f"ghostnoise {options.command}: loading PyTorch ...", file=sys.stderr, flush=True)
 
 
 def output() -> "Console":

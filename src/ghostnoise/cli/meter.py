@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from ghostnoise.cli import console
-from ghostnoise.cli.options import add_data_folder, add_runs_folder, add_variant, positive
+from ghostnoise.cli.options import add_data_folder, add_runs_folder, add_variant, device, positive
 from ghostnoise.lab.errors import UserError
 
 if TYPE_CHECKING:
@@ -48,7 +48,7 @@ def add_target(parser: argparse.ArgumentParser) -> None:
     option("--channel-dim", type=int, metavar="DIM",
            help="channel dimension of modules for which it is not known")  # fmt: skip
     option("--eval", action="store_true", help="run the network in eval mode instead of training mode")
-    option("--device", default="auto", help="auto (the default), cpu, cuda or mps")
+    option("--device", type=device, default="auto", help="auto (the default), cpu, cuda or mps")
     option("--smoke", action="store_true", help="shrink a recipe to seconds, to check that it works")
     add_runs_folder(parser)
     add_data_folder(parser)
@@ -70,7 +70,8 @@ def run(options: argparse.Namespace) -> int:
     if folder is not None:
         readings = {f"epoch {epoch}": _at_epoch(folder, epoch, wanted, options, terminal) for epoch in options.epoch}
     else:
-        readings = {"now": measured(measure.find(wanted), options, terminal)}
+        found = measure.find(wanted)
+        readings = {found.when: measured(found, options, terminal)}
     noise_tables.print_table(readings, terminal)
     atomic.make_folder(options.out, "--out")
     paths = noise_figures.write(readings, options.law_size, options.out / "noise")

@@ -6,7 +6,10 @@ import os
 import re
 from pathlib import Path
 
+from ghostnoise.text import DEVICE_SYNONYMS, nearest
+
 MOST_SEEDS = 100_000
+DEVICES = ("auto", "cpu", "cuda", "mps")
 SEEDS = re.compile(r"(\d{1,18})(?:(?:\.\.|-)(\d{1,18}))?")
 
 
@@ -30,6 +33,17 @@ def seconds(text: str) -> float:
     if not 0 < number < math.inf:
         raise argparse.ArgumentTypeError(f"{text}: must be a number above 0")
     return number
+
+
+def device(text: str) -> str:
+    """Parse the name of a device."""
+    if text not in DEVICES:
+        meant = DEVICE_SYNONYMS.get(text.lower().partition(":")[0]) or next(iter(nearest(text, DEVICES)), None)
+        remedy = f"did you mean {meant}?" if meant else "leave it out for auto"
+        if meant == "cuda" and ":" in text:
+            remedy += " The environment variable CUDA_VISIBLE_DEVICES selects a GPU"
+        raise argparse.ArgumentTypeError(f"{text}: must be auto, cpu, cuda or mps; {remedy}")
+    return text
 
 
 def port(text: str) -> int:

@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING, Any
 from ghostnoise.cli import console
 from ghostnoise.cli.options import add_runs_folder
 from ghostnoise.lab.errors import UserError
+from ghostnoise.terminal import print_table
 from ghostnoise.text import counted, did_you_mean, duration
 
 if TYPE_CHECKING:
@@ -20,6 +21,7 @@ if TYPE_CHECKING:
 
 PACKAGES = console.LAB
 ACTIONS = ("show", "remove", "export", "import")
+STATUS_WIDTH = 11  # where "unfinished," fits
 STATUSES = ("finished", "diverged", "failed", "unfinished", "damaged")
 
 
@@ -79,7 +81,11 @@ def _check_recipe(runs: Path, recipe: str) -> None:
     """Raise a UserError if a recipe has no runs."""
     present = _recipes(runs)
     if recipe not in present:
-        remedy = did_you_mean(recipe, present) or f"give one of {', '.join(present)}" if present else "run it first"
+        remedy = (
+            did_you_mean(recipe, [*present, *ACTIONS]) or f"give one of {', '.join(present)}"
+            if present
+            else "run it first"
+        )
         raise UserError(f"{recipe}: {runs} has no runs of this recipe; {remedy}")
 
 
@@ -124,22 +130,45 @@ def _list(founds: list["Found"], terminal: "Console") -> None:
     from rich import box
     from rich.table import Table
 
-    table = Table(box=box.SIMPLE_HEAD, pad_edge=False)
-    for name in ("recipe", "identity", "status"):
+    table = Table(box=box.SIMPLE_HEAD, pad_edge=False, padding=0)
+    for name in ("recipe", "identity", "method"):
         table.add_column(name, no_wrap=True)
+    table.add_column("seed", justify="right", no_wrap=True)
+    table.add_column("status", min_width=STATUS_WIDTH)
     for name in ("accuracy", "epochs", "seconds", "age"):
-        table.add_column(name, justify="right")
+        table.add_column(name, justify="right", no_wrap=True)
     for found in founds:
         result = found.result or {}
-        status = f"{found.status}, imported" if found.imported else found.status
         accuracy = result.get("accuracy")
         table.add_row(
-            found.path.parent.name, found.identity, status, "" if accuracy is None else f"{accuracy:.2f}",
+            found.path.parent.name, found.identity, _method(found), str(found.settings.get("seed", "")),
+            ", ".join([found.status, *_marks(found)]), "" if accuracy is None else f"{accuracy:.2f}",
             str(result.get("epochs", "")), f"{result['seconds']:.1f}" if "seconds" in result else "", _age(found),
         )  # fmt: skip
     if founds:
-        terminal.print(table)
+        print_table(terminal, table, titles=2, one_line=True)
     console.print_line(terminal, counted(len(founds), "run"))
+
+
+def _method(found: "Found") -> str:
+    """Return the method with its ghost size, such as GNI-16; empty if the settings do not have it."""
+    norm = found.settings.get("norm")
+    method = norm.get("method") if isinstance(norm, dict) else None
+    if not isinstance(method, str):
+        return ""
+    size = norm.get("ghost_size") if isinstance(norm, dict) else None
+    return method.upper() + (f"-{size}" if size is not None else "")
+
+
+def _marks(found: "Found") -> list[str]:
+    """Return what distinguishes a run from an ordinary one: results of smoke runs and random data mean nothing."""
+    train, data = (found.settings.get(name) for name in ("train", "data"))
+    marks = ["imported"] if found.imported else []
+    if isinstance(train, dict) and train.get("smoke"):
+        marks.append("smoke")
+    if isinstance(data, dict) and data.get("stand_in"):
+        marks.append("random data")
+    return marks
 
 
 def _age(found: "Found") -> str:

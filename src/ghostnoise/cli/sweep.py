@@ -10,6 +10,7 @@ from ghostnoise.cli.options import (
     add_recipe,
     add_runs_folder,
     add_selection,
+    device,
     positive,
 )
 from ghostnoise.lab.errors import UserError
@@ -25,7 +26,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     option = parser.add_argument
     option("--dry-run", action="store_true", help="list finished and missing runs, and run nothing")
     option("--smoke", action="store_true", help="shrink each run to seconds, and the grid to the ends of its axes")
-    option("--device", help="auto (the default), cpu, cuda or mps")
+    option("--device", type=device, help="auto (the default), cpu, cuda or mps")
     option("--runner", "--engine", dest="runner", default="local",
            help="local (the default): processes on this machine; ray: a Ray cluster")  # fmt: skip
     option("--workers", type=positive, help="runs at the same time (default: one per GPU, or one per core)")

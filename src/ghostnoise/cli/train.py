@@ -1,10 +1,18 @@
 """`ghostnoise train`: train a recipe, or resume its training."""
 
 import argparse
+import os
 from typing import TYPE_CHECKING
 
-from ghostnoise.cli.console import LAB
-from ghostnoise.cli.options import add_checkpoint_seconds, add_data_folder, add_recipe, add_runs_folder, positive
+from ghostnoise.cli.console import LAB, warn
+from ghostnoise.cli.options import (
+    add_checkpoint_seconds,
+    add_data_folder,
+    add_recipe,
+    add_runs_folder,
+    device,
+    positive,
+)
 
 if TYPE_CHECKING:
     from ghostnoise.lab.train import Options
@@ -33,7 +41,7 @@ def _add_settings(parser: argparse.ArgumentParser) -> None:
     option("--smoke", action="store_true", help="shrink the run to seconds, to check that it works")
     option("--test", dest="short", action="append_const", const="data.evaluate=test",
            help="train on all training images and evaluate on the test images")  # fmt: skip
-    option("--device", help="auto (the default), cpu, cuda or mps")
+    option("--device", type=device, help="auto (the default), cpu, cuda or mps")
     option("--amp", choices=("none", "bf16", "fp16"), help="mixed precision")
     option("--seed", help="seed of the run")
     for name in ("compile", "channels-last", "deterministic"):
@@ -49,6 +57,9 @@ def run(options: argparse.Namespace) -> int:
     given = {"train.device": options.device, "train.amp": options.amp, "seed": options.seed}
     short = [*(options.short or []), *(f"{key}={value}" for key, value in given.items() if value is not None)]
     chosen = recipe.load(options.recipe, [*options.overrides, *short], smoke=options.smoke, variant=options.variant)
+    processes = int(os.environ.get("WORLD_SIZE", 1))
+    if (warning := recipe.whole_batch_warning(chosen.settings, processes)) and os.environ.get("RANK", "0") == "0":
+        warn(warning)
     outcome = train(chosen, _options(options))
     return 128 + outcome.signal if outcome.signal else 0
 

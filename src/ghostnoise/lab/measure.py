@@ -18,7 +18,7 @@ from torch import nn
 from ghostnoise.lab import data, models
 from ghostnoise.lab.config import recipe
 from ghostnoise.lab.config.schema import DataSettings, Settings
-from ghostnoise.lab.errors import UserError
+from ghostnoise.lab.errors import UserError, import_failure
 from ghostnoise.lab.store import checkpoints, scan
 from ghostnoise.lab.train import machine, metering
 from ghostnoise.lab.train.session import seed_generators
@@ -46,10 +46,14 @@ class Request:
 
 @dataclass(frozen=True)
 class Target:
-    """A network, batches for it, and a description; `folder` is that of the run, if it is a run."""
+    """A network, batches for it, and a description; `folder` is that of the run, if it is a run.
+
+    `when` names the state of the weights: for example "at initialization" or "after epoch 3".
+    """
 
     name: str
     about: str
+    when: str
     model: nn.Module
     batches: Iterable[Any]
     ghost_size: int
@@ -86,7 +90,7 @@ def find(request: Request) -> Target:
     if checkpoints.saved(folder / "checkpoints"):
         return from_folder(folder, replace(request, overrides=()))
     about = f"{name}, not trained ({folder} has no checkpoint): the network at initialization"
-    return _built(name, about, resolved, request, None)
+    return _built(name, (about, "at initialization"), resolved, request, None)
 
 
 def run_folder(request: Request) -> Path | None:
@@ -106,7 +110,8 @@ def from_folder(folder: Path, request: Request, epoch: int | None = None) -> Tar
     settings = settings_of(folder)
     state, path = _checkpoint(folder, epoch)
     where = f"epoch {state['epoch']}" + (f", step {state['step']}" if state["step"] else "")
-    return _built(folder.parent.name, f"{folder}, {where} ({path.name})", settings, request, state, folder)
+    about = f"{folder}, {where} ({path.name})", f"after {where}"
+    return _built(folder.parent.name, about, settings, request, state, folder)
 
 
 def from_function(request: Request) -> Target:
@@ -139,8 +144,8 @@ def from_function(request: Request) -> Target:
             raise UserError(f"--data {request.data}: must be one of {', '.join(NAMES)}, or module:function")
         settings = DataSettings.model_validate({"name": request.data})
         batches = islice(_source(settings, request, request.batch_size or BATCH_SIZE, 0, device).batches(0), count)
-    about = f"{request.target} on {request.data}"
-    return Target(request.target, about, model.to(device), batches, request.ghost_size or metering.GHOST_SIZE)
+    about, when = f"{request.target} on {request.data}", f"as {request.target} returns it"
+    return Target(request.target, about, when, model.to(device), batches, request.ghost_size or metering.GHOST_SIZE)
 
 
 def settings_of(folder: Path) -> Settings:
@@ -162,10 +167,9 @@ def call(name: str) -> Any:
     try:
         made: Any = importlib.import_module(module)
     except Exception as error:  # importing runs code of the user, which can raise anything
-        raise UserError(
-            f"{name}: {module!r} cannot be imported ({type(error).__name__}: {_first_line(error)}); run this from the "
-            "folder that contains it, or set PYTHONPATH"
-        ) from error
+        why = import_failure(error, "run this from the folder that contains it, or set PYTHONPATH")
+        why = why.replace("(", f"({type(error).__name__}: ", 1)
+        raise UserError(f"{name}: {module!r} cannot be imported {why}") from error
     for part in function.split("."):
         if not hasattr(made, part):
             raise UserError(f"{name}: {module!r} has no {function!r}; give the name of a function in it")
@@ -200,9 +204,10 @@ def _from_recipe(request: Request) -> tuple[str, Settings, Path]:
 
 
 def _built(
-    name: str, about: str, settings: Settings, request: Request, state: dict[str, Any] | None,
+    name: str, about: tuple[str, str], settings: Settings, request: Request, state: dict[str, Any] | None,
     folder: Path | None = None,
 ) -> Target:  # fmt: skip
+    """Return the network of a recipe or run; `about` has its description and the state of its weights."""
     device = machine.select_device(request.device if request.device != "auto" else settings.train.device)
     size = request.batch_size or settings.train.batch_size // (settings.train.accumulation_steps or 1)
     source = _source(settings.data, request, size, settings.seed, device)
@@ -213,7 +218,7 @@ def _built(
     epoch = 0 if state is None else max(state["epoch"] - (not state["step"]), 0)
     count = request.batches or (settings.meter.batches if settings.meter else BATCHES)
     ghost_size = request.ghost_size or metering.ghost_size(settings)
-    return Target(name, about, model, islice(source.batches(epoch), count), ghost_size, folder)
+    return Target(name, *about, model, islice(source.batches(epoch), count), ghost_size, folder)
 
 
 def _source(settings: DataSettings, request: Request, batch_size: int, seed: int, device: torch.device) -> data.Source:

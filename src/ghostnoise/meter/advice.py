@@ -1,4 +1,4 @@
-"""Advice on a ghost size: a first size to try, and the layers in which its noise would be strong or weak."""
+"""Advice on a ghost size: a first size to try, code for it, and layers in which the noise would be strong or weak."""
 
 import math
 from collections.abc import Callable, Sequence
@@ -6,6 +6,7 @@ from dataclasses import dataclass
 
 import numpy as np
 
+from ghostnoise.meter.code import BATCH_NORM, Placement, convert_calls
 from ghostnoise.meter.reading import LayerReading, Reading
 
 # Thresholds of noise strength, as effective ghost sizes: the N at which a fully connected layer has noise as strong.
@@ -52,6 +53,14 @@ class Advice:
     """Noise of every layer at `ghost_size`."""
     summary: str
     """Number of layers, channels, batches and samples that were measured."""
+    source: str
+    """Where the noise of `current` comes from: the batch size of batch norms, and ghost sizes of layers."""
+    code: tuple[str, ...]
+    """Lines of Python that give the measured layers of `model` ghost noise; empty if none of them can have it."""
+    never_updated: tuple[str, ...]
+    """Layers whose running statistics still had their initial values before the measurement."""
+    impossible: tuple[str, ...]
+    """Measured modules that `code` does not cover: containers, and modules with several inputs or outputs."""
 
     def __repr__(self) -> str:
         return (
@@ -60,7 +69,8 @@ class Advice:
         )
 
     def __str__(self) -> str:
-        return "\n".join([self.summary, self._about_current(), self._about_measured(), *self._about_proposed()])
+        lines = [self.summary, self._about_current(), self._about_measured(), *self._about_statistics()]
+        return "\n".join([*lines, *self._about_proposed()])
 
     def _about_current(self) -> str:
         if not self.current:
@@ -68,10 +78,10 @@ class Advice:
         least, most = _least_and_most_shift(self.current)
         shift = f"the shift is {_percent(least.shift)} to {_percent(most.shift)} of a standard deviation"
         if not self.strong:
-            return f"Now: no layer has strong noise; {shift} (largest in {most.layer!r})."
+            return f"Now ({self.source}): no layer has strong noise; {shift} (largest in {most.layer!r})."
         return (
-            f"Now: the noise is already strong in {_listing(self.strong)}, as in a fully connected layer with a ghost "
-            f"size below {STRONG_BELOW:g}; in all layers, {shift}."
+            f"Now ({self.source}): the noise is already strong in {_listing(self.strong)}, as in a fully connected "
+            f"layer with a ghost size below {STRONG_BELOW:g}; in all layers, {shift}."
         )
 
     def _about_measured(self) -> str:
@@ -82,18 +92,36 @@ class Advice:
             f"noise, a shift of 3 % of a standard deviation or less: {_listing(self.weak)}."
         )
 
+    def _about_statistics(self) -> list[str]:
+        if not self.never_updated:
+            return []
+        return [
+            f"Running statistics: in {len(self.never_updated)} of {_count(len(self.expected), 'layer')} they had never "
+            f"been updated before the measurement ({_names(self.never_updated)}). The weights are probably untrained, "
+            "and the noise changes during training; repeat the measurement after a few epochs."
+        ]
+
     def _about_proposed(self) -> list[str]:
         least, most = _least_and_most_shift(self.expected)
         strongest = min(self.expected, key=lambda each: each.effective_size)
-        return [
-            f'First size to try: ghostnoise.convert(model, "gni", ghost_size={self.ghost_size}). The shift would be '
-            f"{_percent(least.shift)} ({least.layer!r}) to {_percent(most.shift)} ({most.layer!r}) of a standard "
-            f"deviation. The layer with the strongest noise ({strongest.layer!r}) would have as much as a fully "
-            f"connected layer with N = {strongest.effective_size:.0f}.",
+        first = (
+            f"First ghost size to try: {self.ghost_size}. The shift would be {_percent(least.shift)} ({least.layer!r}) "
+            f"to {_percent(most.shift)} ({most.layer!r}) of a standard deviation. The layer with the strongest noise "
+            f"({strongest.layer!r}) would have as much as a fully connected layer with N = "
+            f"{strongest.effective_size:.0f}."
+        )
+        then = (
             f"Then try {max(self.ghost_size // 2, 1)} and {self.ghost_size * 2}, and choose by the results on "
             "validation data. This advice is based on the strength of the noise; its effect on accuracy was not "
-            "measured.",
-        ]
+            "measured."
+        )
+        lines = [f"{first} To convert your model:", *self.code] if self.code else [first]
+        if self.impossible:
+            lines.append(
+                f"ghostnoise.convert cannot insert noise at {_names(self.impossible)}: noise needs a layer that is not "
+                "a container and has one tensor as its input or output; measure layers inside."
+            )
+        return [*lines, then]
 
 
 def advise(reading: Reading) -> Advice:
@@ -123,6 +151,10 @@ def advise(reading: Reading) -> Advice:
         weak=tuple(each for each in measured if each.effective_size > WEAK_ABOVE),
         expected=tuple(_strength(layer, size) for layer in layers),
         summary=_summary(layers),
+        source=_source(layers),
+        code=tuple(convert_calls([each for each in map(_placement, layers) if each is not None], size)),
+        never_updated=tuple(layer.name for layer in layers if layer.never_updated),
+        impossible=tuple(layer.name for layer in layers if getattr(_placement(layer), "how", "") == "impossible"),
     )
 
 
@@ -140,6 +172,27 @@ def _current_size(layer: LayerReading) -> float | None:
     if layer.own_ghost_size is not None:
         return layer.own_ghost_size
     return layer.samples / layer.batches if "BatchNorm" in layer.kind and layer.side == "input" else None
+
+
+def _source(layers: Sequence[LayerReading]) -> str:
+    """Describe where the noise that layers have now comes from."""
+    own = sorted({layer.own_ghost_size for layer in layers if layer.own_ghost_size is not None})
+    batch = [_current_size(layer) for layer in layers if layer.own_ghost_size is None]
+    sizes = [size for size in batch if size is not None]
+    parts = [f"batch norm over batches of {_range(sizes)} samples"] if sizes else []
+    return "; ".join([*parts, f"layers with a ghost size of {_range(own)}"] if own else parts)
+
+
+def _range(sizes: Sequence[float]) -> str:
+    low, high = min(sizes), max(sizes)
+    return f"{low:.4g}" if low == high else f"{low:.4g} to {high:.4g}"
+
+
+def _placement(layer: LayerReading) -> Placement | None:
+    """Return how a layer can get noise; in files without it, batch norms are recognized by the name of their type."""
+    if layer.placement is None and "BatchNorm" in layer.kind:
+        return Placement("convert", layer.name, None, True, ((BATCH_NORM, 0),))
+    return layer.placement
 
 
 def _strength(layer: LayerReading, ghost_size: float) -> Strength:
@@ -164,6 +217,11 @@ def _power_of_two(size: float, rounding: Callable[[float], int]) -> int:
 def _listing(strengths: Sequence[Strength]) -> str:
     listed = ", ".join(map(str, strengths[:LISTED]))
     return listed + (f" and {len(strengths) - LISTED} more" if len(strengths) > LISTED else "")
+
+
+def _names(names: Sequence[str]) -> str:
+    listed = ", ".join(map(repr, names[:LISTED]))
+    return listed + (f" and {len(names) - LISTED} more" if len(names) > LISTED else "")
 
 
 def _count(number: int, noun: str, plural: str = "s") -> str:

@@ -14,6 +14,7 @@ from torch import Tensor
 from ghostnoise.conversion.insertion import inserted
 from ghostnoise.conversion.targets import Found
 from ghostnoise.engine import op
+from ghostnoise.meter.code import Placement, with_channel_dim
 from ghostnoise.meter.gap import (
     METHODS,
     GapAccumulator,
@@ -42,10 +43,11 @@ POWERS = 4
 
 
 class MeteredModule(NamedTuple):
-    """A module of the model, and whether its input or its output is measured."""
+    """A module of the model, whether its input or its output is measured, and how it can get noise."""
 
     found: Found
     side: Side
+    placement: Placement
 
     @property
     def name(self) -> str:
@@ -92,12 +94,20 @@ class LayerMeter:
         self.batches, self.samples, self.skipped = 0, 0, 0
         self.channels: int | None = None
         self.refused: dict[str, str] = {}
+        self.never_updated = False
 
-    def add(self, x: Tensor, channel_dim: int, generator: torch.Generator) -> None:
-        """Measure a batch; skip it if it has fewer than two samples or values that are not finite."""
+    def add(self, x: Tensor, channel_dim: int, generator: torch.Generator, single: bool = True) -> None:
+        """Measure a batch; skip it if it has fewer than two samples or values that are not finite.
+
+        `single` is False if x is only one of several values that the module takes or returns.
+        """
         if x.shape[0] < 2 or x.numel() == 0:
             self.skipped += 1
             return
+        if self.channels is None:
+            placed = with_channel_dim(self.metered.placement, channel_dim, x.ndim, single)
+            self.metered = self.metered._replace(placement=placed)
+            self.never_updated = self.metered.side == "input" and _has_initial_statistics(self.metered.found.module)
         spatial = math.prod(x.shape[1:]) // x.shape[channel_dim]
         if x.ndim > 5:  # more dimensions than the engine accepts
             x, channel_dim = fold(x, channel_dim), 1
@@ -140,6 +150,8 @@ class LayerMeter:
             },
             gaps={method: gap.result() for method, gap in self.gaps.items() if gap.samples},
             refused=dict(self.refused),
+            never_updated=self.never_updated,
+            placement=self.metered.placement,
         )
 
     def _allocate(self, channels: int) -> None:
@@ -226,3 +238,11 @@ def _own_ghost_size(module: Any) -> int | None:
     """Ghost size of a layer itself or of noise that conversion inserted at it; the smaller one if there are two."""
     sizes = [getattr(each, "ghost_size", None) for each in (module, inserted(module))]
     return min((size for size in sizes if isinstance(size, int)), default=None)
+
+
+def _has_initial_statistics(module: Any) -> bool:
+    """Return whether the running mean is 0 and the running variance 1 in all channels, as at initialization."""
+    mean, var = (getattr(module, name, None) for name in ("running_mean", "running_var"))
+    if not isinstance(mean, Tensor) or not isinstance(var, Tensor):
+        return False
+    return not bool(mean.any()) and bool((var == 1).all())

@@ -20,6 +20,7 @@ from ghostnoise.conversion.targets import (
     known_channel_dim,
     listing,
 )
+from ghostnoise.meter.code import placements
 from ghostnoise.meter.layer import LayerMeter, MeteredModule, Side
 from ghostnoise.meter.reading import Reading
 from ghostnoise.methods import registry
@@ -142,7 +143,9 @@ class Meter:
         # The accumulators outlive this forward pass, and must not be inference tensors or on its default device.
         with torch.inference_mode(False), torch.no_grad(), torch.device("cpu"):
             x = first_tensor(value, layer.metered).detach()
-            layer.add(x, find_channel_dim(layer.metered, x, self.channel_dim), self.generator)
+            positional = isinstance(value, tuple) and layer.metered.side == "input" and isinstance(value[0], Tensor)
+            single = isinstance(value, Tensor) or positional
+            layer.add(x, find_channel_dim(layer.metered, x, self.channel_dim), self.generator, single)
 
 
 def select_modules(model: nn.Module, modules: str | Sequence[str] | None, side: Side | None) -> list[MeteredModule]:
@@ -156,7 +159,9 @@ def select_modules(model: nn.Module, modules: str | Sequence[str] | None, side: 
             f"no normalization layer in this {type(model).__name__}: give modules= the names of the modules to "
             f"measure, or patterns such as '*relu*'; available: {_available(found)}"
         )
-    return [MeteredModule(each, side or _default_side(each.module)) for each in chosen]
+    sides = [side or _default_side(each.module) for each in chosen]
+    placed = placements(list(zip(chosen, sides, strict=True)), found)
+    return [MeteredModule(*each) for each in zip(chosen, sides, placed, strict=True)]
 
 
 def first_tensor(value: Any, metered: MeteredModule) -> Tensor:

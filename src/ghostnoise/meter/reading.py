@@ -11,6 +11,7 @@ from zipfile import BadZipFile
 
 import numpy as np
 
+from ghostnoise.meter.code import Placement
 from ghostnoise.meter.gap import Gap, channel_mean
 from ghostnoise.meter.theory import COMPONENTS, Array, Component, effective_size, kolmogorov_smirnov, law_cdf, laws_of
 from ghostnoise.statistics.laws import Dof
@@ -146,6 +147,10 @@ class LayerReading:
     """Difference between training and inference by method: "bn", "gbn", "xbn" and "gni"."""
     refused: Mapping[str, str] = field(default_factory=dict)
     """Error messages of methods that could not normalize every batch, and whose gap is therefore incomplete."""
+    never_updated: bool = False
+    """Whether the running statistics of the layer still had their initial values before the first measured batch."""
+    placement: Placement | None = None
+    """How the layer can get ghost noise; None in files that were written before this was recorded."""
 
     @property
     def channels(self) -> int:
@@ -361,5 +366,7 @@ def _load_layer(prefix: str, metadata: dict[str, Any], arrays: dict[str, Array])
     for name, stored in STORED_NAMES.items():
         values[name] = values.pop(stored)
     values["names"] = tuple(values["names"])
+    if placement := values.get("placement"):
+        values["placement"] = Placement(**placement | {"types": tuple(map(tuple, placement["types"]))})
     values |= {name: arrays[f"{prefix}/{name}"] for name in ("mean", "var", "within", "between")}
     return LayerReading(**values, noise=noise, gaps=gaps)

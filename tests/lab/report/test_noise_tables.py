@@ -86,6 +86,37 @@ def test_fits_and_cuts_nothing_but_the_beginnings_of_names(measure):
         assert layer.name.endswith(line.removeprefix("…").split()[0])
 
 
+@pytest.mark.parametrize("width", [40, 50, 80])
+@pytest.mark.parametrize(
+    "names",
+    [
+        [f"encoder.layer.{number}.attention.output.LayerNorm" for number in range(12)],
+        [f"features.denseblock{number}.denselayer1.norm1" for number in range(3)],
+        [f"{'a' * 60}{number}{'b' * 60}" for number in range(11)],
+    ],
+)
+def test_long_names_stay_different(names, width):
+    (first, *_) = connected().layers
+    reading = Reading([dataclasses.replace(first, name=name, names=(name,)) for name in names])
+    lines = printed({"after epoch 1": reading}, width)
+    assert max(map(len, lines)) <= width
+    tables = "\n".join(lines).split("─\n")[1:]
+    for table in tables:
+        shown = [line.split()[0] for line in table.splitlines()[: len(names)]]
+        assert len(set(shown)) == len(names)
+
+
+def test_running_statistics_that_were_never_updated_are_noted():
+    reading = connected()
+    text = " ".join(" ".join(printed({"at initialization": reading})).split())
+    assert "Note: in all layers, the running statistics had never been updated before the first measured batch" in text
+    first, second = (dataclasses.replace(layer, never_updated=False) for layer in reading.layers)
+    assert not any("Note:" in line for line in printed({"x": Reading([first, second])}))
+    text = " ".join(" ".join(printed({"x": Reading([first, reading.layers[1]])})).split())
+    assert "Note: in 1 of 2 layers, " in text
+    assert "first: second.1)" in text
+
+
 @pytest.mark.parametrize("width", [40, 60, 80, 99])
 def test_a_narrow_terminal_has_all_figures_in_several_tables(width):
     reading = connected()

@@ -62,7 +62,8 @@ def test_all_are_run_once_and_only_what_is_missing_after_that(tmp_path, inline):
     ran = Ran(path, tmp_path / "runs", seeds=[0])
     assert ran.outcome.code == 0
     assert ran.lines[-1] == f"5 finished; {tmp_path / 'runs' / 'small'}"
-    assert re.fullmatch(r"finished BN seed 0: \d+\.\d\d %, \d.*", ran.lines[0])
+    assert ran.lines[0] == "5 runs of small to train, 0 ended earlier"
+    assert re.fullmatch(r"finished BN seed 0: \d+\.\d\d %, \d.*", ran.lines[1])
     assert inline[0].closed
     before = results(tmp_path / "runs")
     assert len(before) == 5

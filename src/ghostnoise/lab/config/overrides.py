@@ -15,7 +15,7 @@ from pydantic_core import ErrorDetails
 from ghostnoise.lab.config.methods import methods
 from ghostnoise.lab.config.schema import NormSettings, Section, Settings, augments
 from ghostnoise.lab.errors import UserError
-from ghostnoise.text import nearest
+from ghostnoise.text import DEVICE_SYNONYMS, nearest
 
 Tree = dict[str, Any]
 
@@ -322,5 +322,6 @@ def _plain(value: object) -> object:
 
 def _near(given: object, context: Mapping[str, Any]) -> str:
     allowed = str(context["expected"]).replace(" or ", ", ").replace("'", "").split(", ")
-    near = nearest(str(given).lower(), allowed)
+    synonym = DEVICE_SYNONYMS.get(str(given).lower())
+    near = [synonym] if synonym in allowed else nearest(str(given).lower(), allowed)
     return f"; did you mean {near[0]!r}?" if near else ""

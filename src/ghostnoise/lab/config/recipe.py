@@ -35,6 +35,7 @@ __all__ = [
     "read",
     "resolve",
     "shrink",
+    "whole_batch_warning",
 ]
 
 FOLDER = resources.files("ghostnoise.lab") / "recipes"
@@ -143,6 +144,24 @@ def resolve(settings: Settings, *, device: str, processes: int, stand_in: bool =
     settings = changed(settings, train={"device": device, "processes": processes}, data={"stand_in": stand_in})
     settings = _placed(settings)
     return shrink(settings) if settings.train.smoke else settings
+
+
+def whole_batch_warning(settings: Settings, processes: int = 1) -> str:
+    """Return a warning if ghost batches of the size that was asked for do not fit, and the whole batch is used instead.
+
+    The last ghost batch also takes the remaining samples, so that a batch of 120 has one ghost batch of 120 instead of
+    64. A ghost size that equals the batch size is as asked for.
+    """
+    size, norm = settings.norm.ghost_size, settings.norm
+    batch = settings.train.batch_size // (settings.train.accumulation_steps or 1) // processes
+    if not methods()[norm.method].partitions or size is None or batch >= 2 * size or batch == size:
+        return ""
+    label = f"{norm.method.upper()}-{size}"
+    smaller = f"norm.ghost_size={max(batch // 2, 1)} or less"
+    return (
+        f"{label} with batches of {batch}: each batch is a single ghost batch of {batch} samples, as in batch norm; "
+        f"use {smaller}, or a batch size of {2 * size} or more per process"
+    )
 
 
 def shrink(settings: Settings) -> Settings:

@@ -17,7 +17,7 @@ from ghostnoise.lab.data.catalog import IMAGENET_MEAN, IMAGENET_STD, Split
 from ghostnoise.lab.data.in_memory import Normalization
 from ghostnoise.lab.data.sampling import Indices, Purpose, limited_indices, permutation, random_words, split_validation
 from ghostnoise.lab.data.source import Batch, DatasetInfo, Shard
-from ghostnoise.lab.errors import UserError
+from ghostnoise.lab.errors import UserError, import_failure
 
 SUFFIXES = {".jpg", ".jpeg", ".png", ".ppm", ".bmp", ".pgm", ".tif", ".tiff", ".webp"}
 LAYOUT = "train/CLASS/*.jpg and, for evaluate=test, val/CLASS/*.jpg or test/CLASS/*.jpg"
@@ -190,9 +190,8 @@ def _transforms(size: int, resize: int) -> tuple[Callable[[Any], Any], Callable[
     try:
         vision = importlib.import_module("torchvision.transforms")
     except (ImportError, RuntimeError) as error:  # RuntimeError if it was built for another torch
-        raise UserError(
-            f"imagefolder: needs torchvision, which cannot be imported ({error}); pip install 'ghostnoise[imagenet]'"
-        ) from None
+        why = import_failure(error, "pip install 'ghostnoise[imagenet]'")
+        raise UserError(f"imagefolder: needs torchvision, which cannot be imported {why}") from None
     plain = vision.Compose([vision.Resize(resize), vision.CenterCrop(size), vision.PILToTensor()])
     random = [vision.RandomResizedCrop(size), vision.RandomHorizontalFlip(), vision.PILToTensor()]
     return plain, vision.Compose(random)

@@ -9,7 +9,7 @@ from torch import nn
 from ghostnoise.conversion import convert
 from ghostnoise.lab.config.methods import NONE, Placement, methods
 from ghostnoise.lab.config.schema import ModelSettings, NormSettings
-from ghostnoise.lab.errors import UserError
+from ghostnoise.lab.errors import UserError, import_failure
 from ghostnoise.lab.models.catalog import having
 from ghostnoise.lab.models.slots import group, noise_options, refuse_batch_norm_settings
 from ghostnoise.text import nearest
@@ -70,7 +70,8 @@ def _timm(name: str) -> Any:
     try:
         import timm
     except (ImportError, RuntimeError) as error:  # torchvision raises the latter where it does not fit torch
-        raise UserError(f"model.name={name!r}: timm cannot be imported ({_line(error)}); pip install timm") from error
+        why = import_failure(error, "pip install timm")
+        raise UserError(f"model.name={name!r}: timm cannot be imported {why}") from error
     bare = name.removeprefix(PREFIX)
     if not timm.is_model(bare):
         near = nearest(bare, timm.list_models(), cutoff=0)[0]

@@ -2,7 +2,7 @@
 
 import math
 import re
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import lru_cache
 from pathlib import Path
@@ -223,6 +223,32 @@ def law_line(line: LawLine, component: Component, within: tuple[float, float], p
 def shortened(name: str, width: int) -> str:
     """Keep the end of a long name, which distinguishes layers."""
     return name if len(name) <= width else "…" + name[1 - width :]
+
+
+def distinct(names: Sequence[str], width: int) -> list[str]:
+    """Shorten long names so that they stay different: to their ends, or with abbreviated parts, or with numbers.
+
+    >>> distinct(["encoder.layer.3.output.norm", "encoder.layer.4.output.norm"], 14)
+    ['e.l.3.o.norm', 'e.l.4.o.norm']
+    """
+    ends = [shortened(name, width) for name in names]
+    abbreviated = [_abbreviated(name, width) for name in names]
+    for short in (ends, abbreviated):
+        if len(set(short)) == len(set(names)) and max(map(len, short), default=0) <= width:
+            return short
+    numbers = [f"{number}:" for number in range(1, len(names) + 1)]
+    return [number + shortened(name, max(width - len(number), 2)) for number, name in zip(numbers, names, strict=True)]
+
+
+def _abbreviated(name: str, width: int) -> str:
+    """Abbreviate the parts of a dotted name to their first letter and final digits, from the left, until it fits."""
+    parts = name.split(".")
+    for at, part in enumerate(parts[:-1]):
+        if sum(map(len, parts)) + len(parts) - 1 <= width:
+            break
+        digits = len(part) - len(part.rstrip("0123456789"))
+        parts[at] = part if digits == len(part) else part[0] + part[len(part) - digits :]
+    return ".".join(parts)
 
 
 def _quantiles(found: Distribution, shares: Array) -> Array:

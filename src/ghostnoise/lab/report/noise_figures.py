@@ -10,6 +10,7 @@ from ghostnoise.lab.report.noise import (
     Digest,
     NoiseRun,
     digest,
+    distinct,
     extent,
     first_of_each_method,
     law_line,
@@ -120,9 +121,9 @@ def _name_layers(figure: "Figure", grid: Any, names: Sequence[str], colors: Sequ
         legend = figure.legend(
             handles, ["layer"] * len(names), loc="outside right center", title="layer", frameon=False, fontsize=9
         )
-        for text, name in zip(legend.get_texts(), names, strict=True):
+        for text, name in zip(legend.get_texts(), distinct(names, NAME_WIDTH), strict=True):
             text.set_parse_math(False)  # set afterwards: legend() would parse "$" and omit names such as "_norm"
-            text.set_text(shortened(name, NAME_WIDTH))
+            text.set_text(name)
         return
     from matplotlib.cm import ScalarMappable
     from matplotlib.colors import ListedColormap
@@ -130,7 +131,7 @@ def _name_layers(figure: "Figure", grid: Any, names: Sequence[str], colors: Sequ
     bar = figure.colorbar(ScalarMappable(cmap=ListedColormap(colors)), ax=grid, aspect=40, fraction=0.03, pad=0.02)
     bar.outline.set_visible(False)
     half = 0.5 / len(names)
-    bar.set_ticks([half, 1 - half], labels=[shortened(name, NAME_WIDTH) for name in (names[0], names[-1])])
+    bar.set_ticks([half, 1 - half], labels=distinct([names[0], names[-1]], NAME_WIDTH))
     for text in bar.ax.get_yticklabels():
         text.set_parse_math(False)
     bar.ax.tick_params(length=0, labelsize=9)

@@ -13,7 +13,7 @@ from rich.text import Text
 from ghostnoise.lab.errors import UserError
 from ghostnoise.lab.report import markup
 from ghostnoise.lab.report.markup import TableCell
-from ghostnoise.lab.report.noise import Digest, LayerNoise, NoiseRun, first_of_each_method, shortened, spread
+from ghostnoise.lab.report.noise import Digest, LayerNoise, NoiseRun, distinct, first_of_each_method, spread
 from ghostnoise.lab.report.noise_figures import PAGE_EPOCHS
 from ghostnoise.lab.report.tables import NOTHING, counted, write_csv
 from ghostnoise.meter.gap import METHODS
@@ -22,6 +22,7 @@ from ghostnoise.meter.theory import COMPONENTS, LAWS, Component, laws_of
 
 WIDTH = 100
 SHORTEST_NAME = 8
+NAME_SHARE = 4  # names of layers get at least this part of the width, if they are that long
 BARS = (4, 13)  # smallest width of a bar, and the first width that is too large
 LEGEND = (
     "All values except N and KS in %. between samples: share of the variance. std: standard deviation of the shift "
@@ -134,6 +135,20 @@ def print_table(readings: Mapping[str, Reading], console: Console) -> None:
         console.print(table, width=width)
         console.print()
     console.print(Text(LEGEND, style="dim"), width=width)
+    if note := never_updated(reading):
+        console.print(Text(note), width=width)
+
+
+def never_updated(reading: Reading) -> str:
+    """Return a note about running statistics that had never been updated; empty if there are none."""
+    names = [layer.name for layer in reading.layers if layer.never_updated]
+    if not names:
+        return ""
+    which = "all layers" if len(names) == len(reading.layers) else f"{len(names)} of {len(reading.layers)} layers"
+    return (
+        f"Note: in {which}, the running statistics had never been updated before the first measured batch (mean 0, "
+        f"variance 1; first: {names[0]}). Their gap does not describe a trained network."
+    )
 
 
 def nearest(layer: LayerReading) -> tuple[str, float]:
@@ -171,9 +186,10 @@ class _Column:
 def _tables(reading: Reading, width: int) -> list[Table]:
     """Return one table, or several if the terminal is too narrow for one."""
     names = [" ".join(layer.name.split()) for layer in reading.layers]
+    least = max(SHORTEST_NAME, min(max(map(len, names)), width // NAME_SHARE))
     groups: list[list[_Column]] = [[]]
     for column in _columns(reading):
-        if groups[-1] and SHORTEST_NAME + sum(1 + each.width(BARS[0]) for each in (*groups[-1], column)) > width:
+        if groups[-1] and least + sum(1 + each.width(BARS[0]) for each in (*groups[-1], column)) > width:
             groups.append([])
         groups[-1].append(column)
     return [_table(names, columns, width) for columns in groups]
@@ -185,19 +201,20 @@ def _table(names: list[str], columns: list[_Column], width: int) -> Table:
         return width - sum(1 + column.width(bars) for column in columns)
 
     longest = min(max(map(len, ["layer", *names])), max(left(BARS[0]), SHORTEST_NAME))
+    shown = distinct(names, longest)
     wide = max((bars for bars in range(*BARS) if left(bars) >= longest), default=BARS[0])
     table = Table(box=box.SIMPLE_HEAD, pad_edge=False, padding=0, show_edge=False)
     table.add_column("layer", no_wrap=True)
     for column in columns:
         table.add_column(column.heading, justify="left" if column.bars else column.justify, no_wrap=True)
-    for at, name in enumerate(names):
+    for at, name in enumerate(shown):
         cells = [
             Text.assemble((bar(column.bars[at], wide), column.style), " ", column.cells[at].rjust(column.numbers))
             if column.bars
             else Text(column.cells[at])
             for column in columns
         ]
-        table.add_row(Text(shortened(name, longest)), *cells)
+        table.add_row(Text(name), *cells)
     return table
 
 

@@ -11,7 +11,7 @@ from rich import box
 from rich.console import Console
 from rich.table import Table
 
-from ghostnoise.lab.config import plan
+from ghostnoise.lab.config import plan, recipe
 from ghostnoise.lab.config.grid import Experiment
 from ghostnoise.lab.config.plan import Point
 from ghostnoise.lab.runners import Ended, Event, Job, Place, Runner, execution
@@ -20,6 +20,7 @@ from ghostnoise.lab.store.scan import Found
 from ghostnoise.lab.sweep import machine
 from ghostnoise.lab.sweep.progress import Board, Failure, Tally
 from ghostnoise.lab.train.stop import Stop, handle_signals
+from ghostnoise.terminal import print_table
 from ghostnoise.text import counted
 from ghostnoise.version import NUMERICS
 
@@ -87,6 +88,9 @@ class Sweep:
         points = plan.first_points(self.experiment, self.resolve)
         self.found = scan.scan(self.options.runs / self.name, self.options.warn, NUMERICS)
         waiting = self._waiting(points)
+        for warning in dict.fromkeys(recipe.whole_batch_warning(point.settings) for point in waiting):
+            if warning:
+                self.options.warn(warning)
         if waiting and self.options.runner == "local":
             machine.need_data(waiting, self.options.data)
         with ExitStack() as stack:
@@ -124,6 +128,8 @@ class Sweep:
             self.runner = machine.make_runner(
                 options.runner, self.place, waiting, options.workers, options.threads, options.cluster
             )
+        if jobs and self.board.live is None:  # a live table shows the same
+            self.board.print(f"{counted(len(jobs), 'run')} of {self.name} to train, {self.tally.earlier} ended earlier")
         while jobs and self.runner is not None:
             self.elsewhere = []
             self.runner.run(jobs, self._take, lambda: bool(self.stop.signal))
@@ -218,7 +224,7 @@ def list_runs(experiment: Experiment, options: Options) -> None:
     winners = plan.winners(experiment, points, results)
     tests = plan.test_points(experiment, winners, resolve)
     if not options.quiet:
-        options.console.print(_table([*points, *tests], found))
+        print_table(options.console, _table([*points, *tests], found), titles=2)
     done = sum(_over(point, found) for point in (*points, *tests))
     text = f"{len(points) + len(tests) - done} to run, {done} finished; {folder}"
     tuned = {experiment.group(point.cell): point.cell for point in points if point.stage == "tune"}

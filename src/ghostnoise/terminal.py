@@ -1,0 +1,84 @@
+"""Tables in a terminal: as a table if it fits, and otherwise as a list, with a paragraph for each row."""
+
+import os
+import textwrap
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    from rich.console import Console
+    from rich.table import Column, Table
+    from rich.text import Text
+
+LEAST_WRAPPED = 24  # characters of a column that wraps, below which it is hard to read
+
+
+def print_table(console: "Console", table: "Table", titles: int = 1, one_line: bool = False) -> None:
+    """Print a table, or a list if the terminal is too narrow for it; `titles` columns are the title of each paragraph.
+
+    Without a terminal, as in a pipe, the table is as wide as it needs to be; with `one_line`, each row is then a line.
+    """
+    from rich.text import Text
+
+    needed = needed_width(table)
+    if not console.is_terminal and "COLUMNS" not in os.environ:
+        console.width = max(console.width, needed_width(table, wrap=False) if one_line else needed)
+    if needed <= console.width:
+        console.print(table)
+        return
+    heading = table.title or " ".join(_heading(column) for column in table.columns[:titles])
+    console.print(Text(_plain(heading), style="bold"), soft_wrap=True)
+    for text in (*listed(table, console.width, titles), table.caption):
+        if text:
+            console.print(Text(_plain(text)), soft_wrap=True)
+
+
+def needed_width(table: "Table", wrap: bool = True) -> int:
+    """Return the width at which no cell is cut off, and columns that wrap have a readable width or do not wrap."""
+    padding = table.padding[1] + table.padding[3] if isinstance(table.padding, tuple) else 0
+    borders = 0 if table.box is None else len(table.columns) - 1 + 2 * table.show_edge
+    return sum(_column_width(column, wrap) + padding for column in table.columns) + borders
+
+
+def listed(table: "Table", width: int, titles: int = 1) -> list["Text"]:
+    """Return the rows as paragraphs: the first cells, and indented below them the other headings and values."""
+    from rich.text import Text
+
+    headings = [_heading(column) for column in table.columns[titles:]]
+    rows = zip(*([_plain(cell) for cell in column.cells] for column in table.columns), strict=True)
+    paragraphs = []
+    for row in rows:
+        values = [" ".join(value.split()) for value in row[titles:]]
+        pairs = [
+            f"{heading}: {value}" if heading else value
+            for heading, value in zip(headings, values, strict=True)
+            if value
+        ]
+        # A pair that fits into a line is not broken.
+        kept = [pair.replace(" ", "\N{NO-BREAK SPACE}") if len(pair) < width - 3 else pair for pair in pairs]
+        body = textwrap.fill(
+            "; ".join(kept), max(width, 20), initial_indent="  ", subsequent_indent="  ", break_on_hyphens=False
+        )
+        title = " ".join(value.strip() for value in row[:titles])
+        paragraphs.append(Text("\n".join([title, *body.replace("\N{NO-BREAK SPACE}", " ").splitlines()])))
+    return paragraphs
+
+
+def _heading(column: "Column") -> str:
+    return " ".join(_plain(column.header).replace("-\n", "-").split())
+
+
+def _column_width(column: "Column", wrap: bool) -> int:
+    if column.width is not None:
+        return column.width
+    from rich.cells import cell_len
+
+    header = max([cell_len(line) for line in _plain(column.header).splitlines()] + [0])
+    longest = max([cell_len(line) for cell in column.cells for line in _plain(cell).splitlines()] + [0])
+    wrapped = column.min_width or min(longest, LEAST_WRAPPED)
+    return max(header, wrapped if wrap and not column.no_wrap else longest, column.min_width or 0)
+
+
+def _plain(cell: Any) -> str:
+    from rich.text import Text
+
+    return cell.plain if isinstance(cell, Text) else Text.from_markup(str(cell)).plain

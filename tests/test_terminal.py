@@ -1,0 +1,61 @@
+"""Tables that become lists where the terminal is narrow."""
+
+import io
+
+import pytest
+from rich import box
+from rich.console import Console
+from rich.table import Table
+
+from ghostnoise.terminal import needed_width, print_table
+
+TEXT = "a claim that is long enough to be wrapped in a table"
+
+
+def table():
+    made = Table(box=box.SIMPLE_HEAD, pad_edge=False)
+    made.add_column("name", no_wrap=True)
+    made.add_column("what")
+    made.add_column("se-\nconds", justify="right", no_wrap=True)
+    made.add_row("first", TEXT, "1.5")
+    made.add_row("[b]second[/b]", "", "20,000.25")
+    return made
+
+
+def printed(width, **options):
+    console = Console(file=io.StringIO(), width=width, force_terminal=True, color_system=None, legacy_windows=False)
+    print_table(console, table(), **options)
+    return console.file.getvalue().splitlines()
+
+
+@pytest.mark.parametrize("width", [30, 40, 50, 60, 80, 120])
+def test_nothing_is_cut_off_at_any_width(width):
+    lines = printed(width)
+    assert max(map(len, lines)) <= width
+    assert "…" not in "".join(lines)
+    text = " ".join(" ".join(lines).split())
+    for part in ("first", "second", "1.5", "20,000.25"):
+        assert part in text
+    assert width < needed_width(table()) or any("first" in line and "1.5" in line for line in lines)
+
+
+def test_a_list_has_a_paragraph_for_each_row():
+    assert printed(40) == [
+        "name",
+        "first",
+        "  what: a claim that is long enough to",
+        "  be wrapped in a table; se-conds: 1.5",
+        "second",
+        "  se-conds: 20,000.25",
+    ]
+    assert printed(40, titles=2)[:2] == ["name what", f"first {TEXT}"]
+
+
+@pytest.mark.parametrize("one_line", [False, True])
+def test_without_a_terminal_the_table_is_as_wide_as_it_needs_to_be(monkeypatch, one_line):
+    monkeypatch.delenv("COLUMNS", raising=False)
+    console = Console(file=io.StringIO(), width=20)
+    print_table(console, table(), one_line=one_line)
+    text = console.file.getvalue()
+    assert "20,000.25" in text
+    assert (TEXT in text) == one_line
