@@ -13,6 +13,7 @@ from ghostnoise.lab.records import record
 from ghostnoise.lab.records.folders import from_folder
 from ghostnoise.lab.records.record import RunRecord
 from ghostnoise.lab.store import atomic, scan
+from ghostnoise.lab.store.contents import parse_json
 from ghostnoise.text import counted
 
 FORMAT, VERSION = "ghostnoise records", 1
@@ -134,7 +135,7 @@ def _parse(file: BinaryIO, path: Path) -> Records:
 
 def _header(line: bytes, path: Path) -> str:
     try:
-        header = record.parse_json(line)
+        header = parse_json(line)
         if header.get("format") != FORMAT:
             raise ValueError(f'must have "format":"{FORMAT}"')
     except ValueError as error:

@@ -59,8 +59,8 @@ class RunFolder:
         atomic.remove_parts(self.path / "checkpoints")
         atomic.remove_parts(self.path / NOISE)
 
-    def own_and_read(self) -> bytes | None:
-        """Own the folder and return its last good checkpoint; raise `Busy` if the run has ended in the meantime."""
+    def own_and_read(self) -> checkpoints.Checkpoint | None:
+        """Own the folder and return its last readable checkpoint; raise `Busy` if the run has ended in the meantime."""
         self.own()
         if self.result() is not None:
             self.release()
@@ -129,13 +129,19 @@ class RunFolder:
         """Write a checkpoint."""
         checkpoints.save(self.path / "checkpoints", step, state)
 
-    def latest(self) -> bytes | None:
-        """Return the content of the last good checkpoint, or None if the run starts from the beginning.
+    def latest(self) -> checkpoints.Checkpoint | None:
+        """Return the last checkpoint that can be read, or None if the run starts from the beginning.
+
+        Others are set aside with a warning.
 
         Files that were made with another numerics number are moved to `earlier/` first, with a warning.
         """
         self._move_outdated()
         return checkpoints.latest(self.path / "checkpoints", self.warn)
+
+    def reject(self, checkpoint: checkpoints.Checkpoint, reason: str) -> None:
+        """Set a checkpoint aside that was read but cannot be restored, with a warning."""
+        checkpoints.reject(checkpoint.path, reason, self.warn, rename=True)
 
     def record(self, metrics: Record) -> None:
         """Append a line to the metrics."""
