@@ -1,4 +1,7 @@
-"""Text for people: suggestions for misspelt names, durations, counts, and names that are shown literally. This module does not import torch."""
+"""Text for people: suggestions for misspelt names, durations, counts, and names that are shown literally.
+
+This module does not import torch.
+"""
 
 import difflib
 from collections.abc import Callable, Iterable

@@ -19,8 +19,8 @@ from ghostnoise.lab import data, models
 from ghostnoise.lab.config import recipe
 from ghostnoise.lab.config.schema import DataSettings, Settings
 from ghostnoise.lab.errors import UserError
-from ghostnoise.lab.store import checkpoints, scan
-from ghostnoise.lab.store.contents import one_line
+from ghostnoise.lab.store import checkpoints
+from ghostnoise.lab.store.contents import one_line, read_settings
 from ghostnoise.lab.train import machine, metering
 from ghostnoise.lab.train.session import seed_generators
 from ghostnoise.text import printable
@@ -171,8 +171,8 @@ def from_function(request: Request) -> Target:
 def settings_of(folder: Path) -> Settings:
     """Read the settings of a run folder."""
     try:
-        return recipe.stored(scan.look(folder, lambda line: None).settings)
-    except ValueError:
+        return recipe.stored(read_settings(folder / "settings.json"))
+    except (OSError, ValueError):
         raise UserError(
             f"{folder} is not a run folder: its settings.json is missing or invalid; give one that `ghostnoise runs` "
             "lists"

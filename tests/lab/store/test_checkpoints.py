@@ -90,7 +90,7 @@ def test_a_right_checksum_of_wrong_content_is_not_enough(tmp_path, wrong):
 
 def test_a_name_must_have_the_checksum_of_the_content(tmp_path):
     for name in ("step-00000001-0123456789abcdef.pt", "../step-00000001-0123456789abcdef.pt", "other.pt"):
-        with pytest.raises(ValueError, match="checksum|not the name of a checkpoint"):
+        with pytest.raises(ValueError, match=r"checksum|not the name of a checkpoint"):
             checkpoints.keep(tmp_path, name, b"content")
 
 

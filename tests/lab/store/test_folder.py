@@ -76,11 +76,11 @@ def test_resuming_on_another_machine_is_reported(tmp_path):
     said = []
     run = folder(tmp_path, said.append)
     run.own()
-    run.begin({"seed": 0}, {"torch": "2.8", "threads": 2, "started": "a"})
-    run.begin({"seed": 0}, {"torch": "2.9", "threads": 2, "started": "b"})
+    run.begin({"seed": 0}, {"torch": "2.8", "threads": 2, "started": "2026-01-31T12:00:00"})
+    run.begin({"seed": 0}, {"torch": "2.9", "threads": 2, "started": "2026-01-31T12:00:01"})
     assert said == []
     run.save(3, state(3))
-    run.begin({"seed": 0}, {"torch": "2.9", "threads": 4, "started": "c"})
+    run.begin({"seed": 0}, {"torch": "2.9", "threads": 4, "started": "2026-01-31T12:00:02"})
     assert len(said) == 1
     assert "threads 2 -> 4" in said[0]
 

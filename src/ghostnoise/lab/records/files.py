@@ -6,9 +6,10 @@ import stat
 from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, BinaryIO
+from typing import BinaryIO
 
 from ghostnoise.lab.errors import UserError
+from ghostnoise.lab.limits import checked_name
 from ghostnoise.lab.records import record
 from ghostnoise.lab.records.folders import from_folder
 from ghostnoise.lab.records.record import RunRecord
@@ -87,14 +88,6 @@ def export(folder: Path, path: Path, warn: Callable[[str], object]) -> Exported:
     if merged != known.runs or not known.runs:
         write(path, Records(recipe, merged))
     return Exported(path, len(merged), len(merged) - len(known.runs))
-
-
-def checked_name(name: Any) -> str:
-    """Return the name of a recipe if it can be that of a folder; raises a ValueError otherwise."""
-    valid = isinstance(name, str) and 0 < len(name.encode(errors="replace")) <= 200 and name.isprintable()
-    if not valid or name.startswith(".") or any(separator in name for separator in "/\\:"):
-        raise ValueError(f"recipe {ascii(name)[:80]}: must be the name of a recipe")
-    return str(name)
 
 
 def _replaces(made: RunRecord, before: RunRecord, path: Path, warn: Callable[[str], object]) -> bool:

@@ -99,7 +99,7 @@ class RunRecord(Part):
     environment: Environment
     curve: Curve
     result: Result
-    noise: Annotated[list[NoiseAt], Field(max_length=MOST_EPOCHS)] = []
+    noise: list[NoiseAt] = Field(default=[], max_length=MOST_EPOCHS)
 
     @model_validator(mode="after")
     def _fits(self) -> Self:

@@ -17,8 +17,9 @@ from typing import Any
 
 import torch
 
+from ghostnoise.lab.limits import read_bytes
 from ghostnoise.lab.store import atomic
-from ghostnoise.lab.store.contents import one_line, parse_lines, read_bytes
+from ghostnoise.lab.store.contents import one_line, parse_lines
 
 FORMAT = 1
 KEPT = 2
@@ -146,7 +147,7 @@ def _is_entry(item: tuple[object, object]) -> bool:
 def _check_name(name: str, content: bytes) -> None:
     found = NAME.fullmatch(name)
     if found is None:
-        raise ValueError(f"{ascii(name)}: not the name of a checkpoint")
+        raise ValueError(f"{name!a}: not the name of a checkpoint")
     if _checksum(content) != found[2]:
         raise ValueError(f"its {len(content):,} bytes do not match its checksum")
 

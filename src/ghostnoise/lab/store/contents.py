@@ -3,11 +3,8 @@
 The models define what a valid file is, for run folders and for the records that are made from them.
 """
 
-import errno
 import json
 import math
-import os
-import stat
 from datetime import datetime
 from pathlib import Path
 from typing import Annotated, Any, Literal, NoReturn, Required, Self
@@ -22,17 +19,18 @@ from pydantic import (
     ValidationError,
     model_validator,
 )
+from pydantic_core import ErrorDetails
 from typing_extensions import TypedDict
 
+from ghostnoise.lab.config import recipe
 from ghostnoise.lab.config.overrides import RULES
+from ghostnoise.lab.limits import MOST_DEPTH, MOST_DIGITS, read_bytes
 from ghostnoise.text import printable
 
-MOST_BYTES = 2**26  # of a file of a run, other than checkpoints
-MOST_DIGITS = 20  # of an integer
-MOST_DEPTH = 8
 MOST_EPOCHS = 100_000
 MOST_FIELDS = 200
 MOST_TEXT = 300
+HEADER = ("recipe", "identity")  # of settings.json and result.json
 
 Tree = dict[str, Any]
 
@@ -60,6 +58,8 @@ def _single(value: Any) -> Any:
     if isinstance(value, str):
         if len(value) > MOST_TEXT or not value.isprintable():
             raise ValueError(f"must be at most {MOST_TEXT} printable characters")
+    elif isinstance(value, int) and abs(value) >= 10**MOST_DIGITS:
+        raise ValueError(f"must have at most {MOST_DIGITS} digits")
     elif not (value is None or isinstance(value, int) or (isinstance(value, float) and math.isfinite(value))):
         raise ValueError("must be a number, a text, true, false or null")
     return value
@@ -152,36 +152,43 @@ class MetricsLine(TypedDict, total=False):
 LINES = TypeAdapter(list[MetricsLine])
 
 
-def read_bytes(path: Path, most: int = MOST_BYTES, *, follow: bool = False) -> bytes:
-    """Read a regular file of at most `most` bytes; raises an OSError or a ValueError for anything else.
-
-    Opening a pipe or a device never waits. Symbolic links are refused unless `follow`.
-    """
-    flags = os.O_RDONLY | getattr(os, "O_NONBLOCK", 0) | getattr(os, "O_BINARY", 0)
-    try:
-        handle = os.open(path, flags if follow else flags | getattr(os, "O_NOFOLLOW", 0))
-    except OSError as error:
-        if error.errno == errno.ELOOP:
-            raise ValueError("a symbolic link instead of a file") from None
-        raise
-    with open(handle, "rb") as file:
-        found = os.fstat(handle)
-        if not stat.S_ISREG(found.st_mode):
-            raise ValueError("a folder instead of a file" if stat.S_ISDIR(found.st_mode) else "not a regular file")
-        if found.st_size > most:
-            raise ValueError(f"{found.st_size:,} bytes: must have at most {most:,}")
-        return file.read()
-
-
 def read(path: Path, kind: type[Metadata]) -> Tree:
-    """Read a JSON file and check it; raises an OSError or a ValueError whose message is one line."""
+    """Read a JSON file and check it; raises an OSError or a ValueError whose message is one line.
+
+    Fields may be missing, since other versions may have left them out, but for the status of a result.
+    """
     content = read_bytes(path)
     try:
         kind.model_validate_json(content)
     except ValidationError as error:
-        raise ValueError(reason(error)) from None
+        wrong = [each for each in error.errors() if each["type"] != "missing" or each["loc"] == ("status",)]
+        if wrong:
+            raise ValueError(describe(wrong[0])) from None
     tree: Tree = json.loads(content)
     return tree
+
+
+def read_settings(path: Path) -> Tree:
+    """Read settings.json; raises an OSError or a ValueError whose message is one line.
+
+    Settings that this version does not know are no damage: another version may have written them.
+    """
+    tree = parse_json(read_bytes(path))
+    for name in HEADER:
+        if not isinstance(tree.get(name, ""), str):
+            raise ValueError(f"{name}: must be a text")
+    try:
+        recipe.stored(tree)
+    except ValidationError as error:
+        if wrong := [each for each in error.errors() if not _of_another_version(each)]:
+            raise ValueError(describe(wrong[0])) from None
+    return tree
+
+
+def _of_another_version(mistake: ErrorDetails) -> bool:
+    kind = mistake["type"]
+    name = kind == "literal_error" and isinstance(mistake["input"], str)
+    return name or kind in ("missing", "extra_forbidden", "value_error")
 
 
 def read_lines(path: Path) -> list[Tree]:
@@ -268,8 +275,12 @@ def _depth(value: object) -> int:
 
 
 def reason(error: ValidationError, *above: str, first: int = 0) -> str:
-    """Describe the first mistake in one line; names in the file are shown escaped, and items are counted from `first`."""
-    mistake = error.errors(include_url=False, include_input=False)[0]
+    """Describe the first mistake in one line; names are shown escaped, and items are counted from `first`."""
+    return describe(error.errors(include_url=False, include_input=False)[0], *above, first=first)
+
+
+def describe(mistake: ErrorDetails, *above: str, first: int = 0) -> str:
+    """Describe a mistake in one line; see `reason`."""
     where = ".".join(
         ascii(part)[1:-1][:60] if isinstance(part, str) else str(part + first) for part in (*above, *mistake["loc"])
     )

@@ -19,6 +19,7 @@ from ghostnoise.lab.store import scan
 from ghostnoise.lab.store.scan import Found
 from ghostnoise.lab.sweep import machine
 from ghostnoise.lab.sweep.progress import Board, Failure, Tally
+from ghostnoise.lab.terminal import LiteralConsole
 from ghostnoise.lab.train.stop import Stop, handle_signals
 from ghostnoise.text import counted
 from ghostnoise.version import NUMERICS
@@ -41,8 +42,8 @@ class Options:
     cluster: Mapping[str, Any] = field(default_factory=dict)
     checkpoint_seconds: float = 60.0
     quiet: bool = False
-    console: Console = field(default_factory=Console)
-    errors: Console = field(default_factory=lambda: Console(stderr=True))
+    console: Console = field(default_factory=LiteralConsole)
+    errors: Console = field(default_factory=lambda: LiteralConsole(stderr=True))
 
     def warn(self, text: str) -> None:
         """Print a warning."""

@@ -17,6 +17,7 @@ from ghostnoise.lab.config.schema import Settings
 from ghostnoise.lab.errors import UserError
 from ghostnoise.lab.store import RunFolder, checkpoints
 from ghostnoise.lab.store.contents import one_line
+from ghostnoise.lab.terminal import LiteralConsole
 from ghostnoise.lab.train import machine, metering
 from ghostnoise.lab.train.display import Display, Sink, TensorBoard, Terminal
 from ghostnoise.lab.train.loop import Ending, Loop
@@ -42,8 +43,8 @@ class Options:
     tensorboard: bool = False
     thresholds: bool = True
     """Raise the thresholds of malloc (`machine.raise_malloc_thresholds`)."""
-    console: Console = field(default_factory=Console)
-    errors: Console = field(default_factory=lambda: Console(stderr=True))
+    console: Console = field(default_factory=LiteralConsole)
+    errors: Console = field(default_factory=lambda: LiteralConsole(stderr=True))
     display: Callable[["Options", int, int], Display] = lambda options, epochs, steps: Terminal(
         options.console, options.quiet, epochs, steps
     )
@@ -223,6 +224,13 @@ def _result(chosen: Recipe, loop: Loop, ending: Ending) -> Record:
 
 def summary(result: Record, folder: Path) -> str:
     """Describe a finished run in one line."""
+    try:
+        return _summary(result, folder)
+    except (KeyError, TypeError):  # another version has left fields out
+        return f"{result['status']}; {folder}"
+
+
+def _summary(result: Record, folder: Path) -> str:
     if result["status"] == "diverged":
         best = result["best_accuracy"]
         before = "" if best is None else f", best {result['split']} accuracy before: {best:.2f} %"
