@@ -83,9 +83,9 @@ def test_2000_random_overrides(untrained, capsys):
 
 
 def test_some_random_overrides_are_trained(capsys, tmp_path):
-    chance, keys = random.Random(17), [key for key in settings.keys() if not key.startswith("train.")]
+    chance, keys = random.Random(17), settings.keys()
     codes = []
-    for at in range(60):
+    for at in range(30):
         words = [f"{chance.choice(keys)}={chance.choice(VALUES)}" for _ in range(2)]
         codes.append(
             outcome(["train", "digits", *words, "--smoke", "--runs", str(tmp_path / str(at)), "--quiet"], capsys)
@@ -121,7 +121,8 @@ def damage(folder, chance):
 
 JSON = [
     "9" * 400, "9" * 5000, "-1", "1e999", "NaN", "null", "true", '"90"', '"\\u001b[31m"', "[]", "[1]", "{}", "0.5",
-    "[" * 10**5, '{"a":' * 500 + "1" + "}" * 500, '"[bold]x"', '"' + "a" * 10**5 + '"', '"\\ud800"', "", "1e400", "-0.0",
+    "[" * 10**5, '{"a":' * 500 + "1" + "}" * 500, '"[bold]x"', '"' + "a" * 10**5 + '"', '"\\ud800"', "",
+    "1e400", "-0.0",
 ]  # fmt: skip
 
 
@@ -149,10 +150,12 @@ def test_500_corrupted_run_folders(tmp_path, capsys, monkeypatch):
 
 
 ODD = [
-    "a = " + "[" * 5000, "a" + ".a" * 5000 + " = 1", "x = " + "9" * 5000, "[model]", "[[model]]", "model = 3", "grid = []",
+    "a = " + "[" * 5000, "a" + ".a" * 5000 + " = 1", "x = " + "9" * 5000, "[model]", "[[model]]",
+    "model = 3", "grid = []",
     "[grid]\nseeds = []", '[grid]\nseeds = ["a"]', "[grid]\nseeds = [0]\n[[grid.methods]]\nlabel = 3", "report = 1",
-    "[variants]\nreleased = 1", 'seed = "\\u001b"', "seed = -1", "\x00", "\ufeff", "a = 1979-05-27", "[train]\nepochs = nan",
-    "[grid]\naxes.norm.ghost_size = 3\nseeds = [0]", "[select]\naxes = 1", '[report]\nform = "x"', '"" = 1', "'a b' = 1",
+    "[variants]\nreleased = 1", 'seed = "\\u001b"', "seed = -1", "\x00", "\ufeff", "a = 1979-05-27",
+    "[grid]\naxes.norm.ghost_size = 3\nseeds = [0]", "[select]\naxes = 1", '[report]\nform = "x"', '"" = 1',
+    "'a b' = 1",
 ]  # fmt: skip
 
 

@@ -282,7 +282,7 @@ def _drop_strays(tree: Tree, section: str, choice: str, value: object) -> None:
     """Remove settings that do not belong to the new `value` of `choice`."""
     settings, kind = tree[section], SECTIONS[section]
     if value is Unset.UNSET:
-        value = kind.model_fields[choice].default
+        value = kind.model_fields[choice].default if choice in kind.model_fields else None  # an option of a method
     strays = [name for name, (by, owners) in kind.owners().items() if by == choice and value not in owners]
     match section, choice:
         case "data", "name" if settings.get("augment", "none") not in augments(str(value)):
