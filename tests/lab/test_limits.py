@@ -94,3 +94,14 @@ def test_links_are_read_only_if_asked(tmp_path):
         read_bytes(tmp_path / "link")
     with pytest.raises(ValueError, match="7 bytes: must have at most 6"):
         read_bytes(tmp_path / "file", 6)
+
+
+@pytest.mark.skipif(not os.path.isdir("/proc/self/fd"), reason="needs /proc")
+def test_no_descriptor_stays_open(tmp_path):
+    (tmp_path / "file").write_bytes(b"content")
+    os.mkfifo(tmp_path / "pipe")
+    before = len(os.listdir("/proc/self/fd"))
+    for name, reason in ((".", "a folder instead of a file"), ("pipe", "not a regular file"), ("file", "7 bytes")):
+        with pytest.raises(ValueError, match=reason):
+            read_bytes(tmp_path / name, 6)
+    assert len(os.listdir("/proc/self/fd")) == before

@@ -30,13 +30,16 @@ def read_bytes(path: Path, most: int = MOST_BYTES, *, follow: bool = False) -> b
         if error.errno == errno.ELOOP:
             raise ValueError("a symbolic link instead of a file") from None
         raise
-    with open(handle, "rb") as file:
+    try:
         found = os.fstat(handle)
         if not stat.S_ISREG(found.st_mode):
             raise ValueError("a folder instead of a file" if stat.S_ISDIR(found.st_mode) else "not a regular file")
         if found.st_size > most:
             raise ValueError(f"{found.st_size:,} bytes: must have at most {most:,}")
-        return file.read()
+        with open(handle, "rb", closefd=False) as file:
+            return file.read()
+    finally:
+        os.close(handle)
 
 
 def checked_name(name: Any) -> str:
