@@ -133,7 +133,8 @@ def test_500_corrupted_run_folders(tmp_path, capsys, monkeypatch):
     for at in range(500):
         shutil.copytree(whole, runs)
         names = sorted(path.name for path in (runs / "tiny").iterdir())
-        damage(runs / "tiny" / chance.choice(names), chance)
+        hit = chance.choice(names)
+        damage(runs / "tiny" / hit, chance)
         assert cli.main(["runs", "--runs", str(runs)]) == 0
         printed = capsys.readouterr().out
         assert all(name in printed for name in names)
@@ -141,8 +142,7 @@ def test_500_corrupted_run_folders(tmp_path, capsys, monkeypatch):
         assert printed.replace("\n", "").isprintable()
         if "is damaged (" in printed:
             assert printed.count("`ghostnoise runs remove ") == 1
-        for name in names:
-            assert outcome(["runs", "show", name, "--runs", str(runs)], capsys) == 0
+        assert outcome(["runs", "show", hit, "--runs", str(runs)], capsys) == 0
         if at % 50 == 0:
             words = ["report", str(tmp_path / "tiny.toml"), "--runs", str(runs), "--out", str(tmp_path / "out")]
             assert outcome(words, capsys) == 0
