@@ -116,7 +116,7 @@ class Sweep:
                 self.tally.earlier += 1
                 self.tally.over(status)
             elif status == "damaged":
-                self._fail(point.name, self.found[point.identity].reason, point.identity)
+                self._fail(point.name, self.found[point.identity].damage, point.identity)
         waiting = self._waiting(points)
         self.tally.waiting += len(waiting)
         jobs = [Job(self.name, point.identity, point.name, point.settings) for point in waiting]
