@@ -1,4 +1,7 @@
-"""Text for people: suggestions for misspelt names, durations and counts. This module does not import torch."""
+"""Text for people: suggestions for misspelt names, durations, counts, and names that are shown literally.
+
+This module does not import torch.
+"""
 
 import difflib
 from collections.abc import Callable, Iterable
@@ -47,3 +50,12 @@ def counted(number: int, noun: str) -> str:
     ('1 run', '3 runs')
     """
     return f"{number:,} {noun}" if number == 1 else f"{number:,} {noun}s"
+
+
+def printable(text: str) -> str:
+    """Escape control characters and other characters that are not printable, so that a terminal shows them literally.
+
+    >>> print(printable("red" + chr(27) + "[31m"))
+    red\\x1b[31m
+    """
+    return text if text.isprintable() else "".join(each if each.isprintable() else ascii(each)[1:-1] for each in text)

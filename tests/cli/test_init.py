@@ -162,3 +162,28 @@ def options_of(command):
     subparsers = [action for action in parser._actions if isinstance(action, argparse._SubParsersAction)]
     parsers = [parser, *(each for action in subparsers for each in action.choices.values())]
     return {name for each in parsers for action in each._actions for name in action.option_strings} | {"--debug"}
+
+
+@pytest.mark.parametrize(
+    "error", [ValueError("first\x1b[31m\nsecond"), RecursionError(), MemoryError(), KeyError("x"), OSError(5, "no")]
+)
+def test_an_unexpected_error_is_one_line_and_exits_with_70(error, monkeypatch, capsys):
+    from ghostnoise.cli import doctor
+
+    def fail(options):
+        raise error
+
+    monkeypatch.setattr(doctor, "run", fail)
+    assert cli.main(["doctor"]) == 70
+    printed = capsys.readouterr().err
+    assert printed.startswith(f"ghostnoise doctor: unexpected error ({type(error).__name__}: ")
+    assert printed.endswith("repeat the command with --debug for the traceback, and report it if the input is valid\n")
+    assert printed[:-1].isprintable()
+    with pytest.raises(type(error)):
+        cli.main(["doctor", "--debug"])
+
+
+def test_a_reader_that_ends_early_is_no_error(tmp_path):
+    command = f"{sys.executable} -m ghostnoise methods; echo $? > {tmp_path}/code"
+    done = subprocess.run(["sh", "-c", f"({command}) | true"], capture_output=True, text=True)
+    assert done.stderr == ""

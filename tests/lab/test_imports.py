@@ -15,21 +15,22 @@ LAYERS = [
     ["runners", "records"],
     ["train"],
     ["config.plan"],
+    ["store"],
     ["config.grid"],
     ["config.recipe"],
     ["config.variants"],
     ["config.overrides"],
     ["models", "data"],
     ["config.schema"],
-    ["config.methods", "store"],
-    ["errors"],
+    ["config.methods", "store.atomic"],
+    ["errors", "limits", "terminal"],
 ]
 HEIGHT = {part: len(LAYERS) - line for line, parts in enumerate(LAYERS) for part in parts}
 
 
 def part_of(names):
     """Return the part of the lab that contains the module at the path `names`."""
-    return ".".join(names[:2] if names[0] == "config" else names[:1])
+    return ".".join(names[:2] if names[0] == "config" or tuple(names[:2]) == ("store", "atomic") else names[:1])
 
 
 def imported(path):

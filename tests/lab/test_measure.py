@@ -1,5 +1,6 @@
 """The targets of the meter: a run, a recipe, or a network of the user."""
 
+import shutil
 import sys
 
 import pytest
@@ -10,6 +11,7 @@ from ghostnoise.lab import measure
 from ghostnoise.lab.config import recipe
 from ghostnoise.lab.errors import UserError
 from ghostnoise.lab.measure import Request, call, find, from_folder
+from ghostnoise.lab.store import checkpoints
 from ghostnoise.lab.train import Options, train
 
 SHORT = ["train.epochs=2", "train.batch_size=64", "data.limit=256", "train.device=cpu", "optim.warmup_epochs=0"]
@@ -45,6 +47,35 @@ def test_an_earlier_epoch_is_found_if_it_is_kept(runs):
         UserError, match=r"epoch 7 of .*: has neither a checkpoint .* exist for epochs 2 and 1; train with meter"
     ):
         from_folder(outcome.folder, Request(str(outcome.folder), device="cpu"), epoch=7)
+
+
+@pytest.mark.parametrize("damage", ["flipped", "folder", "format", "other network"])
+def test_a_damaged_checkpoint_is_never_measured(runs, tmp_path, damage):
+    folder = shutil.copytree(runs[1].folder, tmp_path / "digits" / runs[1].folder.name)
+    last, first = checkpoints.saved(folder / "checkpoints")
+    content, state = bytearray(last.read_bytes()), torch.load(last, weights_only=True)
+    last.unlink()
+    match damage:
+        case "flipped":
+            content[len(content) // 2] ^= 1
+            last.write_bytes(content)
+        case "folder":
+            last.mkdir()
+        case "format":
+            last = checkpoints.save(last.parent, 8, state | {"format": 2})
+        case _:
+            last = checkpoints.save(last.parent, 8, state | {"model": {"weight": torch.zeros(3)}})
+    said = []
+    request = Request(str(folder), device="cpu", warn=said.append)
+    found = find(request)
+    assert f"epoch 1 ({first.name})" in found.about
+    assert [line.partition(" is damaged (")[0] for line in said] == [str(last)]
+    assert last.exists(), "a command that only reads leaves the folder unchanged"
+    weights = torch.load(first, weights_only=True)["model"]
+    assert all(torch.equal(value, weights[name]) for name, value in found.model.state_dict().items())
+    first.unlink()
+    with pytest.raises(UserError, match="has no checkpoint that can be read; run `ghostnoise train` again"):
+        find(request)
 
 
 def test_a_recipe_is_its_run_or_else_its_start(runs):

@@ -6,6 +6,7 @@ when it runs: `--help` needs neither, and `doctor` works on a base install.
 
 import argparse
 import importlib
+import os
 import sys
 from collections.abc import Iterable
 from pathlib import Path
@@ -13,9 +14,10 @@ from typing import NoReturn
 
 from ghostnoise.cli.console import announce, require
 from ghostnoise.lab.errors import UserError
-from ghostnoise.text import did_you_mean
+from ghostnoise.text import did_you_mean, printable
 from ghostnoise.version import __version__
 
+MOST_SHOWN = 500  # characters of an unexpected error
 COMMANDS = {
     "train": "train a recipe, or resume its training",
     "sweep": "run all missing runs of a recipe's grid",
@@ -52,24 +54,47 @@ class Parser(argparse.ArgumentParser):
 
 
 def main(arguments: list[str] | None = None) -> int:
-    """Run a command and return its exit code."""
+    """Run a command and return its exit code.
+
+    Errors that the user can correct have the exit code 2, and unexpected ones 70 (EX_SOFTWARE); `--debug` shows their
+    tracebacks.
+    """
     arguments = sys.argv[1:] if arguments is None else arguments
-    options = _parse(arguments)
-    options.arguments = arguments
-    command = importlib.import_module(f"ghostnoise.cli.{options.command}")
     try:
-        require(getattr(command, "PACKAGES", ()))
-        announce(options)
-        code: int = command.run(options)
-        return code
-    except UserError as error:
-        if options.debug:
-            raise
-        print(f"ghostnoise {options.command}: {error}", file=sys.stderr)
-        return 2
+        return _run(arguments)
     except KeyboardInterrupt:
         print("ghostnoise: interrupted", file=sys.stderr)
         return 130
+    except BrokenPipeError:  # the reader of the output has ended, such as `head`
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())  # nothing is left to be flushed at exit
+        return 1
+    except Exception as error:
+        if "--debug" in arguments:
+            raise
+        word = next((word for word in arguments if word in COMMANDS), "")
+        print(f"{' '.join(['ghostnoise', word]).strip()}: {_line(error)}", file=sys.stderr)
+        return 2 if isinstance(error, UserError) else 70
+
+
+def _run(arguments: list[str]) -> int:
+    options = _parse(arguments)
+    options.arguments = arguments
+    command = importlib.import_module(f"ghostnoise.cli.{options.command}")
+    require(getattr(command, "PACKAGES", ()))
+    announce(options)
+    code: int = command.run(options)
+    return code
+
+
+def _line(error: Exception) -> str:
+    """Describe an error: in one line if it is unexpected."""
+    if isinstance(error, UserError):
+        return "\n".join(map(printable, str(error).split("\n")))
+    first = next((line.strip() for line in str(error).splitlines() if line.strip()), "no message")
+    return (
+        f"unexpected error ({type(error).__name__}: {printable(first)[:MOST_SHOWN]}); repeat the command with --debug "
+        "for the traceback, and report it if the input is valid"
+    )
 
 
 def _parse(arguments: list[str]) -> argparse.Namespace:

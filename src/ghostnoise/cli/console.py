@@ -33,9 +33,9 @@ def announce(options: argparse.Namespace) -> None:
 
 def output() -> "Console":
     """Return the console of standard output."""
-    from rich.console import Console
+    from ghostnoise.lab.terminal import LiteralConsole
 
-    return Console()
+    return LiteralConsole()
 
 
 def print_line(console: "Console", text: str) -> None:
@@ -45,6 +45,6 @@ def print_line(console: "Console", text: str) -> None:
 
 def warn(text: str) -> None:
     """Print a warning to standard error."""
-    from rich.console import Console
+    from ghostnoise.lab.terminal import LiteralConsole
 
-    print_line(Console(stderr=True), f"warning: {text}")
+    print_line(LiteralConsole(stderr=True), f"warning: {text}")

@@ -147,6 +147,9 @@ def _list(founds: list["Found"], terminal: "Console") -> None:
         )  # fmt: skip
     if founds:
         print_table(terminal, table, titles=2, one_line=True)
+    for found in founds:
+        if found.status == "damaged":
+            console.print_line(terminal, found.damage)
     console.print_line(terminal, counted(len(founds), "run"))
 
 
@@ -173,9 +176,9 @@ def _marks(found: "Found") -> list[str]:
 
 def _age(found: "Found") -> str:
     """Return how long ago anything was last written into the folder."""
-    times = [datetime.fromtimestamp(found.path.stat().st_mtime, UTC)]
-    for name in ("metrics.jsonl", "result.json", "failure.json"):
-        with suppress(OSError):
+    times = [datetime.fromtimestamp(0, UTC)]
+    for name in (".", "metrics.jsonl", "result.json", "failure.json"):
+        with suppress(OSError, ValueError, OverflowError):
             times.append(datetime.fromtimestamp((found.path / name).stat().st_mtime, UTC))
     return duration((datetime.now(UTC) - max(times)).total_seconds())
 
@@ -186,7 +189,7 @@ def _show(found: "Found", terminal: "Console") -> None:
 
     lines = [f"{found.path}: {found.status}"]
     if found.reason:
-        lines.append(found.reason)
+        lines.append(found.damage if found.status == "damaged" else found.reason)
     lines += [f"  {key} = {value}" for key, value in _not_default(flat(found.settings)).items()]
     for title, record in (("result", found.result), ("failure", found.failure)):
         if record:

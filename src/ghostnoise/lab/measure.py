@@ -6,7 +6,7 @@ They come from a run folder, from a recipe, or from functions of the user that a
 import importlib
 import os
 import sys
-from collections.abc import Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass, replace
 from itertools import islice
 from pathlib import Path
@@ -19,9 +19,11 @@ from ghostnoise.lab import data, models
 from ghostnoise.lab.config import recipe
 from ghostnoise.lab.config.schema import DataSettings, Settings
 from ghostnoise.lab.errors import UserError, import_failure
-from ghostnoise.lab.store import checkpoints, scan
+from ghostnoise.lab.store import checkpoints
+from ghostnoise.lab.store.contents import one_line, read_settings
 from ghostnoise.lab.train import machine, metering
 from ghostnoise.lab.train.session import seed_generators
+from ghostnoise.text import printable
 
 NAMES = [name for name in get_args(DataSettings.model_fields["name"].annotation) if name != "imagefolder"]
 BATCH_SIZE, BATCHES = 256, 8
@@ -29,7 +31,7 @@ BATCH_SIZE, BATCHES = 256, 8
 
 @dataclass(frozen=True)
 class Request:
-    """What the command line asks for; None leaves the choice to the target."""
+    """What the command line asks for; None leaves the choice to the target. `warn` is called with each warning."""
 
     target: str
     overrides: tuple[str, ...] = ()
@@ -42,6 +44,7 @@ class Request:
     batch_size: int | None = None
     smoke: bool = False
     variant: str | None = None
+    warn: Callable[[str], object] = lambda text: print(f"warning: {printable(text)}", file=sys.stderr)
 
 
 @dataclass(frozen=True)
@@ -90,7 +93,7 @@ def find(request: Request) -> Target:
     if checkpoints.saved(folder / "checkpoints"):
         return from_folder(folder, replace(request, overrides=()))
     about = f"{name}, not trained ({folder} has no checkpoint): the network at initialization"
-    return _built(name, (about, "at initialization"), resolved, request, None)
+    return _target(name, (about, "at initialization"), *_build(resolved, request), resolved, request)
 
 
 def run_folder(request: Request) -> Path | None:
@@ -102,16 +105,38 @@ def run_folder(request: Request) -> Path | None:
 
 
 def from_folder(folder: Path, request: Request, epoch: int | None = None) -> Target:
-    """Return a run at its last checkpoint, or at the checkpoint after `epoch` epochs."""
+    """Return a run at its last checkpoint that can be read, or at the checkpoint after `epoch` epochs."""
     if request.overrides:
         raise UserError(
             f"{' '.join(request.overrides)} for the run folder {folder}: its settings cannot change; leave it out"
         )
     settings = settings_of(folder)
-    state, path = _checkpoint(folder, epoch)
-    where = f"epoch {state['epoch']}" + (f", step {state['step']}" if state["step"] else "")
-    about = f"{folder}, {where} ({path.name})", f"after {where}"
-    return _built(folder.parent.name, about, settings, request, state, folder)
+    if not checkpoints.saved(folder / "checkpoints"):
+        raise UserError(f"{folder} has no checkpoint; run `ghostnoise train` first, or give another folder")
+    model, source = _build(settings, request)
+    known = []
+    for found in checkpoints.readable(folder / "checkpoints", request.warn, rename=False):
+        state = found.state
+        if epoch is not None and (state["epoch"], state["step"]) != (epoch, 0):
+            known.append(_where(state))
+            continue
+        try:
+            model.load_state_dict(state["model"])
+        except Exception as error:  # a state of another network can raise anything
+            checkpoints.reject(found.path, one_line(error), request.warn, rename=False)
+            continue
+        where = f"epoch {_where(state, ', step {}')}"
+        about = f"{folder}, {where} ({found.path.name})", f"after {where}"
+        at = max(state["epoch"] - (not state["step"]), 0)
+        return _target(folder.parent.name, about, model, source, settings, request, at, folder)
+    if not known:
+        raise UserError(
+            f"{folder} has no checkpoint that can be read; run `ghostnoise train` again, or give another folder"
+        )
+    raise UserError(
+        f"epoch {epoch} of {folder}: has neither a checkpoint nor recorded noise; checkpoints exist for epochs "
+        f"{' and '.join(known)}; train with meter.every to record the noise during training"
+    )
 
 
 def from_function(request: Request) -> Target:
@@ -151,8 +176,8 @@ def from_function(request: Request) -> Target:
 def settings_of(folder: Path) -> Settings:
     """Read the settings of a run folder."""
     try:
-        return recipe.stored(scan.look(folder, lambda line: None).settings)
-    except ValueError:
+        return recipe.stored(read_settings(folder / "settings.json"))
+    except (OSError, ValueError):
         raise UserError(
             f"{folder} is not a run folder: its settings.json is missing or invalid; give one that `ghostnoise runs` "
             "lists"
@@ -203,19 +228,20 @@ def _from_recipe(request: Request) -> tuple[str, Settings, Path]:
     return chosen.name, resolved, request.runs / chosen.name / recipe.identity(resolved)
 
 
-def _built(
-    name: str, about: tuple[str, str], settings: Settings, request: Request, state: dict[str, Any] | None,
-    folder: Path | None = None,
-) -> Target:  # fmt: skip
-    """Return the network of a recipe or run; `about` has its description and the state of its weights."""
+def _build(settings: Settings, request: Request) -> tuple[nn.Module, data.Source]:
+    """Build the network of a run at initialization, and open its data."""
     device = machine.select_device(request.device if request.device != "auto" else settings.train.device)
     size = request.batch_size or settings.train.batch_size // (settings.train.accumulation_steps or 1)
     source = _source(settings.data, request, size, settings.seed, device)
     seed_generators(settings.seed)
-    model = models.build(settings.model, settings.norm, source.info.shape, source.info.classes).to(device)
-    if state is not None:
-        model.load_state_dict(state["model"])
-    epoch = 0 if state is None else max(state["epoch"] - (not state["step"]), 0)
+    return models.build(settings.model, settings.norm, source.info.shape, source.info.classes).to(device), source
+
+
+def _target(
+    name: str, about: tuple[str, str], model: nn.Module, source: data.Source, settings: Settings, request: Request,
+    epoch: int = 0, folder: Path | None = None,
+) -> Target:  # fmt: skip
+    """Return what to measure; `about` has a description of the network and the state of its weights."""
     count = request.batches or (settings.meter.batches if settings.meter else BATCHES)
     ghost_size = request.ghost_size or metering.ghost_size(settings)
     return Target(name, *about, model, islice(source.batches(epoch), count), ghost_size, folder)
@@ -227,21 +253,9 @@ def _source(settings: DataSettings, request: Request, batch_size: int, seed: int
     )
 
 
-def _checkpoint(folder: Path, epoch: int | None) -> tuple[dict[str, Any], Path]:
-    """Return the last checkpoint, or the one at the end of an epoch."""
-    paths = checkpoints.saved(folder / "checkpoints")
-    if not paths:
-        raise UserError(f"{folder} has no checkpoint; run `ghostnoise train` first, or give another folder")
-    known = []
-    for path in paths:
-        state = checkpoints.read(path.read_bytes())
-        if epoch is None or (state["epoch"], state["step"]) == (epoch, 0):
-            return state, path
-        known.append(f"{state['epoch']}" + (f" and {state['step']} steps" if state["step"] else ""))
-    raise UserError(
-        f"epoch {epoch} of {folder}: has neither a checkpoint nor recorded noise; checkpoints exist for epochs "
-        f"{' and '.join(known)}; train with meter.every to record the noise during training"
-    )
+def _where(state: Mapping[str, Any], step: str = " and {} steps") -> str:
+    """Describe after which epoch and step a checkpoint was saved."""
+    return f"{state['epoch']}" + (step.format(state["step"]) if state["step"] else "")
 
 
 def _moved(value: Any, device: torch.device | None) -> Any:

@@ -78,8 +78,8 @@ def test_damaged_and_unfinished_runs_are_skipped_with_a_line(there):
     assert len(warned) == 6
     for folder, reason in (
         (folders[0], "is damaged"), (folders[2], "its settings have the identity"),
-        (folders[3], "a curve of 2 epochs: train.epochs is 3"), (folders[4], "an integer of 401 digits"),
-        (folders[5], "metrics.jsonl: must have one line for each epoch"), (folders[6], "environment.numerics: must be"),
+        (folders[3], "a curve of 2 epochs: train.epochs is 3"), (folders[4], "result.json: accuracy: must be"),
+        (folders[5], "is damaged (metrics.jsonl: metrics.1: "), (folders[6], "environment.json: numerics: must be"),
     ):  # fmt: skip
         (line,) = [line for line in warned if str(folder) in line]
         assert reason in line

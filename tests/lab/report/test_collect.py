@@ -134,12 +134,13 @@ def test_numerics_are_read_from_the_environment_and_default_to_one(tmp_path):
     recorded = [{"numerics": 3}, {}, {"numerics": "3"}, {"numerics": None}, {"numerics": True}]
     folders = [write(tmp_path, point, environment=each) for point, each in zip(points(made), recorded, strict=False)]
     folders.append(write(tmp_path, points(made)[5], environment={"numerics": 3}))
-    (folders[-1] / "environment.json").write_text("{")
+    (folders[-1] / "environment.json").unlink()
     write(tmp_path, points(made)[6], status="unfinished", environment={"numerics": 4})
     found, lines = look(tmp_path, made)
     assert [run.numerics for run in found.runs] == [3, 1, 1, 1, 1, 1, 4, 1, 1]
-    assert found.numerics == {1: 5, 3: 1}  # only runs that have a result
-    assert not lines
+    assert found.numerics == {1: 2, 3: 1}  # only runs that have a result
+    assert found.damaged == tuple(sorted(folders[2:5])), "what is not a number is damage"
+    assert all("environment.json: numerics: must be an integer" in line for line in lines)
 
 
 def test_of_two_finished_folders_of_one_run_the_newer_numerics_are_used(tmp_path):

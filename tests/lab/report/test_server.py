@@ -4,6 +4,7 @@ import http.client
 import json
 import socket
 import threading
+import time
 from datetime import UTC, datetime
 
 import pytest
@@ -11,7 +12,7 @@ import pytest
 from ghostnoise.lab.errors import UserError
 from ghostnoise.lab.report.files import SERVED, ExperimentReport
 from ghostnoise.lab.report.page import Provenance
-from ghostnoise.lab.report.server import CachedFiles, Server, state
+from ghostnoise.lab.report.server import MOST_THREADS, CachedFiles, Server, state
 from support.readings import convolutional, record
 from support.run_folders import experiment, points, write
 
@@ -146,3 +147,57 @@ def test_the_tag_changes_when_noise_is_recorded(tmp_path):
     assert state(tmp_path / "tiny") == before
     record(folder, e1=convolutional())
     assert state(tmp_path / "tiny") != before
+
+
+@pytest.mark.parametrize("path", ["/", "/table.md", "/nothing"])
+def test_security_headers_are_http_headers(served, path):
+    server, *_ = served
+    headers = ask(server, path)[0].headers
+    assert headers["X-Frame-Options"] == "DENY"
+    assert headers["Cross-Origin-Opener-Policy"] == "same-origin"
+    policy = headers["Content-Security-Policy"]
+    assert policy.startswith("default-src 'none'; ")
+    assert policy.endswith("frame-ancestors 'none'")
+    assert ("script-src 'sha256-" in policy) == (path == "/")
+
+
+@pytest.mark.parametrize(
+    "error", [RecursionError("deep"), OverflowError("\x1b[31mlarge\nmore"), KeyError(), MemoryError()]
+)
+def test_any_error_is_answered_and_the_server_continues(served, error, monkeypatch):
+    server, *_ = served
+
+    def fail(name):
+        raise error
+
+    with monkeypatch.context() as patch:
+        patch.setattr(server.files, "get", fail)
+        answer, content = ask(server, "/")
+    assert answer.status == 500
+    assert content.startswith(type(error).__name__.encode())
+    assert content.count(b"\n") == 1
+    assert b"\x1b" not in content
+    assert ask(server, "/")[0].status == 200
+
+
+def test_idle_connections_do_not_take_more_threads(served, monkeypatch):
+    server, *_ = served
+    monkeypatch.setattr("ghostnoise.lab.report.server.WAIT", 0.05)
+    before, idle = threading.active_count(), []
+    try:
+        while len(idle) < MOST_THREADS + 8:
+            idle.append(socket.create_connection(("127.0.0.1", server.server_port)))
+        with pytest.raises((http.client.HTTPException, OSError)):
+            ask(server, "/table.md")
+        assert threading.active_count() - before <= MOST_THREADS
+    finally:
+        for each in idle:
+            each.close()
+    for _ in range(100):
+        try:
+            assert ask(server, "/table.md")[0].status == 200
+            break
+        except (http.client.HTTPException, OSError):
+            time.sleep(0.1)
+    else:
+        pytest.fail("the threads were not given back")

@@ -37,8 +37,13 @@ def test_files_go_from_folder_to_folder(tmp_path):
     assert list(files)[-1] == "result.json", "the result is written after all other files"
     write(tmp_path / "copy", files)
     assert outcome(tmp_path / "copy") == outcome(folder)
-    there = [RunFolder(path, pytest.fail).latest() for path in (folder, tmp_path / "copy")]
-    assert there[0] == there[1] is not None
+    there = [RunFolder(path, pytest.fail).latest().content for path in (folder, tmp_path / "copy")]
+    assert there[0] == there[1]
+    (name,) = (name for name in files if name.startswith("checkpoints/"))
+    write(tmp_path / "other", files | {name: files[name][:-1]})
+    assert not checkpoints.saved(tmp_path / "other" / "checkpoints"), "it does not match its checksum"
+    (folder / name).write_bytes(b"")
+    assert name not in files_of(folder)
     noise = [
         {path.name: path.read_bytes() for path in (place / "noise").iterdir()} for place in (folder, tmp_path / "copy")
     ]

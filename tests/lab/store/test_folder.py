@@ -9,6 +9,7 @@ from ghostnoise.lab.errors import UserError
 from ghostnoise.lab.store import RunFolder
 from ghostnoise.lab.store.folder import outdated
 from ghostnoise.version import NUMERICS
+from support.checkpoints import state
 
 
 def folder(path, warn=pytest.fail):
@@ -75,11 +76,11 @@ def test_resuming_on_another_machine_is_reported(tmp_path):
     said = []
     run = folder(tmp_path, said.append)
     run.own()
-    run.begin({"seed": 0}, {"torch": "2.8", "threads": 2, "started": "a"})
-    run.begin({"seed": 0}, {"torch": "2.9", "threads": 2, "started": "b"})
+    run.begin({"seed": 0}, {"torch": "2.8", "threads": 2, "started": "2026-01-31T12:00:00"})
+    run.begin({"seed": 0}, {"torch": "2.9", "threads": 2, "started": "2026-01-31T12:00:01"})
     assert said == []
-    run.save(3, {"step": 3})
-    run.begin({"seed": 0}, {"torch": "2.9", "threads": 4, "started": "c"})
+    run.save(3, state(3))
+    run.begin({"seed": 0}, {"torch": "2.9", "threads": 4, "started": "2026-01-31T12:00:02"})
     assert len(said) == 1
     assert "threads 2 -> 4" in said[0]
 
@@ -91,7 +92,7 @@ def ended(tmp_path, environment, said=None):
     run.begin({"seed": 0}, environment)
     run.record({"epoch": 1})
     run.record_noise(1, b"noise")
-    run.save(3, {"step": 3})
+    run.save(3, state(3))
     run.finish({"status": "finished"})
     run.release()
     return run
@@ -143,5 +144,5 @@ def test_unfinished_runs_of_another_numerics_number_do_not_resume(tmp_path):
 def test_a_folder_that_holds_only_a_checkpoint_is_current(tmp_path):
     run = folder(tmp_path)
     run.path.mkdir(parents=True)
-    run.save(3, {"step": 3})
+    run.save(3, state(3))
     assert run.own_and_read() is not None

@@ -1,9 +1,13 @@
 import json
+import os
+import time
 
 import pytest
 
 from ghostnoise.lab.store import RunFolder
 from ghostnoise.lab.store.scan import look, scan
+from support.records import finished, on_cpu
+from support.run_folders import experiment, points
 
 SETTINGS = {"recipe": "digits", "identity": "abc", "seed": 0}
 
@@ -61,8 +65,11 @@ def test_all_folders_are_found_and_damaged_ones_are_reported(tmp_path):
     said = []
     found = scan(tmp_path / "digits", said.append)
     assert {name: each.status for name, each in found.items()} == {"a": "failed", "b": "damaged", "c": "damaged"}
-    assert said == [found["b"].reason, found["c"].reason]
-    assert "settings.json is damaged (not a JSON object)" in said[0]
+    assert said == [found["b"].damage, found["c"].damage]
+    assert said[0] == (
+        f"{found['b'].path} is damaged (settings.json: not a JSON object); `ghostnoise runs remove {found['b'].path}` "
+        "removes it"
+    )
     assert scan(tmp_path / "nothing", pytest.fail) == {}
 
 
@@ -109,3 +116,84 @@ def test_runs_of_another_numerics_number_are_outdated_if_asked(tmp_path):
     assert [found.status for found in first.values()] == ["finished", "finished", "outdated"]
     assert [found.status for found in second.values()] == ["outdated", "outdated", "finished"]
     assert (first["c"].result, first["c"].reason) == (None, "made with numerics 2, not 1")
+
+
+NAMES = ("settings.json", "result.json", "environment.json", "metrics.jsonl")
+FIELDS = {
+    "settings.json": ("seed", "train", "optim"), "result.json": ("accuracy", "status", "seconds", "ended", "more"),
+    "environment.json": ("numerics", "threads", "torch", "more"),
+    "metrics.jsonl": ("epoch", "loss", "accuracy", "train_loss"),
+}  # fmt: skip
+WRONG = {
+    "many digits": "9" * 400, "more digits": "9" * 5000, "text": '"\\u001b[31m"', "list": "[1]", "object": '{"a": 1}',
+    "deep": "[" * 10**5 + "]" * 10**5, "infinite": "1e999", "NaN": "NaN", "null": "null",
+}  # fmt: skip
+FINE = {  # values that these fields may have
+    ("result.json", "more", "null"), ("environment.json", "more", "null"), ("metrics.jsonl", "loss", "null"),
+    ("metrics.jsonl", "accuracy", "null"), ("metrics.jsonl", "train_loss", "null"),
+}  # fmt: skip
+
+
+@pytest.fixture
+def run(tmp_path):
+    """The folder of a finished run."""
+    (point, *_) = points(experiment(tmp_path))
+    return finished(tmp_path / "runs", "tiny", on_cpu(point.settings))
+
+
+@pytest.mark.parametrize(("name", "field"), [(name, field) for name in NAMES for field in FIELDS[name]])
+def test_every_field_is_checked(run, name, field):
+    lines = (run / name).read_text().splitlines() if name.endswith("l") else [(run / name).read_text()]
+    for wrong, value in WRONG.items():
+        made = json.dumps(json.loads(lines[0]) | {field: "HERE"}).replace('"HERE"', value)
+        (run / name).write_text("".join(f"{line}\n" for line in [made, *lines[1:]]))
+        found = look(run, lambda line: None)
+        fine = (name, field, wrong) in FINE or (field in ("train", "optim") and wrong == "object")
+        assert found.status == ("finished" if fine else "damaged"), (wrong, found.reason)
+        assert fine or found.reason.startswith(f"{name}: ")
+        assert found.reason.isprintable()
+        assert len(found.reason) < 300
+
+
+@pytest.mark.parametrize("name", NAMES)
+@pytest.mark.parametrize("kind", ["pipe", "symlink", "loop", "folder", "large", "not UTF-8", "empty object"])
+def test_only_regular_files_of_a_moderate_size_are_read(run, name, kind, tmp_path):
+    path = run / name
+    content = path.read_bytes()
+    path.unlink()
+    match kind:
+        case "pipe":
+            os.mkfifo(path)
+        case "symlink":
+            (tmp_path / "elsewhere").write_bytes(content)
+            path.symlink_to(tmp_path / "elsewhere")
+        case "loop":
+            path.symlink_to(path)
+        case "folder":
+            path.mkdir()
+        case "large":
+            path.touch()
+            os.truncate(path, 2**40)
+        case "not UTF-8":
+            path.write_bytes(b'{"a": "\xff"}\n')
+        case _:
+            path.write_text("{}\n")
+    said = []
+    found = scan(run.parent, said.append)[run.name]
+    harmless = kind == "empty object" and name in ("settings.json", "environment.json")
+    assert found.status == ("finished" if harmless else "damaged")
+    assert said == ([] if harmless else [found.damage])
+
+
+def test_a_link_to_itself_is_no_run(run):
+    (run.parent / "loop").symlink_to("loop")
+    assert list(scan(run.parent, pytest.fail)) == [run.name]
+
+
+@pytest.mark.slow
+def test_reading_a_run_takes_less_than_a_millisecond(run):
+    look(run, pytest.fail)
+    began = time.process_time()
+    for _ in range(200):
+        look(run, pytest.fail)
+    assert time.process_time() - began < 0.2

@@ -74,7 +74,7 @@ def test_the_trainer_matches_a_plain_loop(tmp_path, overrides, optimizer):
     chosen = recipe.load("digits", [*SHORT, *overrides])
     outcome = train(chosen, quiet(tmp_path))
     model, accuracy, an_image = plain_loop(chosen.settings, tmp_path, optimizer)
-    state = checkpoints.read(checkpoints.latest(outcome.folder / "checkpoints", pytest.fail))["model"]
+    state = checkpoints.latest(outcome.folder / "checkpoints", pytest.fail).state["model"]
     for name, value in model.state_dict().items():
         torch.testing.assert_close(
             state[name], value, rtol=1e-3, atol=1e-4, msg=lambda text, name=name: f"{name}: {text}"
@@ -100,7 +100,7 @@ def test_each_checkpoint_has_the_training_time_of_its_images(tmp_path, monkeypat
 
     def saved(folder):
         watch.advance(100)
-        state = checkpoints.read(checkpoints.latest(folder / "checkpoints", pytest.fail))
+        state = checkpoints.latest(folder / "checkpoints", pytest.fail).state
         seen.append((state["images"], state["training_seconds"]))
         stop.signal = 15 * (len(seen) == 3)
 

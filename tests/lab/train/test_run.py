@@ -58,10 +58,10 @@ def test_the_folder_has_everything(tmp_path):
 
 def test_weights_sha256_identifies_the_weights_of_the_last_checkpoint(tmp_path):
     outcome = run(tmp_path)
-    state = checkpoints.read(checkpoints.latest(outcome.folder / "checkpoints", pytest.fail))
+    state = checkpoints.latest(outcome.folder / "checkpoints", pytest.fail).state
     again = run(tmp_path / "again")
     assert again.result["weights_sha256"] == outcome.result["weights_sha256"]
-    other = checkpoints.read(checkpoints.latest(again.folder / "checkpoints", pytest.fail))
+    other = checkpoints.latest(again.folder / "checkpoints", pytest.fail).state
     assert all(torch.equal(value, other["model"][name]) for name, value in state["model"].items())
 
 

@@ -1,5 +1,7 @@
 """Runs that are killed, stopped or damaged end with the results of uninterrupted runs."""
 
+import copy
+import io
 import json
 import os
 import random
@@ -7,8 +9,15 @@ import signal
 import subprocess
 import sys
 import time
+from dataclasses import replace
 
 import pytest
+import torch
+from rich.console import Console
+
+from ghostnoise.lab.config import recipe
+from ghostnoise.lab.store import checkpoints
+from ghostnoise.lab.train import Options, train
 
 TIMINGS = ("seconds", "images_per_second", "ended")
 SETTINGS = ["digits", "train.batch_size=64", "train.ema=0.99", "optim.clip=1.0", "optim.warmup_epochs=2"]
@@ -108,3 +117,77 @@ def test_a_finished_run_is_not_run_again(tmp_path, uninterrupted):
     done = finish(tmp_path)
     assert "is finished" in done.stdout
     assert (folder(tmp_path) / "result.json").read_bytes() == before
+
+
+def stopped(runs, saves=2):
+    """Train in this process until `saves` checkpoints are saved; return the options, the recipe and the folder."""
+    made, left = Options(runs=runs, threads=1, quiet=True, thresholds=False, checkpoint_seconds=0.0), [saves]
+
+    def saved(folder):
+        left[0] -= 1
+        made.stop.signal = 0 if left[0] else signal.SIGTERM
+
+    made = replace(made, saved=saved)
+    chosen = recipe.load(SETTINGS[0], [*SETTINGS[1:], "train.epochs=2", "optim.warmup_epochs=1"])
+    return chosen, train(chosen, made).folder
+
+
+def other(state, kind):
+    """Return a state that has the right format, but is not one of the run."""
+    wrong = {
+        "another run": {"identity": "0123456789ab"},
+        "another network": {"model": {"weight": torch.zeros(3)}},
+        "another optimizer": {"optimizer": {"state": {}, "param_groups": []}},
+        "other options": {"optimizer": optimizer(state, lambda saved: saved["param_groups"][0].update(momentum=0.5))},
+        "other shapes": {
+            "optimizer": optimizer(state, lambda saved: saved["state"][0].update(momentum_buffer=torch.zeros(7)))
+        },
+        "more processes": {"ranks": state["ranks"] * 2},
+        "no generators": {"ranks": [state["ranks"][0] | {"generators": {}}]},
+        "no average": {"average": {}},
+        "a later epoch": {"epoch": 3, "history": json.dumps([LINE] * 3)},
+        "a later step": {"step": 10**6},
+    }
+    return state | wrong[kind]
+
+
+LINE = dict.fromkeys(("train_loss", "train_accuracy", "loss", "accuracy")) | {"epoch": 1, "step": 1, "split": "test"}
+KINDS = (
+    "another run", "another network", "another optimizer", "other options", "other shapes", "more processes",
+    "no generators", "no average", "a later epoch", "a later step",
+)  # fmt: skip
+
+
+def optimizer(state, change):
+    saved = copy.deepcopy(state["optimizer"])
+    change(saved)
+    return saved
+
+
+@pytest.mark.parametrize("kept", [1, 0])
+@pytest.mark.parametrize("kind", KINDS)
+def test_a_checkpoint_that_cannot_be_restored_is_set_aside(tmp_path, short, kind, kept):
+    """The previous one is used, or else the run starts again; both end with the same weights."""
+    chosen, folder = stopped(tmp_path)
+    last, first = checkpoints.saved(folder / "checkpoints")
+    state = torch.load(last, weights_only=True)
+    last.unlink()
+    path = checkpoints.save(last.parent, 10**6, other(state, kind))
+    if not kept:
+        first.unlink()
+    errors = io.StringIO()
+    options = Options(runs=tmp_path, threads=1, quiet=True, thresholds=False, errors=Console(file=errors, width=10_000))
+    result = train(chosen, options).result
+    (line,) = errors.getvalue().splitlines()
+    assert line.startswith(f"warning: {path} is damaged (")
+    assert line.endswith("; it is renamed to .damaged, and an earlier checkpoint is used if there is one")
+    assert path.with_suffix(".damaged").exists()
+    assert result["weights_sha256"] == short
+
+
+@pytest.fixture(scope="module")
+def short(tmp_path_factory):
+    """Return the hash of the weights of an uninterrupted short run."""
+    chosen = recipe.load(SETTINGS[0], [*SETTINGS[1:], "train.epochs=2", "optim.warmup_epochs=1"])
+    options = Options(runs=tmp_path_factory.mktemp("short"), threads=1, quiet=True, thresholds=False)
+    return train(chosen, options).result["weights_sha256"]

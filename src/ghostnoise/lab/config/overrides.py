@@ -12,6 +12,7 @@ from typing import Any, get_args
 from pydantic import ValidationError
 from pydantic_core import ErrorDetails
 
+from ghostnoise.lab import limits
 from ghostnoise.lab.config.methods import methods
 from ghostnoise.lab.config.schema import NormSettings, Section, Settings, augments
 from ghostnoise.lab.errors import UserError
@@ -220,20 +221,25 @@ def _parsed(overrides: Sequence[str]) -> tuple[dict[str, Any], list[str]]:
     for text in overrides:
         key, equals, value = (part.strip() for part in text.partition("="))
         if not equals or not key:
-            lines.append(f"{text!r}: must be key=value, such as norm.ghost_size=16")
+            lines.append(f"{_shown(text)}: must be key=value, such as norm.ghost_size=16")
+        elif len(text) > limits.MOST_OVERRIDE:
+            lines.append(f"{_shown(text)}: must have at most {limits.MOST_OVERRIDE:,} characters; shorten it")
         elif key in RESERVED:
             lines.append(f"{key}: set by {RESERVED[key]}, not by hand; leave it out")
         elif key in SECTIONS:
             lines.append(f"{key}: a section; name one of its settings, such as {key}.{_first(key)}=...")
         elif key not in keys():
-            lines.append(unknown(key))
+            lines.append(unknown(ascii(key)[1:-1][:80]))
         else:
             try:
                 given[key] = _value(value, text_wanted=_takes_text(key))
             except tomllib.TOMLDecodeError:
                 lines.append(
-                    f"{text!r}: the value is not valid TOML; write a number, true, false, a word, 'text' or [1, 2]"
+                    f"{_shown(text)}: the value is not valid TOML; write a number, true, false, a word, 'text' or "
+                    "[1, 2]"
                 )
+            except ValueError as error:
+                lines.append(f"{_shown(text)}: {error}; give another value")
     return given, lines
 
 
@@ -242,7 +248,7 @@ def _value(text: str, text_wanted: bool) -> Any:
     if text in ("", "unset"):
         return Unset.UNSET
     try:
-        parsed = tomllib.loads(f"value = {text}")
+        parsed = limits.parse_toml(f"value = {text}")
         if set(parsed) != {"value"}:  # a line break followed by more keys
             raise tomllib.TOMLDecodeError("more than one value")
     except tomllib.TOMLDecodeError:
@@ -250,9 +256,16 @@ def _value(text: str, text_wanted: bool) -> Any:
             return float(text)
         if text[0] in "\"'[{" or "\n" in text:
             raise
+        for mistake in limits.mistakes(text):
+            raise ValueError(mistake) from None
         return text
     value = parsed["value"]
     return text if text_wanted and not isinstance(value, str) else value
+
+
+def _shown(text: str) -> str:
+    """Quote an override for an error message."""
+    return repr(text) if len(text) <= 100 else f"{text[:100]!r}..."
 
 
 def _takes_text(key: str) -> bool:
@@ -269,7 +282,7 @@ def _drop_strays(tree: Tree, section: str, choice: str, value: object) -> None:
     """Remove settings that do not belong to the new `value` of `choice`."""
     settings, kind = tree[section], SECTIONS[section]
     if value is Unset.UNSET:
-        value = kind.model_fields[choice].default
+        value = kind.model_fields[choice].default if choice in kind.model_fields else None  # an option of a method
     strays = [name for name, (by, owners) in kind.owners().items() if by == choice and value not in owners]
     match section, choice:
         case "data", "name" if settings.get("augment", "none") not in augments(str(value)):

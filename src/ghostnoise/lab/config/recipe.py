@@ -11,10 +11,12 @@ import re
 import tomllib
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
+from functools import lru_cache
 from importlib import resources
 from pathlib import Path
 from typing import Any
 
+from ghostnoise.lab import limits
 from ghostnoise.lab.config import variants
 from ghostnoise.lab.config.methods import methods
 from ghostnoise.lab.config.overrides import Tree, changed, check, overridden, validated
@@ -117,6 +119,7 @@ def load(
         parsed = variants.apply(parsed, variant, name_or_path, having_variant(variant))
         name = f"{name}-{variant}"
         about |= {"command": f"{about['command']} --variant {variant}" if about["command"] else ""}
+    _check_name(name, name_or_path)
     parsed.pop(variants.SECTION, None)
     plan = {name: parsed.pop(name) for name in PLAN if name in parsed}
     tree, mistakes = overridden(parsed, overrides)
@@ -233,7 +236,16 @@ def canonical_tree(settings: Settings) -> Tree:
 def stored(record: Mapping[str, Any]) -> Settings:
     """Return the settings in the settings.json of a run folder; raises a ValueError if they are invalid."""
     own = {name: value for name, value in record.items() if name not in ("recipe", "identity")}
-    return Settings.model_validate_json(json_text(own))
+    seed = own.get("seed", 0)
+    if type(seed) is not int or not 0 <= seed < 2**63:
+        return Settings.model_validate_json(json_text(own))  # raises
+    return _stored(json_text(own | {"seed": 0})).model_copy(update={"seed": seed})
+
+
+@lru_cache(maxsize=4096)
+def _stored(text: str) -> Settings:
+    """Validate settings without their seed once for all seeds: thousands of runs are read at a time."""
+    return Settings.model_validate_json(text)
 
 
 def json_text(tree: Tree) -> str:
@@ -245,15 +257,17 @@ def read(name_or_path: str) -> str:
     """Return the text of a recipe: one of the package, or a path, which has a separator or ends with .toml."""
     separators = [separator for separator in (os.sep, os.altsep, "/") if separator]
     if name_or_path.endswith(SUFFIX) or any(separator in name_or_path for separator in separators):
+        _check_name(Path(name_or_path).name.removesuffix(SUFFIX), name_or_path)
         try:
-            return Path(name_or_path).read_text(encoding="utf-8")
-        except OSError as error:
-            raise UserError(
-                f"recipe {name_or_path}: cannot be read ({error.strerror}); give the path of a .toml file, or a name "
-                "that `ghostnoise recipes` lists"
-            ) from None
+            return limits.read_bytes(Path(name_or_path), limits.MOST_RECIPE_BYTES, follow=True).decode()
         except UnicodeDecodeError:
             raise UserError(f"recipe {name_or_path}: is not UTF-8 text; save it as UTF-8") from None
+        except (OSError, ValueError) as error:
+            reason = getattr(error, "strerror", None) or error
+            raise UserError(
+                f"recipe {name_or_path}: cannot be read ({reason}); give the path of a .toml file, or a name "
+                "that `ghostnoise recipes` lists"
+            ) from None
     if name_or_path in names():
         return (FOLDER / f"{name_or_path}{SUFFIX}").read_text(encoding="utf-8")
     near = nearest(name_or_path, names(), count=3, cutoff=0.5)
@@ -275,11 +289,25 @@ def header(text: str) -> dict[str, str]:
 
 def _parsed(text: str, source: str) -> dict[str, Any]:
     try:
-        return tomllib.loads(text)
+        return limits.parse_toml(text)
     except tomllib.TOMLDecodeError as error:
         found = re.fullmatch(r"(.*) \(at (.*)\)", str(error))
         what, where = found.groups() if found else (str(error), "some line")
         raise UserError(f"recipe {source}, {where}: {what}; fix the TOML there") from None
+    except ValueError as error:
+        raise UserError(f"recipe {source}: {error}; shorten it") from None
+
+
+def _check_name(name: str, source: str) -> None:
+    """Raise a UserError if runs cannot have a folder of this name."""
+    try:
+        limits.checked_name(name)
+    except ValueError:
+        raise UserError(
+            f"recipe {source}: its runs would have the folder {ascii(name)[:80]}; a name has 1 to "
+            f"{limits.MOST_NAME_BYTES} printable characters, none of / \\ and :, and does not start with a dot; rename "
+            "the recipe"
+        ) from None
 
 
 def _placed(settings: Settings) -> Settings:

@@ -5,6 +5,7 @@ must have the default None, so that the identities of existing runs do not chang
 """
 
 from collections.abc import Mapping
+from functools import cache
 from typing import Annotated, Any, ClassVar, Literal, Self
 
 from pydantic import (
@@ -193,7 +194,7 @@ class NormSettings(Section):
                 mistakes.append(InitErrorDetails(type="extra_forbidden", loc=(name,), input=read[name]))
             elif name in types:
                 try:
-                    read[name] = TypeAdapter(types[name]).validate_python(read[name], strict=True)
+                    read[name] = _adapter(str(method), name).validate_python(read[name], strict=True)
                 except ValidationError as error:
                     mistakes += [_again(each, name) for each in error.errors(include_url=False)]
         return read, mistakes
@@ -208,6 +209,12 @@ class NormSettings(Section):
             if getattr(self, name, None) is None:
                 raise ValueError(f"method={self.method!r} without {name}: it has no default; give one")
         return self
+
+
+@cache
+def _adapter(method: str, option: str) -> TypeAdapter[Any]:
+    """Return the validator of an option of a method; making one takes far longer than using it."""
+    return next(TypeAdapter(each.annotation) for each in methods.methods()[method].options if each.name == option)
 
 
 def _again(mistake: ErrorDetails, *above: str) -> InitErrorDetails:

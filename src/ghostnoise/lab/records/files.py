@@ -6,13 +6,15 @@ import stat
 from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, BinaryIO
+from typing import BinaryIO
 
 from ghostnoise.lab.errors import UserError
+from ghostnoise.lab.limits import checked_name
 from ghostnoise.lab.records import record
 from ghostnoise.lab.records.folders import from_folder
 from ghostnoise.lab.records.record import RunRecord
 from ghostnoise.lab.store import atomic, scan
+from ghostnoise.lab.store.contents import parse_json
 from ghostnoise.text import counted
 
 FORMAT, VERSION = "ghostnoise records", 1
@@ -88,14 +90,6 @@ def export(folder: Path, path: Path, warn: Callable[[str], object]) -> Exported:
     return Exported(path, len(merged), len(merged) - len(known.runs))
 
 
-def checked_name(name: Any) -> str:
-    """Return the name of a recipe if it can be that of a folder; raises a ValueError otherwise."""
-    valid = isinstance(name, str) and 0 < len(name.encode(errors="replace")) <= 200 and name.isprintable()
-    if not valid or name.startswith(".") or any(separator in name for separator in "/\\:"):
-        raise ValueError(f"recipe {ascii(name)[:80]}: must be the name of a recipe")
-    return str(name)
-
-
 def _replaces(made: RunRecord, before: RunRecord, path: Path, warn: Callable[[str], object]) -> bool:
     """Decide between two records of the same run; raises a UserError if there is no reason to prefer one."""
     ours, theirs = made.environment.numerics, before.environment.numerics
@@ -134,7 +128,7 @@ def _parse(file: BinaryIO, path: Path) -> Records:
 
 def _header(line: bytes, path: Path) -> str:
     try:
-        header = record.parse_json(line)
+        header = parse_json(line)
         if header.get("format") != FORMAT:
             raise ValueError(f'must have "format":"{FORMAT}"')
     except ValueError as error:

@@ -4,7 +4,7 @@ import json
 import os
 import shutil
 from collections.abc import Iterable, Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any
@@ -12,29 +12,25 @@ from typing import Any
 from filelock import FileLock
 
 from ghostnoise.lab.errors import UserError
+from ghostnoise.lab.limits import read_bytes
 from ghostnoise.lab.records import record
 from ghostnoise.lab.records.record import EVALUATED, TRAINED, NoiseAt, RunRecord
 from ghostnoise.lab.store import atomic
+from ghostnoise.lab.store.contents import HEADER
 from ghostnoise.lab.store.folder import IMPORTED, MEASURED, NOISE, finite
 from ghostnoise.lab.store.scan import Found, look
 from ghostnoise.meter.reading import Reading
 from ghostnoise.text import counted
 
 TEMPORARY = ".import-"
-HEADER = ("recipe", "identity")
 
 
 @dataclass(frozen=True)
 class RecordedRun(Found):
     """A run that is read from its record; its folder does not exist."""
 
-    recorded_environment: Mapping[str, Any] = field(default_factory=dict)
     lines: tuple[dict[str, Any], ...] = ()
     noise: tuple[NoiseAt, ...] = ()
-
-    def environment(self) -> dict[str, Any]:
-        """The environment metadata."""
-        return dict(self.recorded_environment)
 
     def metrics(self) -> list[dict[str, Any]]:
         """The metrics of each epoch."""
@@ -118,7 +114,7 @@ def _curve(lines: list[dict[str, Any]]) -> dict[str, Any]:
 def _noise(folder: Path) -> list[Any]:
     """Return the measured noise of a run folder: of an imported run as it was imported, otherwise from its readings."""
     if (folder / MEASURED).exists():
-        found = json.loads((folder / MEASURED).read_bytes())
+        found = json.loads(read_bytes(folder / MEASURED))
         return found if isinstance(found, list) else [found]
     noise = []
     for path in sorted((folder / NOISE).glob("epoch-*.npz")):

@@ -3,7 +3,7 @@
 import math
 from collections import Counter
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field, replace
 from functools import cached_property
 from pathlib import Path
 from typing import Any, Literal
@@ -67,6 +67,8 @@ class Collected:
     winners: Mapping[str, Cell]
     """The selected cell of each group of cells whose tuning has finished."""
     damaged: tuple[Path, ...] = ()
+    reasons: Mapping[Path, str] = field(default_factory=dict)
+    """Why each damaged folder is damaged, and the command that removes it."""
     others: int = 0
     """Number of folders of runs that are not part of this experiment."""
     duplicates: int = 0
@@ -87,15 +89,16 @@ def collect(
 ) -> Collected:
     """Match the runs in `folder` (`runs/<recipe>`), or those in `found`, with the experiment's by what they compute."""
     found = scan(folder, warn) if found is None else found
-    damaged = [each.path for each in found.values() if each.status == "damaged"]
+    damaged = {each.path: each.damage for each in found.values() if each.status == "damaged"}
     by_key: dict[str, list[Found]] = {}
     unreadable = 0
     for each in found.values():
         if each.status == "damaged":
             continue
         if each.status == "finished" and number((each.result or {}).get("accuracy")) is None:
-            warn(f"{each.path / 'result.json'} has no accuracy; the run is ignored and its folder is left unchanged")
-            damaged.append(each.path)
+            each = replace(each, status="damaged", reason="result.json: accuracy: missing")
+            warn(each.damage)
+            damaged[each.path] = each.damage
         elif (key := plan.key_of(each)) is None:
             unreadable += 1
         else:
@@ -109,7 +112,7 @@ def collect(
     used = {key for point in points for key in _keys(point)} & set(by_key)
     others = unreadable + sum(len(candidates) for key, candidates in by_key.items() if key not in used)
     duplicates = sum(len(by_key[key]) - 1 for key in used)
-    return Collected(experiment, folder, runs, winners, tuple(sorted(damaged)), others, duplicates)
+    return Collected(experiment, folder, runs, winners, tuple(sorted(damaged)), damaged, others, duplicates)
 
 
 def numerics_of(runs: Iterable[Run]) -> dict[int, int]:
@@ -121,7 +124,10 @@ def numerics_of(runs: Iterable[Run]) -> dict[int, int]:
 def number(value: object) -> float | None:
     """Return a finite number as float, and None for anything else that a file may contain."""
     numeric = isinstance(value, int | float) and not isinstance(value, bool)
-    return float(value) if numeric and math.isfinite(value) else None  # type: ignore[arg-type]
+    try:
+        return float(value) if numeric and math.isfinite(value) else None  # type: ignore[arg-type]
+    except OverflowError:  # an integer of more than 308 digits
+        return None
 
 
 def _numerics(environment: Mapping[str, Any]) -> int:

@@ -1,5 +1,6 @@
 """Noise recorded by runs: its readings, the density of each layer's noise, and the theoretical laws beside it."""
 
+import io
 import math
 import re
 from collections.abc import Callable, Iterable, Mapping, Sequence
@@ -10,12 +11,14 @@ from typing import Any, TypeVar
 
 import numpy as np
 
+from ghostnoise.lab.limits import read_bytes
 from ghostnoise.lab.report.collect import Collected, Run
 from ghostnoise.meter.reading import Distribution, Reading
 from ghostnoise.meter.theory import COMPONENTS, Array, Component, law_cdf
 
 FOLDER = "noise"  # in a run folder
 FIGURE_COLUMNS = 4
+MOST_BYTES = 2**31  # of a reading, which has a distribution for each channel
 OUTSIDE = 0.005  # share of a layer's noise that may lie outside of a figure, on each side
 FINE_CELLS = 500  # cells into which a histogram is divided before it is smoothed
 LEAST_SMOOTHING = (
@@ -117,8 +120,7 @@ def _read_each(folder: Path, warn: Callable[[str], object], read: Callable[[Path
 
 
 def _load(path: Path) -> Reading:
-    with path.open("rb") as file:  # numpy does not close a damaged file
-        return Reading.load(file)
+    return Reading.load(io.BytesIO(read_bytes(path, MOST_BYTES)))  # numpy does not close a damaged file
 
 
 @lru_cache(maxsize=512)

@@ -8,6 +8,8 @@ from ghostnoise.lab.report.noise import NoiseRun, spread
 from ghostnoise.lab.report.statistics import FEW_SEEDS, Claim, Difference, Findings, Score
 from ghostnoise.lab.report.tables import counted, interval_text, mean_text, numerics_notice, p_text
 
+MOST_REASONS = 20  # damaged folders that are described
+
 
 def claim_line(findings: Findings, claim: Claim) -> str:
     """Return the claim, its verdict and the reason as one line."""
@@ -88,6 +90,7 @@ def _folder_notes(findings: Findings) -> list[str]:
     if collected.damaged:
         names = ", ".join(path.name for path in collected.damaged)
         notes.append(f"{counted(len(collected.damaged), 'damaged run folder')} ignored: {names}.")
+        notes += [f"{collected.reasons[path]}." for path in collected.damaged[:MOST_REASONS]]
     if collected.duplicates:
         notes.append(
             f"{counted(collected.duplicates, 'duplicate run folder')} ignored: the same run was also made on another "

@@ -57,7 +57,7 @@ class Provenance:
 
 def page(findings: Findings, noise: Sequence[NoiseRun], provenance: Provenance, *, tag: str = "") -> str:
     """Return the whole file; a page with a `tag`, which names a state of the runs, asks its server for newer ones."""
-    script, plotly = asset("noise.js") + asset("page.js"), plotly_script()
+    script, plotly = scripts()
     name = findings.collected.experiment.recipe.name
     return Template(asset("page.html")).substitute(
         policy=text(policy(script, plotly, live=bool(tag))),
@@ -106,6 +106,17 @@ def policy(*scripts: str, live: bool) -> str:
         f"default-src 'none'; script-src {hashes}; style-src 'unsafe-inline'; {own}; base-uri 'none'; "
         "form-action 'none'"
     )
+
+
+def scripts() -> tuple[str, str]:
+    """Return the scripts of the page: its own, and Plotly's."""
+    return asset("noise.js") + asset("page.js"), plotly_script()
+
+
+@cache
+def served_policy() -> str:
+    """Return the content security policy of the page for an HTTP header, which can also forbid frames."""
+    return f"{policy(*scripts(), live=True)}; frame-ancestors 'none'"
 
 
 @cache

@@ -10,12 +10,17 @@ from dataclasses import dataclass, field
 from http import HTTPStatus
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
+from typing import Any
 
 from ghostnoise.lab.errors import UserError
+from ghostnoise.lab.report import page
 from ghostnoise.lab.report.noise import FOLDER
+from ghostnoise.lab.store.contents import one_line
 
 ADDRESS = "127.0.0.1"
 NAMES = (ADDRESS, "localhost")
+MOST_THREADS = 16
+WAIT = 5.0  # seconds that a connection waits for a thread
 READ = ("settings.json", "result.json", "failure.json", "metrics.jsonl", "environment.json")
 TYPES = {
     "html": "text/html; charset=utf-8", "json": "application/json", "md": "text/markdown; charset=utf-8",
@@ -54,13 +59,13 @@ def state(folder: Path) -> str:
     """Return a tag that changes when any file that the report reads changes."""
     seen = hashlib.sha256()
     try:
-        runs = sorted(entry.path for entry in os.scandir(folder) if entry.is_dir() and not entry.name.startswith("."))
+        runs = [os.path.join(folder, name) for name in sorted(os.listdir(folder)) if not name.startswith(".")]
     except OSError:
         runs = []
     for run in runs:
         for name in (*READ, *_noise_files(run)):
             try:
-                found = os.stat(os.path.join(run, name))
+                found = os.lstat(os.path.join(run, name))
                 seen.update(f"{run}/{name} {found.st_mtime_ns} {found.st_size}\n".encode(errors="surrogateescape"))
             except OSError:
                 continue
@@ -80,9 +85,11 @@ class Server(ThreadingHTTPServer):
     allow_reuse_address = os.name == "posix"  # elsewhere it would let two servers share a port
     allow_reuse_port = False
     daemon_threads = True
+    request_queue_size = 128
 
     def __init__(self, port: int, files: CachedFiles) -> None:
         self.files = files
+        self.free = threading.BoundedSemaphore(MOST_THREADS)
         try:
             super().__init__((ADDRESS, port), Handler)
         except OSError as error:
@@ -94,6 +101,27 @@ class Server(ThreadingHTTPServer):
         """Bind without looking up the name of this machine, which may wait for the network."""
         socketserver.TCPServer.server_bind(self)
         self.server_name, self.server_port = ADDRESS, self.server_address[1]
+
+    def process_request(self, request: Any, client_address: Any) -> None:
+        """Answer in a thread of its own; if all are in use, wait a little, then close the connection."""
+        if not self.free.acquire(timeout=WAIT):
+            self.shutdown_request(request)
+            return
+        try:
+            super().process_request(request, client_address)
+        except BaseException:
+            self.free.release()
+            raise
+
+    def process_request_thread(self, request: Any, client_address: Any) -> None:
+        """Answer a request, and give the thread back."""
+        try:
+            super().process_request_thread(request, client_address)
+        finally:
+            self.free.release()
+
+    def handle_error(self, request: Any, client_address: Any) -> None:
+        """Ignore connections that were closed by the other side; requests that fail are answered with code 500."""
 
     @property
     def url(self) -> str:
@@ -136,14 +164,17 @@ class Handler(BaseHTTPRequestHandler):
             return
         try:
             tag, content = self.server.files.get(name)
-        except (UserError, OSError, ValueError) as error:
-            self._send(HTTPStatus.INTERNAL_SERVER_ERROR, f"{error}\n".encode(), body=body)
+        except Exception as error:  # whatever the files contain, the server continues
+            reason = f"{type(error).__name__}: {one_line(error)}"
+            self._send(HTTPStatus.INTERNAL_SERVER_ERROR, f"{reason}\n".encode(errors="replace"), body=body)
             return
         if self.headers.get("If-None-Match") == tag:
             self._send(HTTPStatus.NOT_MODIFIED, b"", {"ETag": tag})
             return
-        kind = TYPES[name.rpartition(".")[2]]
-        self._send(HTTPStatus.OK, content, {"Content-Type": kind, "ETag": tag}, body=body)
+        headers = {"Content-Type": TYPES[name.rpartition(".")[2]], "ETag": tag}
+        if name == "index.html":
+            headers["Content-Security-Policy"] = page.served_policy()
+        self._send(HTTPStatus.OK, content, headers, body=body)
 
     def _local(self) -> bool:
         """Return whether the request names this machine; any other name may be a DNS rebinding attack."""
@@ -155,6 +186,8 @@ class Handler(BaseHTTPRequestHandler):
             "Content-Type": "text/plain; charset=utf-8", "Content-Length": str(len(content)),
             "Cache-Control": "no-cache", "X-Content-Type-Options": "nosniff", "Referrer-Policy": "no-referrer",
             "X-Frame-Options": "DENY", "Cross-Origin-Resource-Policy": "same-origin",
+            "Cross-Origin-Opener-Policy": "same-origin",
+            "Content-Security-Policy": "default-src 'none'; frame-ancestors 'none'",
         } | (more or {})  # fmt: skip
         if status == HTTPStatus.NOT_MODIFIED:
             headers = {name: value for name, value in headers.items() if not name.startswith("Content-")}

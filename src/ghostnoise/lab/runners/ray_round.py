@@ -144,7 +144,7 @@ class Round:
         held.attempt += 1
         held.started = False
         assignment = Assignment(
-            held.job, held.attempt, {} if terms.shared else _checkpoint(folder), terms.data, terms.threads,
+            held.job, held.attempt, {} if terms.shared else _checkpoints(folder), terms.data, terms.threads,
             terms.checkpoint_seconds, terms.runs if terms.shared else None,
         )  # fmt: skip
         self.running[self.task.remote(assignment, self.mailbox)] = held
@@ -238,9 +238,9 @@ class Round:
         return taken
 
 
-def _checkpoint(folder: RunFolder) -> Files:
-    """Return the last valid checkpoint."""
-    content = folder.latest()
-    if content is None:
+def _checkpoints(folder: RunFolder) -> Files:
+    """Return the checkpoints that can be read, the last one last; a node restores the last one that it can."""
+    if folder.latest() is None:
         return {}
-    return {f"checkpoints/{checkpoints.saved(folder.path / 'checkpoints')[0].name}": content}
+    found = checkpoints.readable(folder.path / "checkpoints", folder.warn, rename=True)
+    return {f"checkpoints/{each.path.name}": each.content for each in reversed(list(found))}

@@ -154,17 +154,29 @@ def _trained(assignment: Assignment, sender: Sender, stop: Stop, scratch: Path) 
 
 def files_of(folder: Path) -> Files:
     """Read the files of a run folder, with only the last checkpoint."""
-    last = checkpoints.saved(folder / "checkpoints")[:1]
-    paths = [*last, *sorted(folder.glob(f"{NOISE}/*.npz")), *(folder / name for name in WRITTEN)]
-    return {str(path.relative_to(folder)): path.read_bytes() for path in paths if path.exists()}
+    paths = [*sorted(folder.glob(f"{NOISE}/*.npz")), *(folder / name for name in WRITTEN)]
+    files = {str(path.relative_to(folder)): path.read_bytes() for path in paths if path.exists()}
+    return _last_checkpoint(folder) | files
+
+
+def _last_checkpoint(folder: Path) -> Files:
+    """Read the last checkpoint that matches its checksum; this process has written it, so its state is not checked."""
+    for path in checkpoints.saved(folder / "checkpoints"):
+        with suppress(OSError, ValueError):
+            return {f"checkpoints/{path.name}": checkpoints.intact(path)}
+    return {}
 
 
 def write(folder: Path, files: Files) -> None:
-    """Write what `files_of` read, each file atomically, and the result last."""
+    """Write what `files_of` read, each file atomically, and the result last.
+
+    A checkpoint that does not match its checksum is left out: the previous one is still there.
+    """
     for name, content in files.items():
         place, _, bare = name.rpartition("/")
         atomic.make_folder(folder / place)
         if place == "checkpoints":
-            checkpoints.keep(folder / place, bare, content)
+            with suppress(ValueError):
+                checkpoints.keep(folder / place, bare, content)
         else:
             atomic.write(folder / name, content)

@@ -15,6 +15,7 @@ earlier/            files of the same run made with another numerics number
 import itertools
 import json
 import math
+import os
 from collections.abc import Callable
 from datetime import UTC, datetime
 from pathlib import Path
@@ -23,7 +24,7 @@ from typing import Any
 from filelock import FileLock, Timeout
 
 from ghostnoise.lab.errors import UserError
-from ghostnoise.lab.store import atomic, checkpoints
+from ghostnoise.lab.store import atomic, checkpoints, contents
 from ghostnoise.version import NUMERICS
 
 Record = dict[str, Any]
@@ -59,8 +60,8 @@ class RunFolder:
         atomic.remove_parts(self.path / "checkpoints")
         atomic.remove_parts(self.path / NOISE)
 
-    def own_and_read(self) -> bytes | None:
-        """Own the folder and return its last good checkpoint; raise `Busy` if the run has ended in the meantime."""
+    def own_and_read(self) -> checkpoints.Checkpoint | None:
+        """Own the folder and return its last readable checkpoint; raise `Busy` if the run has ended in the meantime."""
         self.own()
         if self.result() is not None:
             self.release()
@@ -129,13 +130,19 @@ class RunFolder:
         """Write a checkpoint."""
         checkpoints.save(self.path / "checkpoints", step, state)
 
-    def latest(self) -> bytes | None:
-        """Return the content of the last good checkpoint, or None if the run starts from the beginning.
+    def latest(self) -> checkpoints.Checkpoint | None:
+        """Return the last checkpoint that can be read, or None if the run starts from the beginning.
+
+        Others are set aside with a warning.
 
         Files that were made with another numerics number are moved to `earlier/` first, with a warning.
         """
         self._move_outdated()
         return checkpoints.latest(self.path / "checkpoints", self.warn)
+
+    def reject(self, checkpoint: checkpoints.Checkpoint, reason: str) -> None:
+        """Set a checkpoint aside that was read but cannot be restored, with a warning."""
+        checkpoints.reject(checkpoint.path, reason, self.warn, rename=True)
 
     def record(self, metrics: Record) -> None:
         """Append a line to the metrics."""
@@ -176,13 +183,12 @@ class RunFolder:
 
     def _read(self, name: str) -> Record | None:
         try:
-            record = json.loads((self.path / name).read_text())
+            return contents.read(self.path / name, contents.Result if name == "result.json" else contents.Environment)
         except FileNotFoundError:
             return None
         except (OSError, ValueError) as error:
-            self.warn(f"{self.path / name} cannot be read ({error}) and will be written again")
+            self.warn(f"{self.path / name} cannot be read ({contents.one_line(error)}) and will be written again")
             return None
-        return record if isinstance(record, dict) else None
 
 
 def outdated(path: Path) -> int | None:
@@ -191,9 +197,9 @@ def outdated(path: Path) -> int | None:
     A folder with neither an environment nor a result is current.
     """
     try:
-        number = numerics(json.loads((path / "environment.json").read_bytes()))
+        number = numerics(contents.read(path / "environment.json", contents.Environment))
     except (OSError, ValueError):
-        number = 1 if (path / "result.json").exists() else NUMERICS
+        number = 1 if os.path.lexists(path / "result.json") else NUMERICS
     return None if number == NUMERICS else number
 
 

@@ -1,17 +1,18 @@
 """Read the run folders of a recipe without changing them."""
 
-import json
 import os
-from collections.abc import Callable
-from contextlib import suppress
+import shlex
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any, Literal
+from typing import Any, Literal, TypeVar
 
-from ghostnoise.lab.store import folder
+from ghostnoise.lab.limits import read_bytes
+from ghostnoise.lab.store import contents, folder
 
 Status = Literal["finished", "diverged", "failed", "unfinished", "damaged", "outdated"]
 Record = dict[str, Any]
+Read = TypeVar("Read")
 
 
 @dataclass(frozen=True)
@@ -25,6 +26,7 @@ class Found:
     failure: Record | None = None
     reason: str = ""
     """Why it is damaged or outdated."""
+    recorded_environment: Mapping[str, Any] = field(default_factory=dict)
 
     @property
     def identity(self) -> str:
@@ -47,9 +49,19 @@ class Found:
         """Whether the run was imported from a file of records."""
         return (self.path / folder.IMPORTED).exists()
 
+    @property
+    def remedy(self) -> str:
+        """The command that removes it."""
+        return f"`ghostnoise runs remove {shlex.quote(str(self.path))}` removes it"
+
+    @property
+    def damage(self) -> str:
+        """A line about a damaged folder, with the command that removes it."""
+        return f"{self.path} is damaged ({self.reason}); {self.remedy}"
+
     def environment(self) -> Record:
-        """The environment metadata; empty if they cannot be read."""
-        return _json(self.path / "environment.json") or {}
+        """The environment metadata; empty if there are none."""
+        return dict(self.recorded_environment)
 
     @property
     def numerics(self) -> int:
@@ -57,11 +69,11 @@ class Found:
         return folder.numerics(self.environment())
 
     def metrics(self) -> list[Record]:
-        """The metrics of each epoch, up to the first line that cannot be read."""
-        lines: list[Record] = []
-        with suppress(OSError, ValueError):  # the last line may be incomplete while the run is being written
-            lines.extend(map(json.loads, (self.path / "metrics.jsonl").read_text().splitlines()))
-        return lines
+        """The metrics of each epoch; empty if they cannot be read."""
+        try:
+            return contents.read_lines(self.path / "metrics.jsonl")
+        except (OSError, ValueError):
+            return []
 
 
 def scan(runs: Path, warn: Callable[[str], object], numerics: int | None = None) -> dict[str, Found]:
@@ -71,55 +83,49 @@ def scan(runs: Path, warn: Callable[[str], object], numerics: int | None = None)
     """
     try:
         with os.scandir(runs) as entries:  # one system call per folder less than Path.is_dir
-            names = sorted(entry.name for entry in entries if entry.is_dir() and not entry.name.startswith("."))
-    except (FileNotFoundError, NotADirectoryError):
+            names = sorted(entry.name for entry in entries if not entry.name.startswith(".") and _is_folder(entry))
+    except OSError:
         return {}
     return {name: look(runs / name, warn, numerics) for name in names}
 
 
 def look(path: Path, warn: Callable[[str], object], numerics: int | None = None) -> Found:
-    """Read one run folder; see `scan`."""
-    read: dict[str, Record | None] = {}
-    for name in ("settings", "result", "failure"):
-        if name == "failure" and read["result"] is not None:
-            break  # the run was repeated and ended
-        file = path / f"{name}.json"
-        try:
-            read[name] = _strict(file)
-        except FileNotFoundError:
-            read[name] = None
-        except (OSError, ValueError) as error:
-            return _damaged(
-                path, f"{file} is damaged ({error}); the run is ignored and the folder is left unchanged", warn
-            )
-    settings, result, failure = read["settings"] or {}, read["result"], read.get("failure")
-    status: Status = "unfinished" if failure is None else "failed"
-    if result is not None:
-        status = result.get("status", "damaged")
-        if status not in ("finished", "diverged"):
-            return _damaged(
-                path, f"{path / 'result.json'} has no status; the run is ignored and the folder is left unchanged", warn
-            )
-    found = Found(path, status, settings, result, failure)
+    """Read one run folder and check the contents of its files; see `scan`."""
+    name = "settings.json"
+    try:
+        settings = _read(path / name, contents.read_settings) or {}
+        name = "result.json"
+        result = _read(path / name, lambda file: contents.read(file, contents.Result))
+        if result and result["status"] == "finished" and result.get("accuracy", 0) is None:
+            raise ValueError("accuracy: must be a number, since the run finished")
+        name = "failure.json"  # if there is a result too, the run was repeated and ended
+        failure = None if result else _read(path / name, lambda file: contents.parse_json(read_bytes(file)))
+        name = "environment.json"
+        environment = _read(path / name, lambda file: contents.read(file, contents.Environment)) or {}
+        name = "metrics.jsonl"
+        _read(path / name, contents.read_lines)
+    except (OSError, ValueError) as error:
+        found = Found(path, "damaged", reason=f"{name}: {contents.one_line(error)}")
+        warn(found.damage)
+        return found
+    status: Status = result["status"] if result else "unfinished" if failure is None else "failed"
+    found = Found(path, status, settings, result, failure, recorded_environment=environment)
     if numerics is not None and result is not None and (made := found.numerics) != numerics:
-        return Found(path, "outdated", settings, reason=f"made with numerics {made}, not {numerics}")
+        reason = f"made with numerics {made}, not {numerics}"
+        return Found(path, "outdated", settings, reason=reason, recorded_environment=environment)
     return found
 
 
-def _damaged(path: Path, reason: str, warn: Callable[[str], object]) -> Found:
-    warn(reason)
-    return Found(path, "damaged", reason=reason)
-
-
-def _strict(file: Path) -> Record:
-    record = json.loads(file.read_bytes())
-    if not isinstance(record, dict):
-        raise ValueError("not a JSON object")
-    return record
-
-
-def _json(file: Path) -> Record | None:
+def _read(file: Path, read: Callable[[Path], Read]) -> Read | None:
+    """Read a file; None if it does not exist."""
     try:
-        return _strict(file)
-    except (OSError, ValueError):
+        return read(file)
+    except FileNotFoundError:
         return None
+
+
+def _is_folder(entry: os.DirEntry[str]) -> bool:
+    try:
+        return entry.is_dir()
+    except OSError:  # such as a loop of symbolic links
+        return False

@@ -19,6 +19,7 @@ from ghostnoise.lab.store import scan
 from ghostnoise.lab.store.scan import Found
 from ghostnoise.lab.sweep import machine
 from ghostnoise.lab.sweep.progress import Board, Failure, Tally
+from ghostnoise.lab.terminal import LiteralConsole
 from ghostnoise.lab.train.stop import Stop, handle_signals
 from ghostnoise.terminal import print_table
 from ghostnoise.text import counted
@@ -42,8 +43,8 @@ class Options:
     cluster: Mapping[str, Any] = field(default_factory=dict)
     checkpoint_seconds: float = 60.0
     quiet: bool = False
-    console: Console = field(default_factory=Console)
-    errors: Console = field(default_factory=lambda: Console(stderr=True))
+    console: Console = field(default_factory=LiteralConsole)
+    errors: Console = field(default_factory=lambda: LiteralConsole(stderr=True))
 
     def warn(self, text: str) -> None:
         """Print a warning."""
@@ -119,7 +120,7 @@ class Sweep:
                 self.tally.earlier += 1
                 self.tally.over(status)
             elif status == "damaged":
-                self._fail(point.name, self.found[point.identity].reason, point.identity)
+                self._fail(point.name, self.found[point.identity].damage, point.identity)
         waiting = self._waiting(points)
         self.tally.waiting += len(waiting)
         jobs = [Job(self.name, point.identity, point.name, point.settings) for point in waiting]

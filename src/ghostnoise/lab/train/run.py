@@ -16,6 +16,8 @@ from ghostnoise.lab.config.recipe import Recipe
 from ghostnoise.lab.config.schema import Settings
 from ghostnoise.lab.errors import UserError
 from ghostnoise.lab.store import RunFolder, checkpoints
+from ghostnoise.lab.store.contents import one_line
+from ghostnoise.lab.terminal import LiteralConsole
 from ghostnoise.lab.train import machine, metering
 from ghostnoise.lab.train.display import Display, Sink, TensorBoard, Terminal
 from ghostnoise.lab.train.loop import Ending, Loop
@@ -41,8 +43,8 @@ class Options:
     tensorboard: bool = False
     thresholds: bool = True
     """Raise the thresholds of malloc (`machine.raise_malloc_thresholds`)."""
-    console: Console = field(default_factory=Console)
-    errors: Console = field(default_factory=lambda: Console(stderr=True))
+    console: Console = field(default_factory=LiteralConsole)
+    errors: Console = field(default_factory=lambda: LiteralConsole(stderr=True))
     display: Callable[["Options", int, int], Display] = lambda options, epochs, steps: Terminal(
         options.console, options.quiet, epochs, steps
     )
@@ -86,8 +88,10 @@ def _train(chosen: Recipe, options: Options, here: Machine, raised: bool) -> Out
             # Before the folder is created, so that errors in the data or the network leave nothing behind.
             source, session = _open(settings, options, here)
             stack.callback(folder.release)
-            content = here.broadcast(folder.own_and_read() if here.first else None)
-            loop = _loop(chosen, session, source, folder, options, content, raised)
+            resumed = _resume(session, source, folder)
+            if resumed is None:  # a checkpoint was restored in part, and there is no other one
+                source, session = _open(settings, options, here)
+            loop = _loop(chosen, session, source, folder, options, bool(resumed), raised)
             with loop.display:
                 ending = loop.run()
             if ending.status == "stopped":
@@ -131,14 +135,43 @@ def _open(settings: Settings, options: Options, here: Machine) -> tuple[data.Sou
     return source, session
 
 
+def _resume(session: Session, source: data.Source, folder: RunFolder) -> bool | None:
+    """Restore the last checkpoint that all processes can restore; the first process sets others aside.
+
+    Returns whether there was one, or None if there was none and the session must be made again.
+    """
+    here = session.here
+    found, clean = folder.own_and_read() if here.first else None, True
+    while (content := here.broadcast(found.content if found else None)) is not None:
+        reason = _restore(session, source, found.state if found else checkpoints.read(content))
+        if not (reason := here.broadcast(next(filter(None, here.gather(reason)), ""))):
+            return True
+        clean = False
+        if found is not None:
+            folder.reject(found, reason)
+            found = folder.latest()
+    return False if clean else None
+
+
+def _restore(session: Session, source: data.Source, state: Record) -> str:
+    """Restore the state of a checkpoint; return the reason if it is not possible, or else an empty text."""
+    try:
+        if state["step"] > source.steps:
+            raise ValueError(f"step {state['step']}: an epoch has {source.steps}")
+        session.restore(state)
+    except (MemoryError, torch.OutOfMemoryError):
+        raise
+    except Exception as error:  # a state of another network can raise anything
+        return one_line(error)
+    return ""
+
+
 def _loop(
-    chosen: Recipe, session: Session, source: data.Source, folder: RunFolder, options: Options, content: bytes | None,
+    chosen: Recipe, session: Session, source: data.Source, folder: RunFolder, options: Options, resumed: bool,
     raised: bool,
 ) -> Loop:  # fmt: skip
-    """Create the loop, in the state of the checkpoint in `content`, or at its start if that is None."""
+    """Create the loop, which continues from the state of the session."""
     settings, here = session.settings, session.here
-    if content is not None:
-        session.restore(checkpoints.read(content))
     progress, steps = session.progress, source.steps
     display = options.display(options, settings.train.epochs, steps) if here.first else Display()
     sinks: list[Sink] = []
@@ -149,7 +182,7 @@ def _loop(
         if options.tensorboard:
             sinks.append(TensorBoard(folder.path, progress.epoch * steps + progress.step))
     display.message(_heading(chosen, session, source.info))
-    if content is not None:
+    if resumed:
         display.message(f"resuming from epoch {progress.epoch + 1}, step {progress.step} of {steps}")
     clock = Clock(here, options.stop, options.checkpoint_seconds)
     return Loop(session, source, folder, clock, display, sinks, options.saved)
@@ -191,6 +224,13 @@ def _result(chosen: Recipe, loop: Loop, ending: Ending) -> Record:
 
 def summary(result: Record, folder: Path) -> str:
     """Describe a finished run in one line."""
+    try:
+        return _summary(result, folder)
+    except (KeyError, TypeError):  # another version has left fields out
+        return f"{result['status']}; {folder}"
+
+
+def _summary(result: Record, folder: Path) -> str:
     if result["status"] == "diverged":
         best = result["best_accuracy"]
         before = "" if best is None else f", best {result['split']} accuracy before: {best:.2f} %"

@@ -16,7 +16,9 @@ from torch.nn.parallel import DistributedDataParallel
 from torch.optim import SGD, AdamW, Optimizer
 from torch.optim.swa_utils import AveragedModel, get_ema_multi_avg_fn
 
+from ghostnoise.lab.config import recipe
 from ghostnoise.lab.config.schema import OptimSettings, Settings
+from ghostnoise.lab.store import checkpoints
 from ghostnoise.lab.train.machine import Machine
 
 Record = dict[str, Any]
@@ -132,6 +134,7 @@ class Session:
         model = model.to(device=device, memory_format=form)  # type: ignore[call-overload]
         self.model: nn.Module = model
         self.settings, self.here = settings, here
+        self.identity = recipe.identity(settings)
         self.optimizer = build_optimizer(model, settings.optim)
         self.average: AveragedModel | None = None
         if train.ema is not None:
@@ -217,7 +220,8 @@ class Session:
         states = generator_states(self.here.device)
         mine = {"generators": states, "loss": progress.loss, "right": progress.correct}
         return {
-            "format": 1,
+            "format": checkpoints.FORMAT,
+            "identity": self.identity,
             "epoch": progress.epoch,
             "step": progress.step,
             "images": progress.images,
@@ -232,10 +236,22 @@ class Session:
         }
 
     def restore(self, state: Record) -> None:
-        """Restore the state of a checkpoint."""
+        """Restore the state of a checkpoint.
+
+        Raises an exception if it is not a state of this run; the session is then unusable until another one is
+        restored.
+        """
+        if (identity := state.get("identity", self.identity)) != self.identity:
+            raise ValueError(f"it belongs to the run {ascii(identity)[:40]}, not to {self.identity}")
+        if len(state["ranks"]) != self.here.world:
+            raise ValueError(f"it has the states of {len(state['ranks'])} processes, not of {self.here.world}")
+        if state["epoch"] > self.settings.train.epochs:
+            raise ValueError(f"epoch {state['epoch']}: the run has {self.settings.train.epochs}")
         mine, device = state["ranks"][self.here.rank], self.here.device
+        if any(mine[name].numel() != 1 for name in ("loss", "right")):
+            raise ValueError("its sums over the epoch are not single numbers")
         self.model.load_state_dict(state["model"])
-        self.optimizer.load_state_dict(state["optimizer"])
+        self._restore_optimizer(state["optimizer"])
         if self.average is not None:
             self.average.load_state_dict(state["average"])
         if self.scaler is not None:
@@ -245,3 +261,15 @@ class Session:
             state["seconds"], state["training_seconds"], json.loads(state["history"]),
         )  # fmt: skip
         restore_generators(mine["generators"], device)
+
+    def _restore_optimizer(self, state: Record) -> None:
+        """Restore the optimizer, whose own `load_state_dict` checks neither its options nor the shapes of its state."""
+        for own, saved in zip(self.optimizer.state_dict()["param_groups"], state["param_groups"], strict=True):
+            for name in (own.keys() & saved.keys()) - {"lr"}:
+                if own[name] != saved[name]:
+                    raise ValueError(f"the optimizer has {name}={ascii(saved[name])[:40]}, not {own[name]}")
+        self.optimizer.load_state_dict(state)
+        for parameter, values in self.optimizer.state.items():
+            for name, value in values.items():
+                if isinstance(value, Tensor) and value.numel() != 1 and value.shape != parameter.shape:
+                    raise ValueError(f"{name} of the optimizer has another shape than its parameter")
