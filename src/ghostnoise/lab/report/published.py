@@ -251,6 +251,9 @@ def value(findings: Findings, field: str, name: str) -> str:
 def gap_table(findings: Findings) -> str:
     """Return how far outputs in training differ from those at inference, for each method, after the last epoch."""
     measured = gaps(findings)
+    ranges = {
+        row.name: statistics.fmean(found) for row in findings.rows if (found := _own(row, "range_ratio").values())
+    }
     base = measured.get(findings.baseline, {})
     pairs = [paired(each, base) if name != findings.baseline else None for name, each in measured.items()]
     corrected = holm([pair.p if pair else None for pair in pairs])
@@ -260,27 +263,32 @@ def gap_table(findings: Findings) -> str:
         rows.append([
             name, str(len(found)), tables.percent_text(list(found.values())),
             f"{pair.mean:+.2f}{f' {tables.interval_text(interval)}' if interval else ''}" if pair else NOTHING,
-            tables.p_text(p.p if p else None),
+            tables.p_text(p.p if p else None), f"{ranges[name]:.2f}" if name in ranges else NOTHING,
         ])  # fmt: skip
-    headings = ["method", "n", "gap, % ± std", f"difference to {findings.baseline} [95 % interval]", "p (Holm)"]
+    headings = [
+        "method", "n", "gap, % ± std", f"difference to {findings.baseline} [95 % interval]", "p (Holm)",
+        "largest output, training / inference",
+    ]  # fmt: skip
     return tables.markdown_table(headings, rows)
 
 
 def gaps(findings: Findings) -> dict[str, dict[Hashable, float]]:
-    """Return the gap of each cell between training and inference, in percent by seed; see `_gaps`."""
-    return {row.name: _gaps(row) for row in findings.rows}
+    """Return the gap of each cell between training and inference, in percent by seed."""
+    return {
+        row.name: {seed: 100 * value for seed, value in _own(row, "relative").items()} for row in findings.rows
+    }  # fmt: skip
 
 
-def _gaps(row: ResultRow) -> dict[Hashable, float]:
-    """Return the relative gap of a cell's own method in percent by seed, averaged over the layers that have one."""
-    found_by_seed: dict[Hashable, float] = {}
+def _own(row: ResultRow, measure: str) -> dict[Hashable, float]:
+    """Return a measure of a cell's own method by seed, after the last epoch: the mean of the layers that have it."""
+    values: dict[Hashable, float] = {}
     for run in row.score.runs if row.score else ():
-        name = f"{run.point.settings.norm.method}_relative"
+        name = f"{run.point.settings.norm.method}_{measure}"
         for measured in getattr(run.found, "noise", ())[-1:]:
             found = [each for layer in measured.rows() if (each := number(layer.get(name))) is not None]
             if found:
-                found_by_seed[run.point.seed] = 100 * statistics.fmean(found)
-    return found_by_seed
+                values[run.point.seed] = statistics.fmean(found)
+    return values
 
 
 def noise_table(path: Path) -> str:
