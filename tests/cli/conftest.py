@@ -37,3 +37,9 @@ def nets(tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
     monkeypatch.setenv("COLUMNS", "100")
     return name
+
+
+@pytest.fixture(autouse=True)
+def no_terminal_width(monkeypatch):
+    """Output as in a pipe: test runners may set the width of a terminal."""
+    monkeypatch.delenv("COLUMNS", raising=False)

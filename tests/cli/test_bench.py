@@ -68,6 +68,7 @@ def test_layers(tmp_path, capsys):
     assert limits == [1.0] * len(limits)
 
 
+@pytest.mark.slow
 def test_net_in_both_allocator_modes(tmp_path):
     """The mode that this process does not run in gets one of its own, with its own backends."""
     arguments = ["bench", "net", "--quick", "--only", "resnet-20", "--allocator", "both", "--out", str(tmp_path)]

@@ -36,6 +36,7 @@ def test_a_run_is_measured_shown_and_written(run, tmp_path, capsys, monkeypatch)
     assert {row["when"] for row in rows} == {"after epoch 2"}
 
 
+@pytest.mark.slow
 def test_epochs_that_training_recorded_are_compared(run, tmp_path, capsys, monkeypatch):
     from ghostnoise.lab import data
 

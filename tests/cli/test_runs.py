@@ -85,7 +85,9 @@ def test_a_narrow_terminal_gets_a_list_in_which_nothing_is_cut_off(runs, capsys,
     lines = called(runs, capsys).splitlines()
     assert lines[0].split() == ["recipe", "identity"]
     assert lines[1] == "digits aaa111"
-    assert max(map(len, lines)) <= width
+    damaged = [line for line in lines if str(runs) in line]  # with a command to copy, which is not broken
+    assert len(damaged) == 1
+    assert max(len(line) for line in lines if line not in damaged) <= width
     text = " ".join(" ".join(lines).split())
     assert "digits aaa111 method: GNI; seed: 1; status: finished; accuracy: 91.23; epochs: 3; seconds: 4.5; " in text
 
@@ -188,6 +190,7 @@ def test_nothing_is_imported_from_files_of_which_one_is_bad(tmp_path, capsys, mo
     assert not (tmp_path / "new").exists()
 
 
+@pytest.mark.slow
 def test_a_sweep_skips_imported_runs_and_their_weights_are_repeatable(tmp_path, capsys, monkeypatch):
     monkeypatch.chdir(tmp_path)
     made = write(tmp_path, plan=GRID)

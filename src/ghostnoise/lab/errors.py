@@ -16,7 +16,7 @@ def import_failure(error: BaseException, remedy: str) -> str:
     from importlib.metadata import PackageNotFoundError, version
 
     line = (str(error).splitlines() or [""])[0]
-    if re.search(r"torchvision(::|[/\\._])", line):
+    if re.search(r"torchvision(::|[/\\._])", line) and not isinstance(error, ModuleNotFoundError):
         try:
             mismatch = f"torchvision {version('torchvision')} does not fit torch {version('torch')}"
         except PackageNotFoundError:

@@ -90,7 +90,7 @@ def test_files_that_cannot_be_read(tmp_path):
     gone, folder = str(tmp_path / "gone.toml"), str(tmp_path / "folder.toml")
     os.mkdir(folder)
     assert refusal(gone) == f"recipe {gone}: cannot be read (No such file or directory); {remedy}"
-    assert refusal(folder) == f"recipe {folder}: cannot be read (Is a directory); {remedy}"
+    assert refusal(folder) == f"recipe {folder}: cannot be read (a folder instead of a file); {remedy}"
     latin = tmp_path / "latin.toml"
     latin.write_bytes("# Größe\n".encode("latin-1"))
     assert refusal(str(latin)) == f"recipe {latin}: is not UTF-8 text; save it as UTF-8"

@@ -68,6 +68,7 @@ def test_signals_are_those_of_the_package(count, seed):
     assert np.array_equal(ours, expected[:, None])
 
 
+@pytest.mark.slow
 def test_the_parts(made, tmp_path):
     theirs, further = published(10_000, 42), published(4_000, 43)
     expected = {

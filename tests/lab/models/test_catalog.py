@@ -63,6 +63,7 @@ def test_the_guide_lists_the_placements_of_each_method():
         ]
 
 
+@pytest.mark.slow
 def test_the_module_prints_every_network_with_its_parameters():
     run = subprocess.run([sys.executable, "-m", "ghostnoise.lab.models"], capture_output=True, text=True, check=True)
     for name, network in models.CATALOG.items():

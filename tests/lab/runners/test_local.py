@@ -105,6 +105,7 @@ def test_a_stop_saves_running_jobs_and_the_next_call_resumes_to_the_same_bits(ru
     assert jobs.weights(given[0], runner.place.runs) == jobs.alone(given[0], tmp_path)
 
 
+@pytest.mark.slow
 def test_runs_of_other_processes_are_waited_for_and_taken_over_if_they_are_left(runner):
     finished, left, own = (jobs.job(*jobs.SHORT, seed=seed, recipe_name="others") for seed in range(3))
     folders = [RunFolder(runner.place.folder(each), pytest.fail) for each in (finished, left)]
@@ -125,6 +126,7 @@ def test_runs_of_other_processes_are_waited_for_and_taken_over_if_they_are_left(
     assert log.started() == ["run 2", "run 1"]
 
 
+@pytest.mark.slow
 def test_two_runners_share_the_work_and_train_nothing_twice(runner):
     given = [jobs.job(*jobs.SHORT, seed=seed, recipe_name="shared") for seed in range(6)]
     other = LocalRunner(runner.place, workers=1, threads=1)

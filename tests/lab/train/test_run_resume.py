@@ -102,6 +102,7 @@ def test_a_signal_saves_a_checkpoint_and_exits(tmp_path, uninterrupted, number):
     assert outcome(tmp_path) == uninterrupted
 
 
+@pytest.mark.slow
 def test_a_damaged_checkpoint_falls_back_and_ends_the_same(tmp_path, uninterrupted):
     kill(tmp_path, 0.3, signal.SIGKILL, "--checkpoint-seconds", "0.01")
     newest = max((folder(tmp_path) / "checkpoints").glob("*.pt"), key=lambda path: path.stat().st_mtime_ns)

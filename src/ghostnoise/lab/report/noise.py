@@ -230,7 +230,7 @@ def shortened(name: str, width: int) -> str:
 def distinct(names: Sequence[str], width: int) -> list[str]:
     """Shorten long names so that they stay different: to their ends, or with abbreviated parts, or with numbers.
 
-    >>> distinct(["encoder.layer.3.output.norm", "encoder.layer.4.output.norm"], 14)
+    >>> distinct(["encoder.layer.3.output.norm", "encoder.layer.4.output.norm"], 12)
     ['e.l.3.o.norm', 'e.l.4.o.norm']
     """
     ends = [shortened(name, width) for name in names]
