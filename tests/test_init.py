@@ -25,7 +25,8 @@ LAYERS = [
     ["engine"],
     ["statistics"],
     ["checks", "randomness", "tracing"],
-    ["torch_private", "terminal", "text", "version"],
+    ["torch_private", "terminal"],
+    ["text", "version"],
 ]
 DEPTH = {part: depth for depth, parts in enumerate(LAYERS) for part in parts}
 COMMANDS = {"cli", "bench"}

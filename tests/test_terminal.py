@@ -7,7 +7,7 @@ from rich import box
 from rich.console import Console
 from rich.table import Table
 
-from ghostnoise.terminal import needed_width, print_table
+from ghostnoise.terminal import LiteralConsole, needed_width, print_table
 
 TEXT = "a claim that is long enough to be wrapped in a table"
 
@@ -18,12 +18,13 @@ def table():
     made.add_column("what")
     made.add_column("se-\nconds", justify="right", no_wrap=True)
     made.add_row("first", TEXT, "1.5")
-    made.add_row("[b]second[/b]", "", "20,000.25")
+    made.add_row("[b]second", "", "20,000.25")
     return made
 
 
 def printed(width, **options):
-    console = Console(file=io.StringIO(), width=width, force_terminal=True, color_system=None, legacy_windows=False)
+    console = Console(file=io.StringIO(), width=width, force_terminal=True, color_system=None, legacy_windows=False,
+                      markup=False)  # fmt: skip
     print_table(console, table(), **options)
     return console.file.getvalue().splitlines()
 
@@ -45,7 +46,7 @@ def test_a_list_has_a_paragraph_for_each_row():
         "first",
         "  what: a claim that is long enough to",
         "  be wrapped in a table; se-conds: 1.5",
-        "second",
+        "[b]second",
         "  se-conds: 20,000.25",
     ]
     assert printed(40, titles=2)[:2] == ["name what", f"first {TEXT}"]
@@ -59,3 +60,18 @@ def test_without_a_terminal_the_table_is_as_wide_as_it_needs_to_be(monkeypatch, 
     text = console.file.getvalue()
     assert "20,000.25" in text
     assert (TEXT in text) == one_line
+
+
+@pytest.mark.parametrize("width", [30, 120])
+def test_names_are_shown_literally_as_a_table_and_as_a_list(monkeypatch, width):
+    monkeypatch.setenv("COLUMNS", str(width))
+    made = Table(box=box.SIMPLE_HEAD)
+    for heading in ("name", "[red]what"):
+        made.add_column(heading, no_wrap=True)
+    made.add_row("[b]first[/b]", "\\[x] \x1b[31m and more text")
+    console = LiteralConsole(file=io.StringIO(), width=width)
+    print_table(console, made)
+    text = " ".join(console.file.getvalue().split())
+    for part in ("[red]what", "[b]first[/b]", "\\[x] \\x1b[31m and more text"):
+        assert part in text
+    assert "\x1b" not in text

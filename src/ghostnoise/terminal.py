@@ -1,23 +1,42 @@
-"""Tables in a terminal: as a table if it fits, and otherwise as a list, with a paragraph for each row."""
+"""Output in a terminal: consoles that print text literally, and tables that become lists where they do not fit.
+
+This module imports rich, so commands import it only when they print.
+"""
 
 import os
 import textwrap
-from typing import TYPE_CHECKING, Any
+from typing import IO, Any
 
-if TYPE_CHECKING:
-    from rich.console import Console
-    from rich.table import Column, Table
-    from rich.text import Text
+from rich.cells import cell_len
+from rich.console import Console
+from rich.table import Column, Table
+from rich.text import Text
+
+from ghostnoise.text import printable
 
 LEAST_WRAPPED = 24  # characters of a column that wraps, below which it is hard to read
 
 
-def print_table(console: "Console", table: "Table", titles: int = 1, one_line: bool = False) -> None:
+class LiteralConsole(Console):
+    """A console without markup and highlighting, which escapes control characters other than line breaks.
+
+    The names of runs, methods and settings can contain anything.
+    """
+
+    def __init__(self, *, stderr: bool = False, file: IO[str] | None = None, width: int | None = None) -> None:
+        super().__init__(stderr=stderr, file=file, width=width, markup=False, highlight=False, emoji=False)
+
+    def render_str(self, text: str, **options: Any) -> Text:
+        """Return text, of a line or of a cell of a table, as it is shown."""
+        shown = "\n".join(printable(line) for line in text.replace("\t", "    ").split("\n"))
+        return super().render_str(shown, **options | {"markup": False, "emoji": False})
+
+
+def print_table(console: Console, table: Table, titles: int = 1, one_line: bool = False) -> None:
     """Print a table, or a list if the terminal is too narrow for it; `titles` columns are the title of each paragraph.
 
     Without a terminal, as in a pipe, the table is as wide as it needs to be; with `one_line`, each row is then a line.
     """
-    from rich.text import Text
 
     needed = needed_width(table)
     if not console.is_terminal and "COLUMNS" not in os.environ:
@@ -32,16 +51,15 @@ def print_table(console: "Console", table: "Table", titles: int = 1, one_line: b
             console.print(Text(_plain(text)), soft_wrap=True)
 
 
-def needed_width(table: "Table", wrap: bool = True) -> int:
+def needed_width(table: Table, wrap: bool = True) -> int:
     """Return the width at which no cell is cut off, and columns that wrap have a readable width or do not wrap."""
     padding = table.padding[1] + table.padding[3] if isinstance(table.padding, tuple) else 0
     borders = 0 if table.box is None else len(table.columns) - 1 + 2 * table.show_edge
     return sum(_column_width(column, wrap) + padding for column in table.columns) + borders
 
 
-def listed(table: "Table", width: int, titles: int = 1) -> list["Text"]:
+def listed(table: Table, width: int, titles: int = 1) -> list[Text]:
     """Return the rows as paragraphs: the first cells, and indented below them the other headings and values."""
-    from rich.text import Text
 
     headings = [_heading(column) for column in table.columns[titles:]]
     rows = zip(*([_plain(cell) for cell in column.cells] for column in table.columns), strict=True)
@@ -63,14 +81,13 @@ def listed(table: "Table", width: int, titles: int = 1) -> list["Text"]:
     return paragraphs
 
 
-def _heading(column: "Column") -> str:
+def _heading(column: Column) -> str:
     return " ".join(_plain(column.header).replace("-\n", "-").split())
 
 
-def _column_width(column: "Column", wrap: bool) -> int:
+def _column_width(column: Column, wrap: bool) -> int:
     if column.width is not None:
         return column.width
-    from rich.cells import cell_len
 
     header = max([cell_len(line) for line in _plain(column.header).splitlines()] + [0])
     longest = max([cell_len(line) for cell in column.cells for line in _plain(cell).splitlines()] + [0])
@@ -79,6 +96,5 @@ def _column_width(column: "Column", wrap: bool) -> int:
 
 
 def _plain(cell: Any) -> str:
-    from rich.text import Text
-
-    return cell.plain if isinstance(cell, Text) else Text.from_markup(str(cell)).plain
+    """Return the text of a cell, which has no markup."""
+    return "\n".join(map(printable, str(cell).split("\n")))

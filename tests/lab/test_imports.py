@@ -23,7 +23,7 @@ LAYERS = [
     ["models", "data"],
     ["config.schema"],
     ["config.methods", "store.atomic"],
-    ["errors", "limits", "terminal"],
+    ["errors", "limits"],
 ]
 HEIGHT = {part: len(LAYERS) - line for line, parts in enumerate(LAYERS) for part in parts}
 

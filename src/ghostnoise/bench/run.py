@@ -16,7 +16,6 @@ from ghostnoise.bench import allocator
 from ghostnoise.bench.settings import Record, Settings, conditions
 from ghostnoise.lab.errors import UserError
 from ghostnoise.lab.store import atomic
-from ghostnoise.terminal import print_table
 
 
 def measure(settings: Settings, modes: list[str], arguments: list[str]) -> tuple[list[Record], list[str]]:
@@ -67,14 +66,14 @@ def read(path: Path) -> list[Record]:
 
 def _measure_here(bench: ModuleType, rows: list[Any], settings: Settings, left_out: list[str]) -> list[Record]:
     """Measure in this process, and print a table after each row."""
-    from rich.console import Console
     from rich.progress import BarColumn, Progress, TextColumn, TimeElapsedColumn
 
     from ghostnoise.bench import tables
+    from ghostnoise.terminal import LiteralConsole, print_table
 
-    console = Console(highlight=False)
+    console = LiteralConsole()
     for line in (_heading(settings), *left_out):
-        console.print(line, markup=False, soft_wrap=True)
+        console.print(line, soft_wrap=True)
     records: list[Record] = []
     columns = (TextColumn("{task.description}"), BarColumn(), TextColumn("row {task.fields[row]}"), TimeElapsedColumn())
     with Progress(*columns, console=console, transient=True) as progress:

@@ -11,6 +11,7 @@ from ghostnoise.lab.errors import UserError
 
 if TYPE_CHECKING:
     from rich.console import Console
+    from rich.table import Table
 
 LAB = ("pydantic", "rich", "filelock", "sklearn")
 """Packages that every command of the lab imports."""
@@ -33,7 +34,7 @@ def announce(options: argparse.Namespace) -> None:
 
 def output() -> "Console":
     """Return the console of standard output."""
-    from ghostnoise.lab.terminal import LiteralConsole
+    from ghostnoise.terminal import LiteralConsole
 
     return LiteralConsole()
 
@@ -43,8 +44,15 @@ def print_line(console: "Console", text: str) -> None:
     console.print(text, markup=False, highlight=False, soft_wrap=True)
 
 
+def print_table(console: "Console", table: "Table", titles: int = 1, one_line: bool = False) -> None:
+    """Print a table, or a list if the terminal is too narrow for it; see `terminal.print_table`."""
+    from ghostnoise import terminal
+
+    terminal.print_table(console, table, titles, one_line)
+
+
 def warn(text: str) -> None:
     """Print a warning to standard error."""
-    from ghostnoise.lab.terminal import LiteralConsole
+    from ghostnoise.terminal import LiteralConsole
 
     print_line(LiteralConsole(stderr=True), f"warning: {text}")

@@ -8,7 +8,6 @@ from typing import TYPE_CHECKING
 from ghostnoise.cli import console
 from ghostnoise.cli.options import add_data_folder
 from ghostnoise.lab.errors import UserError
-from ghostnoise.terminal import print_table
 
 if TYPE_CHECKING:
     from rich.console import Console
@@ -48,7 +47,7 @@ def run(options: argparse.Namespace) -> int:
 
     folder, terminal = data_folder(options.data_dir), console.output()
     if options.action == "list":
-        print_table(terminal, table(listing(folder), folder))
+        console.print_table(terminal, table(listing(folder), folder))
     elif options.name is None:
         raise UserError(f"{options.action} without a name: must be one of {', '.join(CATALOG)}; give one of them")
     elif options.action == "get":

@@ -7,7 +7,6 @@ from typing import TYPE_CHECKING
 from ghostnoise.cli import console
 from ghostnoise.cli.options import add_variant
 from ghostnoise.lab.errors import UserError
-from ghostnoise.terminal import print_table
 
 if TYPE_CHECKING:
     from rich.console import Console
@@ -57,7 +56,7 @@ def print_list(terminal: "Console") -> None:
         for name, header in headers.items():
             if ("CPU" in header["time"]) == on_cpu:
                 table.add_row(name, header["claim"], header["time"])
-        print_table(terminal, table)
+        console.print_table(terminal, table)
     terminal.print(
         "ghostnoise recipes NAME prints a recipe, ghostnoise sweep NAME runs its whole\n"
         "grid, and ghostnoise train NAME trains a single run. With --variant released,\n"

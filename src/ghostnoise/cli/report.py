@@ -9,7 +9,6 @@ from typing import TYPE_CHECKING
 from ghostnoise.cli import console
 from ghostnoise.cli.options import add_recipe, add_runs_folder, add_selection
 from ghostnoise.lab.errors import UserError
-from ghostnoise.terminal import print_table
 
 if TYPE_CHECKING:
     from ghostnoise.lab.config.grid import Experiment
@@ -62,7 +61,7 @@ def run(options: argparse.Namespace) -> int:
         found = records.recorded(read.runs, read.recipe, folder)
     made = ExperimentReport(experiment, folder, provenance, console.warn, found)
     path = made.write(out)
-    print_table(terminal, made.table())
+    console.print_table(terminal, made.table())
     for line in [*made.lines(), str(path)]:
         console.print_line(terminal, line)
     if options.open:

@@ -11,7 +11,6 @@ from typing import TYPE_CHECKING, Any
 from ghostnoise.cli import console
 from ghostnoise.cli.options import add_runs_folder
 from ghostnoise.lab.errors import UserError
-from ghostnoise.terminal import print_table
 from ghostnoise.text import counted, did_you_mean, duration
 
 if TYPE_CHECKING:
@@ -146,7 +145,7 @@ def _list(founds: list["Found"], terminal: "Console") -> None:
             str(result.get("epochs", "")), f"{result['seconds']:.1f}" if "seconds" in result else "", _age(found),
         )  # fmt: skip
     if founds:
-        print_table(terminal, table, titles=2, one_line=True)
+        console.print_table(terminal, table, titles=2, one_line=True)
     for found in founds:
         if found.status == "damaged":
             console.print_line(terminal, found.damage)

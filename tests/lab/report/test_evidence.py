@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 
 from ghostnoise.lab.errors import UserError
-from ghostnoise.lab.report import evidence
+from ghostnoise.lab.report import evidence, fragments
 from ghostnoise.lab.report.published import Publisher
 from support.run_folders import experiment, fill, findings
 
@@ -14,7 +14,8 @@ CLAIMS = """
 [[claim]]
 text = "A helps"
 paper = "table 1"
-tests = ["A > BN in tiny", "B > BN in tiny", "ratio A : B over BN in tiny", "gap A < B in tiny", "A > B in other"]
+tests = ["A > BN in tiny", "B > BN in tiny", "ratio A : B over BN in tiny", "gap A < BN in tiny",
+         "A below the baseline in tiny", "A > B in other"]
 
 [[claim]]
 text = "more without augmentation"
@@ -50,11 +51,15 @@ def table(claims, accuracies, gaps=None):
     recipe = experiment(folder, seeds=str(list(SEEDS)), claims=["A > BN", "B > BN"], more=METHODS)
     fill(folder, recipe, accuracies)
     made = findings(folder, recipe)
-    return rows(evidence.table(claims, {"tiny": made}.get, lambda _: gaps or {"A": noisy(1), "B": noisy(3)}))
+    gaps = gaps or {"BN": noisy(3), "A": noisy(1)}
+    with pytest.MonkeyPatch.context() as patch:
+        measured = {name: {seed: value / 100 for seed, value in found.items()} for name, found in gaps.items()}
+        patch.setattr(fragments, "_own", lambda row, measure: measured.get(row.name, {}))
+        return rows(evidence.table(claims, {"tiny": made}.get))
 
 
 def test_verdicts(claims):
-    first, second, ratio, gap, other, last = table(claims, {"BN": noisy(90), "A": noisy(92), "B": noisy(91)})
+    first, second, ratio, gap, cell, other, last = table(claims, {"BN": noisy(90), "A": noisy(92), "B": noisy(91)})
     assert first[:2] == ["A helps", "table 1"]
     assert first[2] == "[tiny](../results/tiny/README.md): A > BN"
     assert (first[3], first[-1], second[-1]) == ("12", "supported", "supported")
@@ -62,14 +67,17 @@ def test_verdicts(claims):
     assert ratio[-1] == "supported"
     assert gap[4] == "-1.99 [-2.05, -1.93] of the gap"
     assert gap[-1] == "supported"
+    assert (cell[4], cell[-1]) == (first[4], "not supported")
     assert other[2:] == ["`other`: A > B", "0", "–", "–", "not run yet"]
     assert last[0] == "more without augmentation"
     assert last[-1] == "needs a GPU"
 
 
 def test_a_significant_loss_is_not_supported_and_noise_is_inconclusive(claims):
-    first, second, ratio, *_ = table(claims, {"BN": noisy(90), "A": noisy(88), "B": noisy(90, 2)})
-    assert (first[-1], second[-1]) == ("not supported", "inconclusive")
+    first, second, ratio, gap, cell, *_ = table(
+        claims, {"BN": noisy(90), "A": noisy(88), "B": noisy(90, 2)}, {"BN": noisy(1), "A": noisy(3)}
+    )
+    assert (first[-1], second[-1], gap[-1], cell[-1]) == ("not supported", "inconclusive", "not supported", "supported")
     assert ratio[-1] != "supported"
 
 
@@ -89,7 +97,7 @@ def test_the_interval_of_a_ratio_covers_it_about_as_often_as_it_should():
 
 
 def test_a_method_without_runs_is_inconclusive(claims):
-    first, second, ratio, gap, *_ = table(claims, {"BN": noisy(90), "A": noisy(91)}, {"A": noisy(1), "B": {}})
+    first, second, ratio, gap, *_ = table(claims, {"BN": noisy(90), "A": noisy(91)}, {"A": noisy(1)})
     assert first[-1] == "supported"
     assert {second[-1], ratio[-1], gap[-1]} == {"inconclusive"}
 
@@ -101,7 +109,14 @@ def test_a_method_without_runs_is_inconclusive(claims):
         ("[[claim]]\ntext = 'x'\npaper = 'y'\nverdict = 'true'\n", "verdict"),
         ("[[claim]]\ntext = 'x'\npaper = 'y'\ntests = ['A beats B']\n", "'A beats B': must be 'A > B in EXPERIMENT'"),
         ("[[claim]]\ntext = 'x'\npaper = 'y'\ntests = ['A > C in tiny']\n", "'A > C': must be a claim of the recipe"),
-        ("[[claim]]\ntext = 'x'\npaper = 'y'\ntests = ['gap A < C in tiny']\n", "C: must be among A, B"),
+        (
+            "[[claim]]\ntext = 'x'\npaper = 'y'\ntests = ['gap A < B in tiny']\n",
+            "must be a method among .* and the baseline, BN",
+        ),
+        (
+            "[[claim]]\ntext = 'x'\npaper = 'y'\ntests = ['C below the baseline in tiny']\n",
+            "'C': must be a cell of the",
+        ),
         ("claim = 3\n", "cannot be read as a file of claims"),
         ("[[claim\n", "cannot be read as a file of claims"),
     ],

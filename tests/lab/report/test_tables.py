@@ -4,9 +4,9 @@ import csv
 import io
 
 import pytest
-from rich.console import Console
 
 from ghostnoise.lab.report import tables
+from ghostnoise.terminal import LiteralConsole
 from support.run_folders import experiment, fill, findings, points, write
 
 GOOD = {"BN": {0: 90.0, 1: 90.4, 2: 90.2}, "GNI ghost_size=16": {0: 93.0, 1: 93.6}}
@@ -64,6 +64,6 @@ def test_labels_are_escaped_in_every_format(tmp_path):
         r"\textasciitilde{}\textasciicircum{}[link](u)"
     )
     assert list(csv.reader(io.StringIO(tables.comma_separated(found))))[1][0] == "'" + NASTY
-    console = Console(file=io.StringIO(), width=200)
+    console = LiteralConsole(file=io.StringIO(), width=200)
     console.print(tables.terminal(found))
     assert NASTY in console.file.getvalue()

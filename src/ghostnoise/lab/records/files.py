@@ -1,15 +1,15 @@
 """Files of records: a header line, then a line for each run; written by an export that keeps what is in the file."""
 
+import io
 import json
 import os
-import stat
 from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
 from typing import BinaryIO
 
 from ghostnoise.lab.errors import UserError
-from ghostnoise.lab.limits import checked_name
+from ghostnoise.lab.limits import checked_name, read_bytes
 from ghostnoise.lab.records import record
 from ghostnoise.lab.records.folders import from_folder
 from ghostnoise.lab.records.record import RunRecord
@@ -42,15 +42,11 @@ class Exported:
 def read(path: Path) -> Records:
     """Read a file of records; raises a UserError that names every bad line and the reason."""
     try:
-        if not stat.S_ISREG(os.stat(path).st_mode):  # opening a pipe would wait for its other end
-            raise UserError(f"{path}: not a file; give a file that `ghostnoise runs export` wrote")
-        with open(path, "rb") as file:
-            if os.fstat(file.fileno()).st_size > MOST_BYTES:
-                raise UserError(f"{path}: more than {MOST_BYTES:,} bytes; split the file")
-            return _parse(file, path)
+        content = read_bytes(path, MOST_BYTES, follow=True)
     except (OSError, ValueError) as error:
         reason = getattr(error, "strerror", None) or error
         raise UserError(f"{path}: cannot be read ({reason}); give a file that `ghostnoise runs export` wrote") from None
+    return _parse(io.BytesIO(content), path)
 
 
 def write(path: Path, records: Records) -> None:

@@ -12,9 +12,10 @@ A file of claims has an entry for each of them:
     paper = "table 3"
     verdict = "needs a GPU"
 
-"A > B in EXPERIMENT" is a claim of the recipe. "ratio A : B over C in EXPERIMENT" is the gain of A over C divided by
-that of B; it supports the claim if its interval contains 2 and excludes 1. "gap A < B in EXPERIMENT" compares how far
-outputs in training differ from those at inference.
+"A > B in EXPERIMENT" is a claim of the recipe. "CELL below the baseline in EXPERIMENT" is a row of its table.
+"ratio A : B over C in EXPERIMENT" is the gain of A over C divided by that of B; it supports the claim if its interval
+contains 2 and excludes 1. "gap A < B in EXPERIMENT" compares how far outputs in training differ from those at
+inference; B is the baseline.
 """
 
 import re
@@ -27,15 +28,15 @@ import numpy as np
 from pydantic import BaseModel, ConfigDict, Field, ValidationError, model_validator
 
 from ghostnoise.lab.errors import UserError
-from ghostnoise.lab.report import tables
-from ghostnoise.lab.report.statistics import ALPHA, Findings, paired
+from ghostnoise.lab.report import fragments, tables
+from ghostnoise.lab.report.statistics import ALPHA, Corrected, Difference, Findings
 from ghostnoise.lab.report.tables import NOTHING
 
 Verdict = Literal["supported", "not supported", "inconclusive", "needs a GPU"]
-Gaps = Callable[[Findings], Mapping[str, Mapping[object, float]]]
 
 COMPARISON = re.compile(r"(?P<claim>.+? > .+?) in (?P<experiment>\S+)")
 RATIO = re.compile(r"ratio (?P<ours>.+?) : (?P<theirs>.+?) over (?P<base>.+?) in (?P<experiment>\S+)")
+CELL = re.compile(r"(?P<cell>.+?) below the baseline in (?P<experiment>\S+)")
 GAP = re.compile(r"gap (?P<ours>.+?) < (?P<theirs>.+?) in (?P<experiment>\S+)")
 HEADINGS = ["the paper", "where", "our test", "n", "difference, points [95 % interval]", "p (Holm)", "verdict"]
 RESAMPLES = 10_000
@@ -80,61 +81,73 @@ def statements(path: Path) -> list[Statement]:
         raise UserError(f"{path}: cannot be read as a file of claims ({error}); correct it") from None
 
 
-def table(path: Path, load: Callable[[str], Findings | None], gaps: Gaps) -> str:
+def table(path: Path, load: Callable[[str], Findings | None]) -> str:
     """Return the table in Markdown. `load` returns the findings of an experiment, None if it has no records yet."""
     rows = []
     for each in statements(path):
         if each.verdict is not None:
             rows.append([each.text, each.paper, each.note or NOTHING, NOTHING, NOTHING, NOTHING, each.verdict])
         for at, test in enumerate(each.tests):
-            found = outcome(test, load, gaps)
+            found = outcome(test, load)
             rows.append([*(("", "") if at else (each.text, each.paper)), *found])
     lines = [HEADINGS, ["---"] * len(HEADINGS), *rows]  # not escaped: claims and notes are Markdown
     return "".join(f"| {' | '.join(cell.replace('|', chr(92) + '|') for cell in line)} |\n" for line in lines)
 
 
-def outcome(test: str, load: Callable[[str], Findings | None], gaps: Gaps) -> Outcome:
+def outcome(test: str, load: Callable[[str], Findings | None]) -> Outcome:
     """Return what the records give for a test."""
-    for pattern in (RATIO, GAP, COMPARISON):
-        if match := pattern.fullmatch(test):
-            break
-    else:
-        raise UserError(f"{test!r}: must be 'A > B in EXPERIMENT', 'ratio A : B over C in …' or 'gap A < B in …'")
+    kinds = ((RATIO, _ratio), (GAP, _gap), (CELL, _cell), (COMPARISON, _comparison))
+    match, compare = next(((match, each) for kind, each in kinds if (match := kind.fullmatch(test))), (None, None))
+    if match is None or compare is None:
+        raise UserError(
+            f"{test!r}: must be 'A > B in EXPERIMENT', 'CELL below the baseline in …', 'ratio A : B over C in …' or "
+            "'gap A < B in …'"
+        )
     words = match.groupdict()
     findings = load(words["experiment"])
     title = test.removesuffix(f" in {words['experiment']}")
     name = f"[{words['experiment']}](../results/{words['experiment']}/README.md): {title}"
     if findings is None:
         return Outcome(f"`{words['experiment']}`: {title}", verdict="not run yet")
-    if pattern is COMPARISON:
-        return _comparison(name, words["claim"], findings)
-    if pattern is GAP:
-        return _gap(name, words, gaps(findings))
-    return _ratio(name, words, findings)
+    return compare(name, words, findings)
 
 
-def _comparison(name: str, claim: str, findings: Findings) -> Outcome:
+def _comparison(name: str, words: Mapping[str, str], findings: Findings) -> Outcome:
     known = [each.text for each in findings.claims]
-    if claim not in known:
-        raise UserError(f"{claim!r}: must be a claim of the recipe, one of {', '.join(known)}")
-    difference = findings.claims[known.index(claim)].difference
+    if words["claim"] not in known:
+        raise UserError(f"{words['claim']!r}: must be a claim of the recipe, one of {', '.join(known)}")
+    return _difference(name, findings.claims[known.index(words["claim"])].difference, 1)
+
+
+def _cell(name: str, words: Mapping[str, str], findings: Findings) -> Outcome:
+    known = {row.name: row for row in findings.rows}
+    if words["cell"] not in known:
+        raise UserError(f"{words['cell']!r}: must be a cell of the experiment, one of {', '.join(known)}")
+    return _difference(name, known[words["cell"]].difference, -1)
+
+
+def _difference(name: str, difference: Difference | None, expected: int) -> Outcome:
+    """Return the outcome of a difference whose sign should be `expected`."""
     if difference is None or difference.paired is None:
         return Outcome(name)
-    corrected = difference.corrected
-    verdict = _verdict(difference.paired.mean, corrected.p if corrected else None)
+    verdict = _verdict(expected * difference.paired.mean, difference.corrected)
     effect = tables.difference_text(difference)
     return Outcome(name, str(difference.paired.n), effect, tables.holm_text(difference), verdict)
 
 
-def _gap(name: str, words: Mapping[str, str], gaps: Mapping[str, Mapping[object, float]]) -> Outcome:
-    if missing := [label for label in (words["ours"], words["theirs"]) if label not in gaps]:
-        raise UserError(f"{', '.join(missing)}: must be among {', '.join(gaps)}")
-    found = paired(dict(gaps[words["ours"]]), dict(gaps[words["theirs"]]))
-    if found is None:
+def _gap(name: str, words: Mapping[str, str], findings: Findings) -> Outcome:
+    known = {gap.name: gap for gap in fragments.gaps(findings)}
+    if words["ours"] not in known or words["theirs"] != findings.baseline:
+        raise UserError(
+            f"gap {words['ours']} < {words['theirs']}: must be a method among {', '.join(known)} and the baseline, "
+            f"{findings.baseline}"
+        )
+    gap = known[words["ours"]]
+    if gap.paired is None:
         return Outcome(name)
-    interval = found.interval()
-    effect = f"{found.mean:+.2f}{f' {tables.interval_text(interval)}' if interval else ''} of the gap"
-    return Outcome(name, str(found.n), effect, tables.p_text(found.p), _verdict(-found.mean, found.p))
+    p = tables.p_text(gap.corrected.p if gap.corrected else None)
+    verdict = _verdict(-gap.paired.mean, gap.corrected)
+    return Outcome(name, str(gap.paired.n), f"{fragments.gap_text(gap)} of the gap", p, verdict)
 
 
 def _ratio(name: str, words: Mapping[str, str], findings: Findings) -> Outcome:
@@ -166,7 +179,7 @@ def _bootstrap(first: Sequence[float] | np.ndarray, second: Sequence[float] | np
     return float(low), float(high)
 
 
-def _verdict(mean: float, p: float | None) -> Verdict:
-    if p is None or p >= ALPHA:
+def _verdict(mean: float, corrected: Corrected | None) -> Verdict:
+    if corrected is None or corrected.p >= ALPHA:
         return "inconclusive"
     return "supported" if mean > 0 else "not supported"

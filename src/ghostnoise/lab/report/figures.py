@@ -17,6 +17,7 @@ if TYPE_CHECKING:
     from matplotlib.axes import Axes
     from matplotlib.figure import Figure
 
+FEWEST_FOR_QUARTILES = 8  # points
 LOGARITHMIC = ("norm.ghost_size", "optim.lr", "optim.weight_decay")
 MEASURES = {
     "accuracy": "{split} accuracy, %",
@@ -174,7 +175,30 @@ def _draw_curves(axes: "Axes", shown: Plot) -> None:
         _set_logarithmic(axes, sorted({point.x for curve in curves for point in curve.points}))
     axes.set_xlabel(shown.x)
     axes.set_ylabel(shown.y)
+    _leave_out_failures(axes, shown)
     _legend(axes)
+
+
+def _leave_out_failures(axes: "Axes", shown: Plot) -> None:
+    """Let the axis start at the lowest point that is not far below all others, and name the points below it.
+
+    A method that fails at one value would otherwise make the differences between all others invisible. Points are far
+    below if they are more than three interquartile ranges below the first quartile, as in a box plot.
+    """
+    points = [(point.score.mean, curve.label, point.x) for curve in shown.curves for point in curve.points
+              if point.score.mean is not None]  # fmt: skip
+    if len(points) < FEWEST_FOR_QUARTILES:
+        return
+    first, _, third = statistics.quantiles([mean for mean, _, _ in points], n=4)
+    fence = first - 3 * (third - first)
+    failed = [each for each in points if each[0] < fence]
+    if failed:
+        kept = [mean for mean, _, _ in points if mean >= fence]
+        margin = 0.15 * (max(kept) - min(kept))
+        axes.set_ylim(min(kept) - margin, max(kept) + margin)
+        text = ", ".join(f"{label} {mean:.1f} at {x}" for mean, label, x in failed)
+        axes.annotate(f"below: {text}", (0.01, 0.01), xycoords="axes fraction", fontsize=7,
+                      bbox={"facecolor": "white", "edgecolor": "none", "alpha": 0.8, "pad": 1})  # fmt: skip
 
 
 def _set_logarithmic(axes: "Axes", ticks: Sequence[float]) -> None:

@@ -9,7 +9,6 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 from rich import box
-from rich.markup import escape
 from rich.table import Table
 
 from ghostnoise.lab.report.collect import STATUSES
@@ -211,11 +210,11 @@ def terminal(findings: Findings) -> Table:
         shown = textwrap.fill(heading.replace("_", " "), width, break_long_words=False)
         longest_word = max([len(word) for row in rows for word in row[at].split()] + [0])
         table.add_column(
-            escape(shown), justify="left" if wraps or not at else "right", no_wrap=not wraps, overflow="fold",
+            shown, justify="left" if wraps or not at else "right", no_wrap=not wraps, overflow="fold",
             min_width=min(longest_word, WORD_WIDTH) if wraps else None,
         )  # fmt: skip
     for row in rows:
-        table.add_row(*map(escape, row))
+        table.add_row(*row)
     return table
 
 

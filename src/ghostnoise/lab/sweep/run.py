@@ -19,9 +19,8 @@ from ghostnoise.lab.store import scan
 from ghostnoise.lab.store.scan import Found
 from ghostnoise.lab.sweep import machine
 from ghostnoise.lab.sweep.progress import Board, Failure, Tally
-from ghostnoise.lab.terminal import LiteralConsole
 from ghostnoise.lab.train.stop import Stop, handle_signals
-from ghostnoise.terminal import print_table
+from ghostnoise.terminal import LiteralConsole, print_table
 from ghostnoise.text import counted
 from ghostnoise.version import NUMERICS
 

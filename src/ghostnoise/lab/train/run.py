@@ -17,13 +17,13 @@ from ghostnoise.lab.config.schema import Settings
 from ghostnoise.lab.errors import UserError
 from ghostnoise.lab.store import RunFolder, checkpoints
 from ghostnoise.lab.store.contents import one_line
-from ghostnoise.lab.terminal import LiteralConsole
 from ghostnoise.lab.train import machine, metering
 from ghostnoise.lab.train.display import Display, Sink, TensorBoard, Terminal
 from ghostnoise.lab.train.loop import Ending, Loop
 from ghostnoise.lab.train.machine import Machine
 from ghostnoise.lab.train.session import Session, seed_generators
 from ghostnoise.lab.train.stop import Clock, Stop, handle_signals
+from ghostnoise.terminal import LiteralConsole
 from ghostnoise.text import counted, duration
 
 Record = dict[str, Any]

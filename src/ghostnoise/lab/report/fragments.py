@@ -1,0 +1,194 @@
+"""Fragments of Markdown about an experiment, for pages that are generated from records."""
+
+import csv
+import statistics
+from collections.abc import Callable, Hashable, Sequence
+from pathlib import Path
+from typing import NamedTuple
+
+from ghostnoise.lab.errors import UserError
+from ghostnoise.lab.report import tables
+from ghostnoise.lab.report.collect import Run, number
+from ghostnoise.lab.report.notes import claim_line, notes
+from ghostnoise.lab.report.statistics import Claim, Corrected, Findings, Paired, ResultRow, holm, paired
+from ghostnoise.lab.report.tables import NOTHING, counted
+
+FIELDS = ("accuracy", "mean", "n", "interval", "difference", "p", "seconds")
+CLAIM_FIELDS = ("verdict", "difference", "n", "p")
+
+
+def table(findings: Findings) -> str:
+    """Return the table of a report, with the interval of each mean, in Markdown."""
+    headings, rows = tables.lines(findings)
+    place = 2 + len(tables.axes_of(findings.rows))
+    headings = [*headings[:place], "95 % interval of the mean", *headings[place:]]
+    rows = [
+        [*row[:place], _interval(each), *row[place:]] for row, each in zip(rows, findings.rows, strict=True)
+    ]  # fmt: skip
+    if all(row.paper is None for row in findings.rows):
+        drop = headings.index("paper")
+        headings, rows = [*headings[:drop], *headings[drop + 1 :]], [[*row[:drop], *row[drop + 1 :]] for row in rows]
+    return tables.markdown_table(headings, rows)
+
+
+def claims(findings: Findings) -> str:
+    """Return a list of the claims with their verdicts, and of what a reader has to know."""
+    lines = [claim_line(findings, claim) for claim in findings.claims] + notes(findings)
+    return "".join(f"- {tables.markdown_text(line)}\n" for line in lines)
+
+
+def about(findings: Findings) -> str:
+    """Return a sentence with the environment of the runs: hardware, versions, commits, dates and time."""
+    ended = [run for run in findings.collected.runs if run.status in ("finished", "diverged")]
+    if not ended:
+        return "No runs have finished."
+    dates = sorted(day for run in ended for day in _days(run))
+    threads = _distinct(ended, "threads")
+    commits = [commit[:10] + ("+" if commit.endswith("+") else "") for commit in _distinct(ended, "commit")]
+    hours = sum(float(run.result.get("seconds", 0)) for run in ended) / 3600
+    period = dates[0] if dates[:1] == dates[-1:] else " to ".join([dates[0], dates[-1]]) if dates else "unknown dates"
+    facts = [
+        f"{counted(len(ended), 'run')} on {' and '.join(_distinct(ended, 'device_name')) or 'unknown hardware'}",
+        f"{' or '.join(threads)} {'thread' if threads == ['1'] else 'threads'} each",
+        f"torch {' and '.join(_distinct(ended, 'torch'))}",
+        f"{period}, {tables.duration_text(3600 * hours)} of training in all",
+        f"numerics {' and '.join(map(str, findings.collected.numerics))}",
+        f"commit {' and '.join(commits)}",
+    ]
+    return tables.markdown_text("; ".join(facts) + ".") + "\n"
+
+
+def value(findings: Findings, field: str, name: str) -> str:
+    """Return a number about a cell or a claim as text."""
+    claim = next((each for each in findings.claims if each.text == name), None)
+    if claim is not None:
+        return _of_claim(claim, field)
+    rows = [row for row in findings.rows if name in (row.method, row.name)]
+    if len(rows) != 1:
+        known = ", ".join([*(row.name for row in findings.rows), *(each.text for each in findings.claims)])
+        raise UserError(f"value {field} {name!r}: must be one cell or claim of {known}; give its full name")
+    row, score = rows[0], rows[0].score
+    texts: dict[str, Callable[[], str]] = {
+        "accuracy": lambda: tables.mean_text(score),
+        "mean": lambda: NOTHING if score is None or score.mean is None else f"{score.mean:.2f}",
+        "n": lambda: str(score.n if score else 0),
+        "interval": lambda: _interval(row),
+        "difference": lambda: tables.difference_text(row.difference),
+        "p": lambda: tables.holm_text(row.difference),
+        "seconds": lambda: tables.duration_text(score.seconds if score else None),
+    }
+    if field not in texts:
+        raise UserError(f"value {field}: no such field; use one of {', '.join(FIELDS)}")
+    return texts[field]()
+
+
+class Gap(NamedTuple):
+    """How far the outputs of a cell in training differ from those at inference, after the last epoch."""
+
+    name: str
+    values: dict[Hashable, float]
+    """By seed, in percent of the mean absolute output at inference."""
+    range_ratio: float | None
+    """Largest output in training divided by that at inference."""
+    paired: Paired | None
+    """The difference to the baseline."""
+    corrected: Corrected | None
+
+
+def gaps(findings: Findings) -> list[Gap]:
+    """Return the measured gaps of all cells; the Holm correction counts their differences to the baseline."""
+    values = {
+        row.name: {seed: 100 * value for seed, value in _own(row, "relative").items()} for row in findings.rows
+    }  # fmt: skip
+    base = values.get(findings.baseline, {})
+    pairs = [None if name == findings.baseline else paired(found, base) for name, found in values.items()]
+    corrected = holm([pair.p if pair else None for pair in pairs])
+    ratios = [list(_own(row, "range_ratio").values()) for row in findings.rows]
+    return [
+        Gap(name, values[name], statistics.fmean(ratio) if ratio else None, pair, p)
+        for name, ratio, pair, p in zip(values, ratios, pairs, corrected, strict=True)
+    ]
+
+
+def gap_table(findings: Findings) -> str:
+    """Return the gaps of all cells in Markdown."""
+    rows = [
+        [
+            gap.name, str(len(gap.values)), tables.percent_text(list(gap.values.values())), gap_text(gap),
+            tables.p_text(gap.corrected.p if gap.corrected else None),
+            NOTHING if gap.range_ratio is None else f"{gap.range_ratio:.2f}",
+        ]
+        for gap in gaps(findings)
+    ]  # fmt: skip
+    headings = [
+        "method", "n", "gap, % ± std", f"difference to {findings.baseline} [95 % interval]", "p (Holm)",
+        "largest output, training / inference",
+    ]  # fmt: skip
+    return tables.markdown_table(headings, rows)
+
+
+def gap_text(gap: Gap) -> str:
+    """Format the difference of a gap to that of the baseline."""
+    if gap.paired is None:
+        return NOTHING
+    interval = gap.paired.interval()
+    return f"{gap.paired.mean:+.2f}{f' {tables.interval_text(interval)}' if interval else ''}"
+
+
+def _own(row: ResultRow, measure: str) -> dict[Hashable, float]:
+    """Return a measure of a cell's own method by seed, after the last epoch: the mean of the layers that have it."""
+    values: dict[Hashable, float] = {}
+    for run in row.score.runs if row.score else ():
+        name = f"{run.point.settings.norm.method}_{measure}"
+        for measured in getattr(run.found, "noise", ())[-1:]:
+            found = [each for layer in measured.rows() if (each := number(layer.get(name))) is not None]
+            if found:
+                values[run.point.seed] = statistics.fmean(found)
+    return values
+
+
+def noise_table(path: Path) -> str:
+    """Return the distances of measured noise to its laws, from a report's noise.csv."""
+    try:
+        rows = list(csv.DictReader(path.read_text(encoding="utf-8").splitlines()))
+        cells = [
+            [
+                row["epoch"],
+                f"{row['layer']} ({row['channels']} channels)",
+                *(f"{float(row[name]):.3f}" for name in ("ks_shift_fc", "ks_scale_fc", "ks_scale_fc-exact")),
+                *(f"{float(row[f'effective_size_{part}']):.1f}" for part in ("shift", "scale")),
+            ]
+            for row in rows
+        ]
+        size = int(rows[0]["ghost_size"])
+    except (OSError, ValueError, KeyError, IndexError) as error:
+        raise UserError(f"{path}: cannot be read as a report's noise.csv ({error}); give another file") from None
+    headings = [
+        "epoch", "layer", f"shift, N(0, 1/{size})", f"scale, χ²({size})/{size} (the paper's)",
+        f"scale, χ²({size - 1})/{size} (exact)", "N of the shift", "N of the scale",
+    ]  # fmt: skip
+    return tables.markdown_table(headings, cells)
+
+
+def _of_claim(claim: Claim, field: str) -> str:
+    if field not in CLAIM_FIELDS:
+        raise UserError(f"value {field}: no such field of a claim; use one of {', '.join(CLAIM_FIELDS)}")
+    paired = claim.difference.paired if claim.difference else None
+    if field == "n":
+        return str(paired.n if paired else 0)
+    if field == "verdict":
+        return claim.verdict
+    return tables.difference_text(claim.difference) if field == "difference" else tables.holm_text(claim.difference)
+
+
+def _interval(row: ResultRow) -> str:
+    interval = row.score.interval() if row.score else None
+    return f"{interval[0]:.2f} to {interval[1]:.2f}" if interval else NOTHING
+
+
+def _distinct(runs: Sequence[Run], name: str) -> list[str]:
+    return sorted({str(run.environment[name]) for run in runs if run.environment.get(name) not in (None, "")})
+
+
+def _days(run: Run) -> list[str]:
+    return [str(found)[:10] for found in (run.environment.get("started"), run.result.get("ended")) if found]
