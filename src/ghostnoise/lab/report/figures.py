@@ -197,7 +197,7 @@ def _leave_out_failures(axes: "Axes", shown: Plot) -> None:
         margin = 0.15 * (max(kept) - min(kept))
         axes.set_ylim(min(kept) - margin, max(kept) + margin)
         text = ", ".join(f"{label} {mean:.1f} at {x}" for mean, label, x in failed)
-        axes.annotate(f"below: {text}", (0.01, 0.01), xycoords="axes fraction", fontsize=7,
+        axes.annotate(f"below: {text}", (0.015, 0.025), xycoords="axes fraction", fontsize=7,
                       bbox={"facecolor": "white", "edgecolor": "none", "alpha": 0.8, "pad": 1})  # fmt: skip
 
 
