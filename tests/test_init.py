@@ -18,7 +18,7 @@ LAYERS = [
     ["__main__"],
     ["cli", "bench"],
     ["doctor"],
-    ["meter"],
+    ["meter", "calibration"],
     ["conversion"],
     ["functional", "layers"],
     ["methods"],

@@ -12,6 +12,8 @@ if TYPE_CHECKING:
     from ghostnoise import functional as functional
     from ghostnoise import layers as layers
     from ghostnoise import meter as meter
+    from ghostnoise.calibration import Calibration as Calibration
+    from ghostnoise.calibration import calibrate as calibrate
     from ghostnoise.conversion import ConstantSchedule as ConstantSchedule
     from ghostnoise.conversion import CosineSchedule as CosineSchedule
     from ghostnoise.conversion import LinearSchedule as LinearSchedule
@@ -26,6 +28,7 @@ if TYPE_CHECKING:
 
 # Public names besides those of the methods, which the registry lists, and the modules that define them.
 _DEFINED_IN = {
+    "Calibration": "calibration",
     "ConstantSchedule": "conversion",
     "CosineSchedule": "conversion",
     "LinearSchedule": "conversion",
@@ -33,6 +36,7 @@ _DEFINED_IN = {
     "OffAfter": "conversion",
     "Schedule": "conversion",
     "backend": "engine.backends.select",
+    "calibrate": "calibration",
     "convert": "conversion",
     "revert": "conversion",
     "summary": "conversion",
