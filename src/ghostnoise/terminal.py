@@ -14,6 +14,7 @@ from rich.text import Text
 
 from ghostnoise.text import printable
 
+MANY_ROWS = 300  # above, rich would take seconds
 LEAST_WRAPPED = 24  # characters of a column that wraps, below which it is hard to read
 
 
@@ -36,13 +37,16 @@ def print_table(console: Console, table: Table, titles: int = 1, one_line: bool 
     """Print a table, or a list if the terminal is too narrow for it; `titles` columns are the title of each paragraph.
 
     Without a terminal, as in a pipe, the table is as wide as it needs to be; with `one_line`, each row is then a line.
+    In long tables, each row is a line in any case.
     """
-
     needed = needed_width(table)
     if not console.is_terminal and "COLUMNS" not in os.environ:
         console.width = max(console.width, needed_width(table, wrap=False) if one_line else needed)
     if needed <= console.width:
-        console.print(table)
+        if table.row_count > MANY_ROWS:
+            console.out("\n".join(aligned(table)), highlight=False)
+        else:
+            console.print(table)
         return
     heading = table.title or " ".join(_heading(column) for column in table.columns[:titles])
     console.print(Text(_plain(heading), style="bold"), soft_wrap=True)
@@ -56,6 +60,25 @@ def needed_width(table: Table, wrap: bool = True) -> int:
     padding = table.padding[1] + table.padding[3] if isinstance(table.padding, tuple) else 0
     borders = 0 if table.box is None else len(table.columns) - 1 + 2 * table.show_edge
     return sum(_column_width(column, wrap) + padding for column in table.columns) + borders
+
+
+def aligned(table: Table) -> list[str]:
+    """Return the lines of a table in which nothing is wrapped, as rich draws it with `box.SIMPLE_HEAD`."""
+    padding = table.padding if isinstance(table.padding, tuple) else (0, 0, 0, 0)
+    left, right = " " * padding[3], " " * padding[1]
+    columns = []
+    for column in table.columns:
+        width = _column_width(column, wrap=False)
+        cells = [_heading(column), *map(_plain, column.cells)]
+        after = column.justify == "right"
+        padded = [" " * (width - cell_len(cell)) for cell in cells]
+        columns.append(
+            [left + (pad + cell if after else cell + pad) + right for cell, pad in zip(cells, padded, strict=True)]
+        )
+    heading, *rows = (" ".join(cells) for cells in zip(*columns, strict=True))
+    edge = " " if table.show_edge else ""
+    lines = [edge + heading, edge + "─" * cell_len(heading), *(edge + row for row in rows)]
+    return ["", *(line.rstrip() for line in lines), ""]
 
 
 def listed(table: Table, width: int, titles: int = 1) -> list[Text]:

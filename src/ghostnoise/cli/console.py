@@ -26,10 +26,15 @@ def require(packages: Iterable[str]) -> None:
 
 def announce(options: argparse.Namespace) -> None:
     """Print that PyTorch is being loaded, which takes seconds, so that a command does not start in silence."""
-    light = options.command == "recipes" and options.recipe is None
-    if "torch" in sys.modules or light or getattr(options, "quiet", False) or os.environ.get("RANK", "0") != "0":
-        return
-    print(f"ghostnoise {options.command}: loading PyTorch ...", file=sys.stderr, flush=True)
+    light = options.command == "runs" or (options.command == "recipes" and options.recipe is None)
+    if not (light or getattr(options, "quiet", False)):
+        loading(options.command)
+
+
+def loading(command: str) -> None:
+    """Print that a command is loading PyTorch, unless it is loaded, or another process of the same run prints it."""
+    if "torch" not in sys.modules and os.environ.get("RANK", "0") == "0":
+        print(f"ghostnoise {command}: loading PyTorch ...", file=sys.stderr, flush=True)
 
 
 def output() -> "Console":

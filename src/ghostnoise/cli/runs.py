@@ -1,10 +1,11 @@
 """`ghostnoise runs`: list, show, remove, export or import runs."""
 
 import argparse
+import os
 import shutil
+import time
 from collections.abc import Callable, Iterable
 from contextlib import suppress
-from datetime import UTC, datetime
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -68,7 +69,12 @@ def _all(runs: Path, recipe: str | None) -> list["Found"]:
     if recipe is not None:
         _check_recipe(runs, recipe)
     folders = _recipes(runs) if recipe is None else [recipe]
-    return [found for name in folders for found in scan.scan(runs / name, lambda text: None).values()]
+    return [found for name in folders for found in scan.scan(runs / name, lambda text: None, on_read=_loading).values()]
+
+
+def _loading() -> None:
+    """Announce that PyTorch is loaded, which only reading a folder that is not in the index needs."""
+    console.loading("runs")
 
 
 def _recipes(runs: Path) -> list[str]:
@@ -98,8 +104,10 @@ def _chosen(runs: Path, filters: list[str], status: str | None) -> Callable[[str
     wanted = values_of(filters)
 
     def fits(found: "Found") -> bool:
-        settings = flat(found.settings)
-        return status in (None, found.status) and all(_same(settings.get(key), wanted[key]) for key in wanted)
+        if status not in (None, found.status):
+            return False
+        settings = flat(found.settings) if wanted else {}
+        return all(_same(settings.get(key), wanted[key]) for key in wanted)
 
     return lambda recipe: [found for found in _all(runs, recipe) if fits(found)]
 
@@ -175,11 +183,11 @@ def _marks(found: "Found") -> list[str]:
 
 def _age(found: "Found") -> str:
     """Return how long ago anything was last written into the folder."""
-    times = [datetime.fromtimestamp(0, UTC)]
+    folder, latest = str(found.path), 0.0
     for name in (".", "metrics.jsonl", "result.json", "failure.json"):
-        with suppress(OSError, ValueError, OverflowError):
-            times.append(datetime.fromtimestamp((found.path / name).stat().st_mtime, UTC))
-    return duration((datetime.now(UTC) - max(times)).total_seconds())
+        with suppress(OSError):
+            latest = max(latest, os.stat(os.path.join(folder, name)).st_mtime)
+    return duration(time.time() - latest)
 
 
 def _show(found: "Found", terminal: "Console") -> None:

@@ -123,18 +123,25 @@ class Meter:
         return Reading(readings)
 
     def _pre_hook(self, layer: LayerMeter) -> Any:
+        measure = self._uncompiled()
+
         def hook(module: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
-            self._measure(layer, args or kwargs)
+            measure(layer, args or kwargs)
 
         return hook
 
     def _hook(self, layer: LayerMeter) -> Any:
+        measure = self._uncompiled()
+
         def hook(module: nn.Module, args: Any, output: Any) -> None:
-            self._measure(layer, output)
+            measure(layer, output)
 
         return hook
 
-    @torch.compiler.disable  # type: ignore[untyped-decorator]
+    def _uncompiled(self) -> Any:
+        """Return `_measure` for compiled models. As a decorator, this would load TorchDynamo with the module."""
+        return torch.compiler.disable(self._measure)
+
     def _measure(self, layer: LayerMeter, value: Any) -> None:
         if is_recomputed():  # activation checkpointing repeats a forward pass that was measured already
             return

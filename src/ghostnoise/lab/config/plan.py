@@ -6,12 +6,13 @@ Used by the sweep, which runs them, and by the report, which reads them.
 import statistics
 from collections import Counter
 from collections.abc import Callable, Iterable, Mapping
-from dataclasses import dataclass
-from functools import cached_property
+from dataclasses import dataclass, field
+from functools import cached_property, lru_cache
 from typing import TYPE_CHECKING, Any, Literal
 
 from ghostnoise.lab.config import recipe
 from ghostnoise.lab.config.grid import Cell, Experiment
+from ghostnoise.lab.config.overrides import Tree
 from ghostnoise.lab.config.schema import Settings
 
 if TYPE_CHECKING:  # it imports torch
@@ -33,6 +34,8 @@ class Point:
     settings: Settings
     identity: str
     """The name of its folder."""
+    shared: Tree = field(compare=False, repr=False)
+    """What `key` is made of, without the seed; the points of a cell share it."""
 
     @property
     def name(self) -> str:
@@ -42,7 +45,7 @@ class Point:
     @cached_property
     def key(self) -> str:
         """An identity that does not depend on the machine."""
-        return key(self.settings)
+        return recipe.digest(self.shared | {"seed": self.seed})
 
 
 def first_points(experiment: Experiment, resolve: Resolve) -> list[Point]:
@@ -71,9 +74,11 @@ def test_points(experiment: Experiment, winners: Mapping[str, Cell], resolve: Re
 def points(experiment: Experiment, cell: Cell, stage: Stage, resolve: Resolve) -> list[Point]:
     """Return the runs of a cell, one for each seed."""
     settings = resolve(cell.settings)  # does not depend on the seed
-    tree = recipe.canonical_tree(settings)
+    tree, shared = recipe.canonical_tree(settings), _key_tree(settings)
     return [
-        Point(cell, seed, stage, settings.model_copy(update={"seed": seed}), recipe.digest(tree | {"seed": seed}))
+        Point(
+            cell, seed, stage, settings.model_copy(update={"seed": seed}), recipe.digest(tree | {"seed": seed}), shared
+        )
         for seed in experiment.seeds_of(cell)
     ]
 
@@ -112,14 +117,24 @@ def winners(
 
 def key(settings: Settings) -> str:
     """Return the identity of the settings without those that depend on the machine."""
-    train = settings.train.model_copy(update=OF_THE_MACHINE)
-    data = settings.data.model_copy(update={"stand_in": False})
-    return recipe.identity(settings.model_copy(update={"train": train, "data": data}))
+    return recipe.digest(_key_tree(settings))
 
 
 def key_of(found: "Found") -> str | None:
     """Return the key of a run folder, or None if its settings cannot be read."""
     try:
-        return key(recipe.stored(found.settings))
+        text, seed = recipe.stored_text(found.settings)
+        return recipe.digest(_stored_key_tree(text) | {"seed": seed})
     except ValueError:
         return None
+
+
+def _key_tree(settings: Settings) -> Tree:
+    train = settings.train.model_copy(update=OF_THE_MACHINE)
+    data = settings.data.model_copy(update={"stand_in": False})
+    return recipe.canonical_tree(settings.model_copy(update={"train": train, "data": data}))
+
+
+@lru_cache(maxsize=4096)
+def _stored_key_tree(text: str) -> Tree:
+    return _key_tree(recipe.validated_text(text))

@@ -235,22 +235,29 @@ def canonical_tree(settings: Settings) -> Tree:
 
 def stored(record: Mapping[str, Any]) -> Settings:
     """Return the settings in the settings.json of a run folder; raises a ValueError if they are invalid."""
+    text, seed = stored_text(record)
+    return validated_text(text).model_copy(update={"seed": seed})
+
+
+def stored_text(record: Mapping[str, Any]) -> tuple[str, int]:
+    """Return the settings in a settings.json with seed 0 as JSON, and the seed, if that is valid."""
     own = {name: value for name, value in record.items() if name not in ("recipe", "identity")}
     seed = own.get("seed", 0)
     if type(seed) is not int or not 0 <= seed < 2**63:
-        return Settings.model_validate_json(json_text(own))  # raises
-    return _stored(json_text(own | {"seed": 0})).model_copy(update={"seed": seed})
+        seed = Settings.model_validate_json(json_text(own)).seed  # raises
+    return json_text(own | {"seed": 0}), seed
 
 
 @lru_cache(maxsize=4096)
-def _stored(text: str) -> Settings:
+def validated_text(text: str) -> Settings:
     """Validate settings without their seed once for all seeds: thousands of runs are read at a time."""
     return Settings.model_validate_json(text)
 
 
 def json_text(tree: Tree) -> str:
     """Return a tree of settings as JSON with sorted keys and without spaces."""
-    return json.dumps(_plain(tree), sort_keys=True, separators=(",", ":"))
+    text = json.dumps(tree, sort_keys=True, separators=(",", ":"))
+    return text if "-0.0" not in text else json.dumps(_plain(tree), sort_keys=True, separators=(",", ":"))
 
 
 def read(name_or_path: str) -> str:

@@ -6,6 +6,7 @@ import statistics
 from collections import Counter
 from collections.abc import Hashable, Mapping, Sequence
 from dataclasses import dataclass, field
+from functools import cached_property
 from typing import Any, Literal
 
 from ghostnoise.lab.config import plan
@@ -83,7 +84,7 @@ def holm(values: Sequence[float | None]) -> list[Corrected | None]:
 
 @dataclass(frozen=True)
 class Score:
-    """The runs of a cell, one per seed, and statistics of those that finished."""
+    """The runs of a cell, one per seed, and statistics of those that finished, each computed once."""
 
     cell: Cell
     stage: Stage
@@ -91,17 +92,17 @@ class Score:
     chosen: bool = False
     """Whether the tuning selected this cell."""
 
-    @property
+    @cached_property
     def values(self) -> dict[int, float]:
         """Accuracy of each seed that finished."""
         return {run.point.seed: run.accuracy for run in self.runs if run.accuracy is not None}
 
-    @property
+    @cached_property
     def comparable(self) -> dict[Hashable, float]:
         """Accuracy by seed and numerics number: only runs that agree in both are paired."""
         return {(run.point.seed, run.numerics): run.accuracy for run in self.runs if run.accuracy is not None}
 
-    @property
+    @cached_property
     def numerics(self) -> dict[int, int]:
         """Numerics numbers of the runs that have a result, and how many runs have each."""
         return numerics_of(self.runs)
@@ -111,12 +112,12 @@ class Score:
         """Number of finished runs."""
         return len(self.values)
 
-    @property
+    @cached_property
     def mean(self) -> float | None:
         """Mean accuracy of the finished runs."""
         return _mean(list(self.values.values()))
 
-    @property
+    @cached_property
     def std(self) -> float | None:
         """Standard deviation of the accuracy (n - 1 in the denominator)."""
         return statistics.stdev(self.values.values()) if self.n > 1 else None
@@ -130,27 +131,27 @@ class Score:
         half = float(stdtrit(self.n - 1, 1 - ALPHA / 2)) * self.std / math.sqrt(self.n)
         return self.mean - half, self.mean + half
 
-    @property
+    @cached_property
     def best(self) -> float | None:
         """Highest accuracy after any epoch of any finished run."""
         return max(self._numbers("best_accuracy"), default=None)
 
-    @property
+    @cached_property
     def seconds(self) -> float | None:
         """Mean duration of a finished run."""
         return _mean(self._numbers("seconds"))
 
-    @property
+    @cached_property
     def speed(self) -> float | None:
         """Mean number of images per second."""
         return _mean(self._numbers("images_per_second"))
 
-    @property
+    @cached_property
     def counts(self) -> Counter[str]:
         """Number of runs of each status."""
         return Counter(run.status for run in self.runs)
 
-    @property
+    @cached_property
     def lacking(self) -> str:
         """Text with the number of runs that have no accuracy, by status."""
         return ", ".join(f"{self.counts[word]} {word}" for word in STATUSES[1:] if self.counts[word])
@@ -232,20 +233,33 @@ class Findings:
     differences: list[Difference] = field(default_factory=list)
     """All comparisons of the report; the Holm correction counts each once."""
     claims: list[Claim] = field(default_factory=list)
+    _compared: dict[tuple[int, int], Difference] = field(default_factory=dict)
 
     def best(self, method: str) -> Score | None:
         """Return the method's best cell: no diverged runs first, then most finished runs, then highest mean."""
-        scores = [row.score for row in self.rows if row.method == method and row.score and row.score.n]
-        return max(scores, key=lambda score: (not score.counts["diverged"], score.n, score.mean), default=None)
+        return self._best.get(method)
+
+    @cached_property
+    def _best(self) -> dict[str, Score]:
+        """The best cell of each method that has finished runs; the first of equal ones."""
+
+        def order(score: Score) -> tuple[bool, int, float]:
+            return not score.counts["diverged"], score.n, score.mean or 0.0
+
+        best: dict[str, Score] = {}
+        for row in self.rows:
+            score = row.score
+            if score and score.n and (row.method not in best or order(score) > order(best[row.method])):
+                best[row.method] = score
+        return best
 
     def compare(self, ours: Score, theirs: Score) -> Difference:
         """Compare two cells; the same two cells give the same object."""
-        for known in self.differences:
-            if known.ours is ours and known.theirs is theirs:
-                return known
-        difference = Difference(ours, theirs, paired(ours.comparable, theirs.comparable))
-        self.differences.append(difference)
-        return difference
+        pair = id(ours), id(theirs)
+        if pair not in self._compared:
+            self._compared[pair] = Difference(ours, theirs, paired(ours.comparable, theirs.comparable))
+            self.differences.append(self._compared[pair])
+        return self._compared[pair]
 
 
 def aggregate(collected: Collected) -> Findings:
@@ -261,10 +275,12 @@ def aggregate(collected: Collected) -> Findings:
     ]
     rows += _undecided(collected, tuning)
     labels = [method.label for method in experiment.grid.methods]
-    rows.sort(key=lambda row: labels.index(row.method))
+    places = {label: at for at, label in reversed(list(enumerate(labels)))}
+    rows.sort(key=lambda row: places[row.method])
     findings = Findings(collected, rows, tuning, experiment.report.baseline or labels[0])
+    baseline = [row for row in rows if row.method == findings.baseline and row.score]
     for row in rows:
-        _compare_with_baseline(findings, row)
+        _compare_with_baseline(findings, row, baseline)
     findings.claims = [_claim(findings, *pair) for claim in experiment.report.claims for pair in _pairs(claim)]
     p_values = [each.paired.p if each.paired else None for each in findings.differences]
     for difference, corrected in zip(findings.differences, holm(p_values), strict=True):
@@ -274,8 +290,12 @@ def aggregate(collected: Collected) -> Findings:
 
 def _scores(collected: Collected, won: set[str]) -> list[Score]:
     cells: dict[tuple[Stage, str], list[Run]] = {}
+    keys: dict[int, str] = {}  # the runs of a cell share its object
     for run in collected.runs:
-        cells.setdefault((run.point.stage, plan.key(run.point.cell.settings)), []).append(run)
+        cell = run.point.cell
+        if id(cell) not in keys:
+            keys[id(cell)] = plan.key(cell.settings)
+        cells.setdefault((run.point.stage, keys[id(cell)]), []).append(run)
     scores = []
     for (stage, _), runs in cells.items():
         cell = runs[0].point.cell
@@ -304,7 +324,7 @@ def _undecided(collected: Collected, tuning: Sequence[Score]) -> list[ResultRow]
     return rows
 
 
-def _compare_with_baseline(findings: Findings, row: ResultRow) -> None:
+def _compare_with_baseline(findings: Findings, row: ResultRow, baseline: Sequence[ResultRow]) -> None:
     """Compare a row with the baseline's row at the same values of the axes that both have, if there is exactly one."""
     if row.method == findings.baseline or row.score is None:
         return
@@ -312,10 +332,8 @@ def _compare_with_baseline(findings: Findings, row: ResultRow) -> None:
     tuned = select.axes if select else []  # selected cells are compared whatever value was selected for them
     theirs = [
         other.score
-        for other in findings.rows
-        if other.method == findings.baseline
-        and other.score
-        and all(here.get(key, value) == value for key, value in other.at if key not in tuned)
+        for other in baseline
+        if other.score and all(here.get(key, value) == value for key, value in other.at if key not in tuned)
     ]
     if len(theirs) == 1:
         row.difference = findings.compare(row.score, theirs[0])

@@ -5,19 +5,17 @@ import itertools
 import multiprocessing
 import os
 import signal
-import tempfile
 from collections import Counter, deque
 from collections.abc import Callable, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
 from multiprocessing.connection import Connection, wait
 from multiprocessing.context import SpawnProcess
-from pathlib import Path
 
 from ghostnoise import doctor
 from ghostnoise.lab.runners.execution import Deferred, failed, result
 from ghostnoise.lab.runners.job import Emit, Ended, Job, Place, Progressed, Started
-from ghostnoise.lab.runners.worker import WorkerOptions, main
+from ghostnoise.lab.runners.worker import Log, WorkerOptions, main
 
 DEATHS = 3  # a job fails after this many of its workers have died
 POLL_EVERY = 0.1  # seconds between two checks whether to stop
@@ -38,6 +36,7 @@ class Slot:
 
     number: int
     options: WorkerOptions
+    log: Log
     process: SpawnProcess | None = None
     connection: Connection | None = None
     job: Job | None = None
@@ -62,9 +61,8 @@ class LocalRunner:
         workers = workers or len(gpus) or doctor.cores()
         threads = threads or max(1, doctor.cores() // workers)
         self.place = place
-        self.logs = tempfile.TemporaryDirectory(prefix="ghostnoise-workers-")
         self.slots = [
-            Slot(number, WorkerOptions(place, Path(self.logs.name, f"{number}.log"), threads, gpu))
+            Slot(number, WorkerOptions(place, log := Log(), threads, gpu), log)
             for number, gpu in zip(range(workers), itertools.cycle(gpus or [None]))  # cycle is infinite
         ]
         self.context = multiprocessing.get_context("spawn")
@@ -108,7 +106,7 @@ class LocalRunner:
                 slot.process.kill()
                 slot.process.join()
             self._empty(slot)
-        self.logs.cleanup()
+            slot.log.close()
 
     def _hand_out(self, emit: Emit) -> None:
         over, free = self.deferred.check()
@@ -121,6 +119,7 @@ class LocalRunner:
 
     def _give(self, slot: Slot, job: Job) -> None:
         if slot.connection is None:
+            slot.log.clear()
             slot.connection, theirs = self.context.Pipe()
             slot.process = self.context.Process(target=main, args=(theirs, slot.options), name=slot.where)
             slot.process.start()
@@ -198,8 +197,4 @@ def _cause_of_death(slot: Slot) -> str:
     how = f"was killed by {signal.Signals(-code).name}" if code < 0 else f"exited with code {code}"
     if code == -signal.SIGKILL:
         how += ", possibly because the system ran out of memory"
-    with suppress(OSError):
-        lines = slot.options.log.read_text(errors="replace").split("\n")
-        last = [line.strip() for line in lines if line.strip()][-1:]
-        return ": ".join([how, *last])
-    return how
+    return ": ".join(filter(None, [how, slot.log.last_line()]))

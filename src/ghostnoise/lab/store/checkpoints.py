@@ -15,8 +15,6 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-import torch
-
 from ghostnoise.lab.limits import read_bytes
 from ghostnoise.lab.store import atomic
 from ghostnoise.lab.store.contents import one_line, parse_lines
@@ -42,6 +40,8 @@ class Checkpoint:
 
 def save(folder: Path, step: int, state: State) -> Path:
     """Write the state after `step` steps, and remove all checkpoints but the last two."""
+    import torch  # here, since listing runs does not need it
+
     buffer = io.BytesIO()
     torch.save(state, buffer)
     content = buffer.getvalue()
@@ -115,6 +115,8 @@ def read(content: bytes) -> State:
 
     Whether it is a state of a given network, only the network can tell: see `Session.restore`.
     """
+    import torch
+
     state = torch.load(io.BytesIO(content), map_location="cpu", weights_only=True)
     if not isinstance(state, dict):
         raise ValueError(f"it contains a {type(state).__name__}, not a checkpoint")
@@ -141,6 +143,8 @@ def read(content: bytes) -> State:
 
 def _is_entry(item: tuple[object, object]) -> bool:
     """Whether an item of a state_dict has a name, and a value that a module can load."""
+    import torch
+
     return isinstance(item[0], str) and (item[0].endswith("_extra_state") or isinstance(item[1], torch.Tensor))
 
 

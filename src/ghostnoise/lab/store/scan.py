@@ -3,12 +3,15 @@
 import os
 import shlex
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, fields
 from pathlib import Path
 from typing import Any, Literal, TypeVar
 
 from ghostnoise.lab.limits import read_bytes
 from ghostnoise.lab.store import contents, folder
+from ghostnoise.lab.store.index import Index
+
+INDEXED = 200  # run folders from which on an index is used; fewer are read in less than a second
 
 Status = Literal["finished", "diverged", "failed", "unfinished", "damaged", "outdated"]
 Record = dict[str, Any]
@@ -76,21 +79,44 @@ class Found:
             return []
 
 
-def scan(runs: Path, warn: Callable[[str], object], numerics: int | None = None) -> dict[str, Found]:
+def scan(
+    runs: Path, warn: Callable[[str], object], numerics: int | None = None, on_read: Callable[[], object] = lambda: None
+) -> dict[str, Found]:
     """Read the folders in `runs`, which is `runs/<recipe>`, by identity. Damaged ones are included, with a warning.
 
-    With `numerics`, runs that ended with another numerics number are "outdated" and have no result.
+    With `numerics`, runs that ended with another numerics number are "outdated" and have no result. If there are many
+    folders, those that have not changed since an earlier scan are not read again. `on_read` is called before the first
+    folder is read.
     """
     try:
         with os.scandir(runs) as entries:  # one system call per folder less than Path.is_dir
             names = sorted(entry.name for entry in entries if not entry.name.startswith(".") and _is_folder(entry))
     except OSError:
         return {}
-    return {name: look(runs / name, warn, numerics) for name in names}
+    index = Index(runs) if len(names) >= INDEXED else None
+    founds = {}
+    for name in names:
+        signature, entry = index.get(name) if index else ("", None)
+        if entry is None:
+            on_read()
+            on_read = _nothing
+            found = _look(runs / name)
+            if index:
+                index.put(name, signature, _entry(found))
+        else:
+            found = Found(runs / name, **entry)
+        founds[name] = _checked(found, warn, numerics)
+    if index:
+        index.save()
+    return founds
 
 
 def look(path: Path, warn: Callable[[str], object], numerics: int | None = None) -> Found:
     """Read one run folder and check the contents of its files; see `scan`."""
+    return _checked(_look(path), warn, numerics)
+
+
+def _look(path: Path) -> Found:
     name = "settings.json"
     try:
         settings = _read(path / name, contents.read_settings) or {}
@@ -105,15 +131,29 @@ def look(path: Path, warn: Callable[[str], object], numerics: int | None = None)
         name = "metrics.jsonl"
         _read(path / name, contents.read_lines)
     except (OSError, ValueError) as error:
-        found = Found(path, "damaged", reason=f"{name}: {contents.one_line(error)}")
-        warn(found.damage)
-        return found
+        return Found(path, "damaged", reason=f"{name}: {contents.one_line(error)}")
     status: Status = result["status"] if result else "unfinished" if failure is None else "failed"
-    found = Found(path, status, settings, result, failure, recorded_environment=environment)
-    if numerics is not None and result is not None and (made := found.numerics) != numerics:
+    return Found(path, status, settings, result, failure, recorded_environment=environment)
+
+
+def _checked(found: Found, warn: Callable[[str], object], numerics: int | None) -> Found:
+    """Warn if a run is damaged; replace it if it is outdated."""
+    if found.status == "damaged":
+        warn(found.damage)
+    elif numerics is not None and found.result is not None and (made := found.numerics) != numerics:
         reason = f"made with numerics {made}, not {numerics}"
-        return Found(path, "outdated", settings, reason=reason, recorded_environment=environment)
+        environment = found.recorded_environment
+        return Found(found.path, "outdated", found.settings, reason=reason, recorded_environment=environment)
     return found
+
+
+def _entry(found: Found) -> Record:
+    """Return the fields of a run for the index: all but its path."""
+    return {each.name: getattr(found, each.name) for each in fields(found) if each.name != "path"}
+
+
+def _nothing() -> None:
+    pass
 
 
 def _read(file: Path, read: Callable[[Path], Read]) -> Read | None:

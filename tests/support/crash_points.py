@@ -1,0 +1,112 @@
+"""Train a tiny run once for each operation on its folder, with a fault there, and then resume it.
+
+    python -m support.crash_points FOLDER ACTION [FIRST [EVERY]]
+
+prints a line of JSON for each point, and last the number of operations of the undisturbed run. Children are forked from
+a process that has trained already, so that a point takes a fraction of a second.
+"""
+
+import contextlib
+import io
+import json
+import os
+import shutil
+import sys
+from pathlib import Path
+
+from ghostnoise import cli
+from ghostnoise.lab.store import checkpoints
+from support.faults import NEEDS_SPACE, Faults, steps
+
+SETTINGS = [
+    "digits", "model.name=mlp", "model.widths=[8]", "data.limit=256", "train.batch_size=16", "train.epochs=3",
+    "optim.warmup_epochs=0", "norm.ghost_size=4", "train.device=cpu", "train.ema=0.9", "train.amp=bf16",
+    "meter.every=2", "meter.batches=1", "meter.draws=4",
+]  # fmt: skip
+TIMINGS = ("seconds", "images_per_second", "ended")
+
+
+def train(runs, faults=None):
+    """Train, and return the exit code and the lines on standard error."""
+    errors = io.StringIO()
+    arguments = ["train", *SETTINGS, "--runs", str(runs), "--quiet", "--checkpoint-seconds", "0.000001"]
+    quiet = contextlib.redirect_stdout(io.StringIO())
+    with contextlib.redirect_stderr(errors), quiet, (faults or Faults(runs)).injected():
+        code = cli.main(arguments)
+    return {"code": code, "errors": errors.getvalue().splitlines()}
+
+
+def forked(work):
+    """Call `work(send)` in a child process, and return what it sent last and its exit code."""
+    reading, writing = os.pipe()
+    child = os.fork()
+    if not child:
+        try:
+            os.close(reading)
+            send = lambda value: os.write(writing, (json.dumps(value) + "\n").encode())  # noqa: E731
+            work(send)
+            os._exit(0)
+        except BaseException as error:  # the child must not return
+            os.write(2, f"{type(error).__name__}: {error}\n".encode())
+            os._exit(1)
+    os.close(writing)
+    with open(reading, "rb") as sent:
+        lines = sent.read().splitlines()
+    _, status = os.waitpid(child, 0)
+    return json.loads(lines[-1]) if lines else None, os.waitstatus_to_exitcode(status)
+
+
+def outcome(runs):
+    """Return the result and the metrics without timings, and the names of all files."""
+    (folder,) = (runs / "digits").iterdir()
+    lines = [json.loads(line) for line in (folder / "metrics.jsonl").read_text().splitlines()]
+    result = json.loads((folder / "result.json").read_text())
+    kept = [{name: value for name, value in each.items() if name not in TIMINGS} for each in (result, *lines)]
+    files = sorted(str(path.relative_to(folder)) for path in folder.rglob("*") if path.is_file())
+    return {"kept": kept, "files": [name.rpartition("-")[0] if name.endswith(".pt") else name for name in files]}
+
+
+def point(runs, at, action):
+    """Train with a fault at one operation, then without; return what happened."""
+
+    def disturbed(send):
+        faults = Faults(runs, at, action)
+        faults.dying = lambda: send({"steps": steps(faults.renamed)})
+        ended = train(runs, faults)
+        send(ended | {"steps": steps(faults.renamed), "failed": faults.failed})
+
+    def resumed(send):
+        send(train(runs))
+
+    first, code = forked(disturbed)
+    kept = [
+        int(path.name.split("-")[1])
+        for folder in runs.glob("digits/*/checkpoints")
+        for path in checkpoints.saved(folder)
+        if checkpoints.read(checkpoints.intact(path))
+    ]
+    second, second_code = forked(resumed)
+    found = outcome(runs) if second_code == 0 and second["code"] == 0 else None
+    return {
+        "at": at, "exit": code, "first": first, "kept": max(kept, default=0), "exit of second": second_code,
+        "second": second, "outcome": found,
+    }  # fmt: skip
+
+
+def main(folder, action, first=0, every=1):
+    faults = Faults(folder / "whole")
+    assert train(folder / "whole", faults)["code"] == 0
+    expected = outcome(folder / "whole")
+    for at in range(first, len(faults.kinds), every):
+        if action != "kill" and faults.kinds[at] not in NEEDS_SPACE:
+            continue
+        runs = folder / f"{at}"
+        found = point(runs, at, action)
+        found["kind"], found["same"] = faults.kinds[at], found.pop("outcome") == expected
+        print(json.dumps(found), flush=True)
+        shutil.rmtree(runs)
+    print(json.dumps({"operations": len(faults.kinds)}), flush=True)
+
+
+if __name__ == "__main__":
+    main(Path(sys.argv[1]), sys.argv[2], *map(int, sys.argv[3:]))

@@ -1,0 +1,116 @@
+"""Thousands of finished runs without training: an experiment, and the folders that its runs would leave.
+
+    python -m support.many_runs FOLDER [SEEDS]
+
+writes FOLDER/many.toml and FOLDER/runs/many/, 500 cells with SEEDS seeds each (10, that is, 5,000 runs).
+"""
+
+import json
+import sys
+from pathlib import Path
+
+from ghostnoise.lab.config import grid, plan, recipe
+from support.records import ENVIRONMENT, on_cpu
+
+EPOCHS = 10
+RECIPE = """\
+# Claim: noise helps
+
+[model]
+name = "digits-net"
+[norm]
+method = "bn"
+[data]
+name = "digits"
+evaluate = "test"
+[optim]
+lr = 0.1
+[train]
+epochs = {epochs}
+batch_size = 64
+
+[grid]
+seeds = {seeds}
+axes.optim.lr = [0.01, 0.02, 0.04, 0.08, 0.1, 0.16, 0.2, 0.32, 0.4, 0.64]
+axes.norm.ghost_size = [1, 2, 3, 4, 6, 8, 12, 16, 24, 32, 48, 64]
+[[grid.methods]]
+label = "BN"
+without = ["norm.ghost_size"]
+[[grid.methods]]
+label = "GBN"
+set.norm.method = "gbn"
+[[grid.methods]]
+label = "GNI"
+set.norm.method = "gni"
+[[grid.methods]]
+label = "AGNI"
+set.norm.method = "agni"
+[[grid.methods]]
+label = "XBN"
+set.norm.method = "xbn"
+axes.norm.ghost_size = [2, 3, 4, 5, 6, 8, 12, 16, 20, 24, 32, 48, 64]
+
+[report]
+form = "curves"
+x = "norm.ghost_size"
+claims = ["GNI > BN", "GNI > GBN"]
+"""
+
+
+def write_experiment(folder, seeds=10):
+    path = Path(folder) / "many.toml"
+    path.write_text(RECIPE.format(epochs=EPOCHS, seeds=list(range(seeds))))
+    return path
+
+
+def write_runs(path, runs):
+    """Write the folder of each run of a recipe, as a CPU leaves it; return how many there are."""
+    experiment = grid.load(str(path))
+    points = plan.first_points(experiment, on_cpu)
+    name = experiment.recipe.name
+    for at, point in enumerate(points):
+        folder = Path(runs) / name / point.identity
+        (folder / "checkpoints").mkdir(parents=True)
+        header = {"recipe": name, "identity": point.identity}
+        lines = _metrics(at)
+        files = {"settings": header | point.settings.model_dump(exclude_none=True)}
+        files |= {"environment": ENVIRONMENT, "result": _result(header, point, lines)}
+        for file, content in files.items():
+            (folder / f"{file}.json").write_text(json.dumps(content, indent=2) + "\n")
+        (folder / "metrics.jsonl").write_text("".join(json.dumps(line) + "\n" for line in lines))
+        (folder / ".lock").touch()
+    assert len({point.identity for point in points}) == len(points)
+    assert recipe.identity(points[0].settings) == points[0].identity
+    return len(points)
+
+
+def _metrics(at):
+    """Return metrics that differ from run to run in all of their digits."""
+    shift = (at * 0.6180339887498949) % 1
+    return [
+        {
+            "epoch": epoch, "step": 22 * epoch, "lr": 0.1 / epoch, "split": "test", "train_loss": (1 + shift) / epoch,
+            "train_accuracy": 90 + 9 * shift / epoch, "loss": (2 + shift) / (epoch + 1),
+            "accuracy": 88 + 10 * shift * epoch / (EPOCHS + 1), "images_per_second": 1000 + round(shift, 1),
+            "seconds": round(epoch + shift, 3),
+        }
+        for epoch in range(1, EPOCHS + 1)
+    ]  # fmt: skip
+
+
+def _result(header, point, lines):
+    last = lines[-1]
+    return {
+        "status": "finished", **header, "split": "test", "epochs": EPOCHS, "steps": last["step"],
+        **{name: last[name] for name in ("train_loss", "train_accuracy", "loss", "accuracy")},
+        "best_accuracy": last["accuracy"], "best_epoch": EPOCHS, "parameters": 1234,
+        "weights_sha256": point.identity * 5 + "abcd", "images_per_second": 1000.5, "seconds": last["seconds"],
+        "ended": "2026-01-31T12:00:10+00:00",
+    }  # fmt: skip
+
+
+if __name__ == "__main__":
+    target = Path(sys.argv[1])
+    target.mkdir(parents=True, exist_ok=True)
+    made = write_runs(write_experiment(target, *map(int, sys.argv[2:])), target / "runs")
+    print(made, "runs")
