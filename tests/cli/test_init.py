@@ -115,7 +115,7 @@ def test_the_version_needs_no_package(capsys):
     assert capsys.readouterr().out == f"ghostnoise {ghostnoise.__version__}\n"
 
 
-@pytest.mark.parametrize("words", [["train", "digits"], ["sweep", "demo", "--dry-run"], ["runs"], ["doctor"]])
+@pytest.mark.parametrize("words", [["train", "digits"], ["sweep", "demo", "--dry-run"], ["doctor"]])
 def test_a_line_is_printed_before_torch_is_imported(words):
     """The import is blocked, so the line can only have been printed before."""
     code = f"import sys; sys.modules['torch'] = None; del sys.modules['torch']\n{BLOCKED}\ncli.main({words!r})"

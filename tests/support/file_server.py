@@ -1,7 +1,9 @@
 """A local web server that can simulate failures of real servers."""
 
+import ssl
+import subprocess
 import threading
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 
 
@@ -14,12 +16,19 @@ class Server:
         self.ranges = True  # whether it supports range requests
         self.cut_after = None  # bytes of a response after which the connection is closed
         self.stall_after = None  # bytes of a response after which no data is sent
+        self.drip = None  # bytes of a response after which the rest is sent one byte at a time
+        self.redirect = None  # the address to which all requests are redirected
         self.address = ""
         self.closing = threading.Event()
 
     def respond(self, handler):
         name, wanted = handler.path.removeprefix("/"), handler.headers.get("Range")
         self.requests.append((name, wanted))
+        if self.redirect is not None:
+            handler.send_response(302)
+            handler.send_header("Location", self.redirect + name)
+            handler.end_headers()
+            return
         if name not in self.contents:
             handler.send_error(404)
             return
@@ -32,15 +41,34 @@ class Server:
             handler.send_header("Content-Range", f"bytes {first}-{len(data) - 1}/{len(data)}")
         handler.send_header("Content-Length", str(len(data) - first))
         handler.end_headers()
-        end = next((first + count for count in (self.cut_after, self.stall_after) if count is not None), len(data))
+        bounds = (self.cut_after, self.stall_after, self.drip)
+        end = next((first + count for count in bounds if count is not None), len(data))
         handler.wfile.write(data[first:end])
         handler.wfile.flush()
+        if self.drip is not None:
+            with suppress(OSError):  # the client has closed the connection
+                for at in range(end, len(data)):
+                    handler.wfile.write(data[at : at + 1])
+                    handler.wfile.flush()
+                    if self.closing.wait(0.02):
+                        break
         if self.stall_after is not None:
             self.closing.wait(20)
 
 
+def certificate(folder):
+    """Make a key and a certificate for 127.0.0.1 with the program openssl, and return their file."""
+    file = folder / "server.pem"
+    command = ["openssl", "req", "-x509", "-newkey", "rsa:2048", "-nodes", "-days", "2", "-subj", "/CN=127.0.0.1"]
+    command += ["-addext", "subjectAltName=IP:127.0.0.1", "-keyout", str(file), "-out", str(folder / "certificate.pem")]
+    subprocess.run(command, check=True, capture_output=True)
+    file.write_text(file.read_text() + (folder / "certificate.pem").read_text())
+    return file
+
+
 @contextmanager
-def serving(contents):
+def serving(contents, certified=None):
+    """Serve `contents`; over TLS if `certified` is a file with a key and a certificate."""
     server = Server(contents)
 
     class Handler(BaseHTTPRequestHandler):
@@ -51,7 +79,12 @@ def serving(contents):
             pass
 
     http = ThreadingHTTPServer(("127.0.0.1", 0), Handler)
-    server.address = f"http://127.0.0.1:{http.server_address[1]}/"
+    if certified is not None:
+        context = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
+        context.load_cert_chain(certified)
+        http.socket = context.wrap_socket(http.socket, server_side=True)
+        http.handle_error = lambda request, address: None  # clients that do not trust the certificate
+    server.address = f"http{'s' if certified else ''}://127.0.0.1:{http.server_address[1]}/"
     thread = threading.Thread(target=http.serve_forever, kwargs={"poll_interval": 0.01})
     thread.start()
     try:

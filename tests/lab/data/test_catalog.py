@@ -47,7 +47,7 @@ def test_downloads_are_an_archive_or_all_files():
             assert [file.name for file in layout.downloads] == [
                 f"{file.name}.gz" for file in layout.files(("train", "test"))
             ]
-        assert all(address.endswith("/") for address in layout.addresses)
+        assert all(address.startswith("https://") and address.endswith("/") for address in layout.addresses)
 
 
 def test_mean_and_std_of_the_digits_are_those_of_the_training_images():

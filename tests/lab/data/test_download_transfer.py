@@ -1,5 +1,6 @@
 import io
 import random
+import shutil
 
 import pytest
 from rich.console import Console
@@ -8,6 +9,7 @@ from rich.progress import Progress
 from ghostnoise.lab.data import download
 from ghostnoise.lab.errors import UserError
 from support.datasets import described
+from support.file_server import certificate, serving
 
 DATA = random.Random(0).randbytes(300_000)
 FILE = described("set.bin", DATA)
@@ -69,6 +71,30 @@ def test_a_server_without_ranges_starts_over(server, target, part):
     fetch(server, target)
     assert target.read_bytes() == DATA
     assert len(server.requests) == 1
+
+
+@pytest.mark.parametrize("kept", [50_000, 120_000, 200_000])
+def test_a_server_without_ranges_never_shortens_what_was_downloaded(server, target, part, kept):
+    """The rest may come from another server, or after another interruption."""
+    part.write_bytes(DATA[:kept])
+    server.ranges, server.cut_after = False, 120_000
+    with pytest.raises(UserError, match=f"{max(kept, 120_000)} of 300000 bytes are kept"):
+        fetch(server, target)
+    assert part.read_bytes() == DATA[: max(kept, 120_000)]
+    server.ranges, server.cut_after = True, None
+    fetch(server, target)
+    assert server.requests[-1][1] == f"bytes={max(kept, 120_000)}-"
+    assert target.read_bytes() == DATA
+    assert [path.name for path in target.parent.iterdir()] == ["set.bin"]
+
+
+def test_a_page_instead_of_the_file_discards_nothing(server, target, part):
+    """Networks that need a login answer every request with their own page."""
+    part.write_bytes(DATA[:50_000])
+    server.contents["set.bin"], server.ranges = b"<html>log in</html>", False
+    with pytest.raises(UserError, match="ended after 19 of 300000 bytes; 50000 of 300000 bytes are kept"):
+        fetch(server, target)
+    assert part.read_bytes() == DATA[:50_000]
 
 
 def test_a_server_that_sends_another_range_starts_over(server, target, part, monkeypatch):
@@ -145,6 +171,69 @@ def test_a_stalled_transfer_times_out(server, target, part, monkeypatch):
     with pytest.raises(UserError, match=r"connection lost \(timed out\); 100000 of 300000 bytes are kept"):
         fetch(server, target)
     assert part.read_bytes() == DATA[:100_000]
+
+
+def test_a_transfer_that_is_too_slow_fails_and_is_kept(server, target, part, monkeypatch):
+    monkeypatch.setattr(download, "RATE_WINDOW", 0.3)
+    server.drip = 100_000
+    with pytest.raises(
+        UserError, match=r"sends [\d,]+ bytes per second, which is less than 2,000; \d+ of 300000"
+    ) as raised:
+        fetch(server, target)
+    kept = part.read_bytes()
+    assert len(kept) > 100_000
+    assert DATA.startswith(kept)
+    assert f"{len(kept)} of 300000 bytes are kept" in str(raised.value)
+    server.drip = None
+    fetch(server, target)
+    assert target.read_bytes() == DATA
+
+
+def test_the_next_address_continues_after_one_that_is_too_slow(server, target, monkeypatch):
+    monkeypatch.setattr(download, "RATE_WINDOW", 0.3)
+    server.drip = 100_000
+    with serving({"set.bin": DATA}) as other:
+        fetch(server, target, (server.address, other.address))
+        (request,) = other.requests
+    assert int(request[1].removeprefix("bytes=").removesuffix("-")) > 100_000
+    assert target.read_bytes() == DATA
+
+
+@pytest.fixture
+def encrypted(tmp_path, monkeypatch):
+    """Return a server over TLS whose certificate is trusted, and one without encryption; only https is allowed."""
+    if shutil.which("openssl") is None:
+        pytest.skip("needs the program openssl")
+    monkeypatch.setenv("no_proxy", "*")
+    monkeypatch.setenv("SSL_CERT_FILE", str(tmp_path / "certificate.pem"))
+    with serving({"set.bin": DATA}, certificate(tmp_path)) as tls, serving({"set.bin": DATA}) as plain:
+        yield tls, plain
+
+
+def test_only_https_is_used(encrypted, target):
+    tls, plain = encrypted
+    with pytest.raises(UserError, match=r"http://.*/set.bin, which is not https, and only https is used"):
+        fetch(plain, target)
+    fetch(tls, target, (plain.address, tls.address))
+    assert target.read_bytes() == DATA
+    assert plain.requests == []
+
+
+@pytest.mark.parametrize("scheme", ["http", "ftp"])
+def test_a_redirect_to_anything_but_https_is_not_followed(encrypted, target, scheme):
+    tls, plain = encrypted
+    tls.redirect = plain.address.replace("http", scheme, 1)
+    with pytest.raises(UserError, match=f"redirects to {scheme}:.*, which is not https"):
+        fetch(tls, target)
+    assert plain.requests == []
+    assert not target.exists()
+
+
+def test_a_certificate_that_is_not_trusted_is_refused(encrypted, target, monkeypatch):
+    monkeypatch.delenv("SSL_CERT_FILE")
+    with pytest.raises(UserError, match=r"cannot be reached \(.*certificate verify failed"):
+        fetch(encrypted[0], target)
+    assert not target.exists()
 
 
 def test_a_full_disk(server, target, part):

@@ -136,10 +136,7 @@ _MNIST = _idx(
 )  # fmt: skip
 _FASHION = _idx(
     ("fashion-mnist", "FashionMNIST/raw", "FashionMNIST"),
-    (
-        "http://fashion-mnist.s3-website.eu-central-1.amazonaws.com/",
-        "https://raw.githubusercontent.com/zalandoresearch/fashion-mnist/master/data/fashion/",
-    ),
+    ("https://raw.githubusercontent.com/zalandoresearch/fashion-mnist/master/data/fashion/",),
     [
         "f4a8712d7a061bf5bd6d2ca38dc4d50a", "9018921c3c673c538a1fc5bad174d6f9",
         "8181f5470baa50b63fa0f6fddb340f0a", "15d484375f8d13e6eb1aabb0c3f46965",

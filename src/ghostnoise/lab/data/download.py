@@ -1,15 +1,18 @@
-"""Download data sets from their official addresses: resumable, verified, and moved into place only when complete."""
+"""Download data sets from their official addresses: over https, resumable, verified, and moved only when complete."""
 
 import gzip
 import shutil
 import tarfile
+import time
 import urllib.error
 import urllib.request
 import zlib
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager, suppress
-from http.client import HTTPException, HTTPResponse
+from http.client import HTTPException, HTTPResponse, IncompleteRead
 from pathlib import Path
+from typing import Any
+from urllib.parse import urlsplit
 
 from filelock import FileLock, Timeout
 from rich.console import Console
@@ -23,6 +26,9 @@ from ghostnoise.lab.store import atomic
 STAGING = ".downloads"  # in the data folder, so that moving a file into place is a rename
 CHUNK = 1 << 18  # bytes
 TIMEOUT = 30.0  # seconds without receiving data
+LEAST_RATE = 2_000  # bytes per second, on average over each RATE_WINDOW
+RATE_WINDOW = 30.0  # seconds
+SCHEMES = frozenset({"https"})  # also of addresses that a server redirects to
 
 
 class _TransferError(Exception):
@@ -150,26 +156,78 @@ def _complete(url: str, file: File, part: Path, on_progress: Callable[[int], obj
 
 
 def _transfer(url: str, file: File, part: Path, on_progress: Callable[[int], object]) -> None:
-    """Append the missing bytes to `part`; start over if the server does not support ranges."""
+    """Append the missing bytes to `part`.
+
+    If the server sends the whole file instead, it is written to another file first: `part` never becomes shorter.
+    """
     have = _length(part)
     with _request(url, have) as response:
         right_range = response.headers.get("Content-Range", "").startswith(f"bytes {have}-")
-        resumes = response.status == 206 and right_range
-        with part.open("ab" if resumes else "wb") as out:
-            have = have if resumes else 0
-            while have <= file.size and (chunk := _next(response)):
-                out.write(chunk)
-                out.flush()  # raises here if the disk is full
-                on_progress(have := have + len(chunk))
+        if not have or (response.status == 206 and right_range):
+            have = _receive(response, file, part, have, on_progress)
+        else:
+            again = part.with_name(f"{part.name}.again")
+            again.unlink(missing_ok=True)
+            try:
+                have = _receive(response, file, again, 0, on_progress)
+            finally:
+                if _length(again) > _length(part) or have > file.size:
+                    again.replace(part)
+                again.unlink(missing_ok=True)
     if have < file.size:
         raise _TransferError(f"ended after {have} of {file.size} bytes")
 
 
+def _receive(response: HTTPResponse, file: File, part: Path, have: int, on_progress: Callable[[int], object]) -> int:
+    """Append a response to a file that has `have` bytes, and return how many it has then."""
+    rate = _Rate()
+    with part.open("ab") as out:
+        while have <= file.size and (chunk := _next(response)):
+            out.write(chunk)
+            out.flush()  # raises here if the disk is full
+            on_progress(have := have + len(chunk))
+            rate.add(len(chunk))
+    return have
+
+
+class _Rate:
+    """The rate of a transfer, which fails if it is too low: a server that sends a byte now and then never times out."""
+
+    def __init__(self) -> None:
+        self.since, self.received = time.monotonic(), 0
+
+    def add(self, count: int) -> None:
+        """Add received bytes; raises if there were too few of them since the window began."""
+        self.received += count
+        passed = time.monotonic() - self.since
+        if passed < RATE_WINDOW:
+            return
+        if self.received < LEAST_RATE * passed:
+            rate = self.received / passed
+            raise _TransferError(f"sends {rate:,.0f} bytes per second, which is less than {LEAST_RATE:,}")
+        self.since, self.received = time.monotonic(), 0
+
+
+class _Redirects(urllib.request.HTTPRedirectHandler):
+    """Follows redirects, but only to the schemes that are allowed."""
+
+    def redirect_request(self, req: Any, fp: Any, code: int, msg: str, headers: Any, newurl: str) -> Any:
+        """Return the request of a redirect, after checking its address."""
+        _check_scheme(newurl, "redirects to ")
+        return super().redirect_request(req, fp, code, msg, headers, newurl)
+
+
+def _check_scheme(url: str, how: str = "") -> None:
+    if urlsplit(url).scheme not in SCHEMES:
+        raise _TransferError(f"{how}{url}, which is not https, and only https is used")
+
+
 def _request(url: str, have: int) -> HTTPResponse:
+    _check_scheme(url)
     headers = {"User-Agent": "ghostnoise", **({"Range": f"bytes={have}-"} if have else {})}
     request = urllib.request.Request(url, headers=headers)
     try:
-        response: HTTPResponse = urllib.request.urlopen(request, timeout=TIMEOUT)
+        response: HTTPResponse = urllib.request.build_opener(_Redirects).open(request, timeout=TIMEOUT)
         return response
     except urllib.error.HTTPError as error:
         error.close()
@@ -183,8 +241,13 @@ def _request(url: str, have: int) -> HTTPResponse:
 
 
 def _next(response: HTTPResponse) -> bytes:
+    """Return the bytes that have arrived, at most `CHUNK`; empty at the end."""
     try:
-        return response.read(CHUNK)
+        return response.read1(CHUNK)
+    except IncompleteRead as error:
+        if error.partial:
+            return error.partial
+        raise _TransferError("connection lost (IncompleteRead)") from None
     except (OSError, HTTPException) as error:
         raise _TransferError(f"connection lost ({str(error) or type(error).__name__})") from None
 
