@@ -33,12 +33,14 @@ lint: .venv/ready
 	$(BIN)/ruff check .
 	$(BIN)/mypy
 
-# torch first and pinned: an unpinned torch may pull gigabytes that a CPU has no use for.
-.venv/ready: pyproject.toml constraints.txt setup.py src/ghostnoise/engine/backends/native/abi.py \
+# Every package with its hash, but for torch, whose build depends on the machine; it is pinned, because a newer one may
+# come with gigabytes that a CPU has no use for. The last line finds all requirements installed.
+.venv/ready: pyproject.toml constraints.txt requirements.lock setup.py src/ghostnoise/engine/backends/native/abi.py \
 		$(wildcard src/ghostnoise/engine/backends/native/src/*)
 	$(PYTHON) -m venv .venv
-	$(BIN)/pip install --quiet --disable-pip-version-check -c constraints.txt torch numpy
-	$(BIN)/pip install --quiet --disable-pip-version-check -c constraints.txt -e '.[lab,dev]'
+	$(BIN)/pip install --quiet --disable-pip-version-check --no-deps --require-hashes -r requirements.lock
+	$(BIN)/pip install --quiet --disable-pip-version-check -c constraints.txt torch
+	$(BIN)/pip install --quiet --disable-pip-version-check --no-build-isolation -c constraints.txt -e '.[lab,dev]'
 	touch $@
 
 clean:

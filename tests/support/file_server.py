@@ -17,6 +17,7 @@ class Server:
         self.cut_after = None  # bytes of a response after which the connection is closed
         self.stall_after = None  # bytes of a response after which no data is sent
         self.drip = None  # bytes of a response after which the rest is sent one byte at a time
+        self.kind = None  # the type of all contents
         self.redirect = None  # the address to which all requests are redirected
         self.address = ""
         self.closing = threading.Event()
@@ -39,6 +40,8 @@ class Server:
         handler.send_response(206 if first else 200)
         if first:
             handler.send_header("Content-Range", f"bytes {first}-{len(data) - 1}/{len(data)}")
+        if self.kind is not None:
+            handler.send_header("Content-Type", self.kind)
         handler.send_header("Content-Length", str(len(data) - first))
         handler.end_headers()
         bounds = (self.cut_after, self.stall_after, self.drip)
