@@ -1,4 +1,5 @@
 import json
+import shutil
 from dataclasses import replace
 
 import pytest
@@ -112,3 +113,43 @@ def test_a_folder_that_cannot_be_written_fails_the_job(tmp_path):
     ended = executed(jobs.job(*jobs.SHORT), tmp_path)
     assert ended.status == "failed"
     assert json.dumps(ended.message)
+
+
+@pytest.mark.parametrize("times", [1, 2, 3])
+def test_a_run_whose_folder_is_deleted_is_trained_again(tmp_path, times):
+    """Up to a limit; it is then recorded as failed."""
+    each, deleted = jobs.job(*jobs.SHORT, "train.epochs=2"), []
+
+    def saved(folder):
+        if len(deleted) < times:
+            deleted.append(folder)
+            shutil.rmtree(folder)
+
+    ended = executed(each, tmp_path, saved=saved)
+    if times < 3:
+        assert ended.status == "finished"
+        line = "its folder was deleted while it was trained, and it was trained again"
+        assert ended.message.splitlines() == [line] * times
+        assert jobs.weights(each, tmp_path) == jobs.alone(each, tmp_path / "alone")
+        assert scan.look(deleted[0], pytest.fail).status == "finished"
+    else:
+        assert ended.status == "failed"
+        assert "was deleted while its run was trained; repeat the command" in ended.message
+    RunFolder(deleted[0], pytest.fail).own()  # it is free
+
+
+def test_a_folder_that_takes_the_place_of_a_deleted_one_is_left_alone(tmp_path):
+    """Such as that of another process, which found no folder and started the run."""
+    each = jobs.job(*jobs.SHORT, "train.epochs=2")
+    others = []
+
+    def saved(folder):
+        if not others:
+            shutil.rmtree(folder)
+            others.append(RunFolder(folder, pytest.fail))
+            others[0].own()
+
+    ended = executed(each, tmp_path, saved=saved)
+    assert ended.status == "elsewhere"
+    assert sorted(path.name for path in others[0].path.iterdir()) == [".lock"]
+    others[0].release()

@@ -199,6 +199,44 @@ def start(path, runs, *more):
     return subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True, start_new_session=True)
 
 
+def test_runs_whose_folders_are_deleted_are_trained_again(tmp_path, inline, monkeypatch):
+    """One that had ended before the sweep, and one that ended in it."""
+    path, runs = experiment.write(tmp_path), tmp_path / "runs"
+    assert Ran(path, runs, only=("BN",), seeds=[0]).outcome.tally.finished == 1
+    (early,) = results(runs)
+    expected = {}
+
+    class Deleting(jobs.Inline):
+        def run(self, given, emit, stop):
+            super().run(given, emit, stop)
+            if not expected:
+                expected.update(weights(runs))
+                for name in (early, given[-1].identity):
+                    shutil.rmtree(runs / "small" / name)
+
+    monkeypatch.setattr(machine, "make_runner", lambda name, place, *_: Deleting(place))
+    ran = Ran(path, runs, only=("BN", "GNI"), seeds=[0])
+    assert weights(runs) == expected
+    again = [line for line in ran.lines if "deleted" in line]
+    assert len(again) == 2
+    assert all(line.endswith(": its folder was deleted during the sweep; it is trained again") for line in again)
+    assert ran.lines[-1] == f"3 finished; {runs}/small"
+    assert ran.outcome.code == 0
+
+
+def test_a_folder_that_is_deleted_again_and_again_does_not_keep_a_sweep_running(tmp_path, inline, monkeypatch):
+    path, runs = experiment.write(tmp_path), tmp_path / "runs"
+
+    class Deleting(jobs.Inline):
+        def run(self, given, emit, stop):
+            super().run(given, emit, stop)
+            shutil.rmtree(runs / "small")
+
+    monkeypatch.setattr(machine, "make_runner", lambda name, place, *_: Deleting(place))
+    ran = Ran(path, runs, only=("BN",), seeds=[0])
+    assert sum("it is trained again" in line for line in ran.lines) == 2
+
+
 @pytest.mark.slow
 def test_ctrl_c_stops_cleanly_and_the_next_call_resumes(tmp_path, inline):
     """As a terminal does it: the signal goes to the whole group of processes."""

@@ -14,12 +14,13 @@ from ghostnoise.lab.config.recipe import Recipe
 from ghostnoise.lab.errors import UserError
 from ghostnoise.lab.runners.job import Ended, Job, Place
 from ghostnoise.lab.store import RunFolder, scan
-from ghostnoise.lab.store.folder import Busy
-from ghostnoise.lab.train import Options, train
+from ghostnoise.lab.store.folder import Busy, Deleted
+from ghostnoise.lab.train import Options, Outcome, train
 from ghostnoise.lab.train.display import REFRESHED_EVERY, Display
 from ghostnoise.lab.train.stop import Stop
 from ghostnoise.version import NUMERICS
 
+ATTEMPTS = 3  # at a run whose folder is deleted again and again
 CHECK_EVERY = 0.5  # seconds between two looks at runs that another process owns
 
 OnProgress = Callable[[int, int, float, float], object]
@@ -74,7 +75,7 @@ def execute(
     try:
         if _owned(job, place):  # checked before the data are read
             return Ended(job, "elsewhere")
-        outcome = train(chosen, options)
+        outcome = _train(chosen, options)
         _check_identity(job, outcome.folder)
     except Busy:
         return Ended(job, "elsewhere")
@@ -83,6 +84,16 @@ def execute(
         return failed(job, place, message, traceback.format_exc())
     text = warnings.file.getvalue().strip()  # type: ignore[attr-defined]
     return Ended(job, "stopped" if outcome.result is None else outcome.result["status"], text)
+
+
+def _train(chosen: Recipe, options: Options) -> Outcome:
+    """Train a run; if its folder is deleted meanwhile, train it again."""
+    for _ in range(ATTEMPTS - 1):
+        try:
+            return train(chosen, options)
+        except Deleted:
+            options.errors.print("its folder was deleted while it was trained, and it was trained again")
+    return train(chosen, options)
 
 
 def failed(job: Job, place: Place, message: str, trace: str = "") -> Ended:

@@ -42,12 +42,22 @@ class Busy(UserError):
     """Another process holds the lock of the run."""
 
 
+class Deleted(UserError):
+    """The folder was deleted while its run was trained."""
+
+    def __init__(self, path: Path) -> None:
+        super().__init__(
+            f"{path}: was deleted while its run was trained; repeat the command to train it from the beginning"
+        )
+
+
 class RunFolder:
     """The files of one run. Call `own()` before writing any of them."""
 
     def __init__(self, path: Path, warn: Callable[[str], object]) -> None:
         self.path, self.warn = path, warn
         self._lock: FileLock | None = None
+        self._handle: int | None = None  # of the folder while it is locked: its inode is not used for another one
 
     def own(self) -> None:
         """Create the folder and lock it until `release()` or the end of this process, even if that is killed."""
@@ -56,6 +66,9 @@ class RunFolder:
         if lock is None:
             raise Busy(f"{self.path}: another process is training this run; wait for it, or stop it")
         self._lock = lock
+        if os.name == "posix":
+            with atomic.writing(self.path):
+                self._handle = os.open(self.path, os.O_RDONLY | os.O_DIRECTORY)
         atomic.remove_parts(self.path)
         atomic.remove_parts(self.path / "checkpoints")
         atomic.remove_parts(self.path / NOISE)
@@ -70,6 +83,9 @@ class RunFolder:
 
     def release(self) -> None:
         """Release the lock."""
+        if self._handle is not None:
+            os.close(self._handle)
+            self._handle = None
         if self._lock is not None:
             self._lock.release()
             self._lock = None
@@ -92,6 +108,17 @@ class RunFolder:
             except Timeout:
                 return None
         return lock
+
+    def check(self) -> None:
+        """Raise `Deleted` if the locked folder was deleted, even if there is another one with its name now."""
+        if self._handle is None:
+            return
+        try:
+            there = os.path.samestat(os.stat(self.path), os.fstat(self._handle))
+        except OSError:
+            there = False
+        if not there:
+            raise Deleted(self.path)
 
     def begin(self, settings: Record, environment: Record) -> None:
         """Write settings and environment; warn if a resumed run now has another environment."""
@@ -128,6 +155,7 @@ class RunFolder:
 
     def save(self, step: int, state: checkpoints.State) -> None:
         """Write a checkpoint."""
+        self.check()
         checkpoints.save(self.path / "checkpoints", step, state)
 
     def latest(self) -> checkpoints.Checkpoint | None:
@@ -146,14 +174,17 @@ class RunFolder:
 
     def record(self, metrics: Record) -> None:
         """Append a line to the metrics."""
+        self.check()
         atomic.append(self.path / "metrics.jsonl", _line(metrics))
 
     def cut_back(self, history: list[Record]) -> None:
         """Replace the metrics by these lines, those of the checkpoint that the run resumes from."""
+        self.check()
         atomic.write(self.path / "metrics.jsonl", b"".join(map(_line, history)))
 
     def record_noise(self, epoch: int, content: bytes) -> None:
         """Write the noise that was measured after an epoch."""
+        self.check()
         atomic.make_folder(self.path / NOISE)
         atomic.write(self.path / NOISE / f"epoch-{epoch:04d}.npz", content)
 
@@ -179,6 +210,7 @@ class RunFolder:
             (self.path / "failure.json").unlink(missing_ok=True)
 
     def _write(self, name: str, record: Record) -> None:
+        self.check()
         atomic.write(self.path / name, (json.dumps(finite(record), indent=2) + "\n").encode())
 
     def _read(self, name: str) -> Record | None:

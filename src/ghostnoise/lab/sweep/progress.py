@@ -102,6 +102,13 @@ class Tally:
         elif status == "diverged":
             self.diverged += 1
 
+    def again(self, status: str, earlier: bool) -> None:
+        """Return a run that had ended, before the sweep started if `earlier`, to the waiting ones."""
+        self.earlier -= earlier
+        self.finished -= status == "finished"
+        self.diverged -= status == "diverged"
+        self.waiting += 1
+
     def line(self, stopped: bool = False) -> str:
         """Return the counts as a line."""
         waiting = self.waiting + len(self.running) if stopped else self.waiting

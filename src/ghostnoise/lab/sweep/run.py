@@ -1,5 +1,6 @@
 """Run the missing runs of an experiment, or list them."""
 
+import os
 from collections import Counter
 from collections.abc import Iterable, Mapping, Sequence
 from contextlib import ExitStack
@@ -25,6 +26,7 @@ from ghostnoise.text import counted
 from ghostnoise.version import NUMERICS
 
 OVER = ("finished", "diverged")
+ATTEMPTS = 3  # at a run whose folder is deleted again and again
 
 
 @dataclass(frozen=True)
@@ -80,6 +82,9 @@ class Sweep:
         self.board = Board(self.tally, options.console, options.quiet)
         self.found: dict[str, Found] = {}
         self.elsewhere: list[Job] = []
+        self.ended: dict[str, str] = {}
+        self.earlier: set[str] = set()
+        self.attempts: Counter[str] = Counter()
         self.stop = Stop()
         self.runner: Runner | None = None
 
@@ -117,7 +122,8 @@ class Sweep:
             status = self._status(point)
             if status in OVER:
                 self.tally.earlier += 1
-                self.tally.over(status)
+                self.earlier.add(point.identity)
+                self._over(point.identity, status)
             elif status == "damaged":
                 self._fail(point.name, self.found[point.identity].damage, point.identity)
         waiting = self._waiting(points)
@@ -133,7 +139,25 @@ class Sweep:
         while jobs and self.runner is not None:
             self.elsewhere = []
             self.runner.run(jobs, self._take, lambda: bool(self.stop.signal))
-            jobs = self._wait_for_others()
+            jobs = self._wait_for_others() or self._deleted(points)
+
+    def _deleted(self, points: Sequence[Point]) -> list[Job]:
+        """Return the runs that have ended, but whose folders were deleted since then, to run them again."""
+        jobs = []
+        for point in () if self.stop.signal else points:
+            job = Job(self.name, point.identity, point.name, point.settings)
+            gone = point.identity in self.ended and not os.path.lexists(self.place.folder(job) / "result.json")
+            if gone and self.attempts[point.identity] < ATTEMPTS - 1:
+                self.attempts[point.identity] += 1
+                self.tally.again(self.ended.pop(point.identity), point.identity in self.earlier)
+                self.earlier.discard(point.identity)
+                self.board.print(f"{point.name}: its folder was deleted during the sweep; it is trained again")
+                jobs.append(job)
+        return jobs
+
+    def _over(self, identity: str, status: str) -> None:
+        self.ended[identity] = status
+        self.tally.over(status)
 
     def _wait_for_others(self) -> list[Job]:
         """Wait for runs that another process owns; return those that it left, to run them here."""
@@ -168,7 +192,7 @@ class Sweep:
         else:
             found = self.found[job.identity] = scan.look(self.place.folder(job), self.options.warn)
             result = found.result
-            self.tally.over(event.status)
+            self._over(job.identity, event.status)
         self.board.over(job.name, event.status, result, event.message)
 
     def _fail(self, name: str, reason: str, identity: str) -> None:
