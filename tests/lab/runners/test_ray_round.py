@@ -4,7 +4,13 @@ import gc
 import json
 import os
 import re
+import signal
+import subprocess
+import sys
+import tempfile
+import time
 from contextlib import contextmanager
+from pathlib import Path
 
 import pytest
 
@@ -105,6 +111,91 @@ def test_the_run_of_a_vanished_node_is_resumed_on_another(tmp_path, cluster):
     assert went_on > 44, "two epochs of 22 steps had come back"
     folders = [tmp_path / "ray" / each.recipe / each.identity for each in jobs]
     assert list(map(outcome, folders)) == plain(jobs, tmp_path / "plain")
+
+
+def last_step(folder):
+    """Return the step of the last checkpoint that can be read; 0 if there is none."""
+    found = next(checkpoints.readable(folder / "checkpoints", pytest.fail, rename=False), None)
+    return int(found.path.name.split("-")[1]) if found else 0
+
+
+def check_no_temporary_folders(each):
+    """Check that nothing of a run is left in the temporary folder, of which its nodes have made theirs."""
+    for _ in range(100):
+        left = list(Path(tempfile.gettempdir()).glob(f"ghostnoise-*/{each.recipe}/{each.identity}"))
+        if not left:
+            return
+        time.sleep(0.1)
+    pytest.fail(str(left))
+
+
+@pytest.mark.slow
+def test_a_node_vanishes_after_a_checkpoint_came_back(tmp_path, cluster):
+    """The run is resumed from that checkpoint."""
+    each = job("seed=11", settings=LONG)
+    folder = tmp_path / "ray" / each.recipe / each.identity
+    where, copied = [], []
+
+    def remove(event):
+        if not copied and (step := last_step(folder)):
+            (node,) = (node for node in cluster.worker_nodes if node.node_id.startswith(where[0]))
+            copied.append(step)
+            cluster.remove_node(node, allow_graceful=False)
+
+    recorded = Recorder({Started: lambda event: where.append(event.where.rpartition("/")[2][:8]), Progressed: remove})
+    try:
+        with runner(tmp_path / "ray", cluster, checkpoint_seconds=0.1) as made:
+            made.run([each], recorded, never)
+    finally:
+        cluster.add_node(num_cpus=1)
+    assert copied, "no checkpoint came back before the run ended"
+    assert recorded.endings([each]) == ["finished"]
+    assert len(where) == 2
+    again = recorded.events.index(recorded.of(Started)[1])
+    assert next(event.done for event in recorded.events[again:] if isinstance(event, Progressed)) > copied[0]
+    assert [outcome(folder)] == plain([each], tmp_path / "plain")
+    check_no_temporary_folders(each)
+
+
+DRIVER = """
+import sys
+from pathlib import Path
+from ghostnoise.lab.runners import Place
+from ghostnoise.lab.runners.ray import RayRunner
+from support.ray_cases import LONG, job
+
+if __name__ == "__main__":
+    runner = RayRunner(Place(Path(sys.argv[1]), checkpoint_seconds=0.1), address=sys.argv[2])
+    runner.run([job("seed=12", settings=LONG)], lambda event: None, lambda: False)
+"""
+
+
+@pytest.mark.slow
+def test_the_driver_is_killed_after_a_checkpoint_came_back(tmp_path, cluster):
+    """The next call resumes from that checkpoint, and no node has kept anything."""
+    each = job("seed=12", settings=LONG)
+    folder = tmp_path / "ray" / each.recipe / each.identity
+    (tmp_path / "driver.py").write_text(DRIVER)
+    environment = os.environ | {"PYTHONPATH": os.pathsep.join(filter(None, sys.path))}
+    command = [sys.executable, str(tmp_path / "driver.py"), str(tmp_path / "ray"), cluster.address]
+    driver = subprocess.Popen(command, env=environment, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True)
+    while driver.poll() is None and not last_step(folder):
+        time.sleep(0.05)
+    driver.send_signal(signal.SIGKILL)
+    out, _ = driver.communicate()
+    assert driver.returncode == -signal.SIGKILL, out
+    copied = last_step(folder)
+    assert copied
+    assert not (folder / "result.json").exists()
+    check_no_temporary_folders(each)
+    recorded = Recorder()
+    with runner(tmp_path / "ray", cluster) as made:
+        made.run([each], recorded, never)
+    assert recorded.endings([each]) == ["finished"]
+    assert recorded.of(Progressed)[0].done > copied
+    assert [outcome(folder)] == plain([each], tmp_path / "plain")
+    assert not list(folder.rglob("*.part"))
+    check_no_temporary_folders(each)
 
 
 @pytest.mark.slow

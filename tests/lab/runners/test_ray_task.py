@@ -1,11 +1,16 @@
 """What a node and the driver of a Ray cluster exchange, without a cluster."""
 
 import json
+import signal
+import subprocess
+import sys
+import time
+from pathlib import Path
 
 import pytest
 
 from ghostnoise.lab.config import recipe
-from ghostnoise.lab.runners.ray_task import Mailbox, Message, files_of, write
+from ghostnoise.lab.runners.ray_task import Mailbox, Message, files_of, temporary_folder, write
 from ghostnoise.lab.store import RunFolder, checkpoints
 from ghostnoise.lab.train import Options, train
 from support.ray_cases import SHORT, outcome
@@ -68,3 +73,32 @@ def test_a_run_reports_what_it_saved_and_can_be_stopped(tmp_path):
     stopped = train(recipe.load("digits", SHORT), asked)
     assert (stopped.result, stopped.signal) == (None, 15)
     assert checkpoints.saved(stopped.folder / "checkpoints")
+
+
+def test_a_temporary_folder_is_removed():
+    with temporary_folder() as folder:
+        (folder / "some").mkdir()
+        (folder / "some" / "file").touch()
+    assert not folder.exists()
+
+
+KILLED = """
+import os, signal
+from ghostnoise.lab.runners.ray_task import temporary_folder
+with temporary_folder() as folder:
+    (folder / "file").touch()
+    print(folder, flush=True)
+    os.kill(os.getpid(), signal.SIGKILL)
+"""
+
+
+def test_a_temporary_folder_is_removed_after_a_kill():
+    done = subprocess.run([sys.executable, "-c", KILLED], stdout=subprocess.PIPE, text=True)
+    assert done.returncode == -signal.SIGKILL
+    folder = Path(done.stdout.strip())
+    assert folder.name.startswith("ghostnoise-")
+    for _ in range(100):
+        if not folder.exists():
+            return
+        time.sleep(0.1)
+    pytest.fail(f"{folder} was left")

@@ -1,10 +1,14 @@
 """A node's side of a Ray cluster: one attempt at a job, and the messages that it sends to the driver."""
 
+import shutil
 import signal
 import socket
+import subprocess
+import sys
 import tempfile
+from collections.abc import Iterator
 from concurrent.futures import Executor, Future, ThreadPoolExecutor
-from contextlib import suppress
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -19,6 +23,9 @@ REPORT_EVERY = 0.5  # seconds between two messages about progress
 ARRIVE_WITHIN = 120.0  # seconds for a message to arrive; a checkpoint can be large
 # The result is last: once it exists, the run has ended.
 WRITTEN = ("settings.json", "environment.json", "metrics.jsonl", "failure.json", "result.json")
+
+# Removes a folder when its standard input ends, that is, when the process that started it has ended.
+REMOVE = "import shutil, sys; sys.stdin.buffer.read(); shutil.rmtree(sys.argv[1], ignore_errors=True)"
 
 Files = dict[str, bytes]
 
@@ -130,14 +137,29 @@ class Sender:
 def attempt(assignment: Assignment, mailbox: Any) -> Completion:
     """Run a job on this node, from the checkpoint in its assignment, until it ends or must stop."""
     stop = Stop()
-    with tempfile.TemporaryDirectory(prefix="ghostnoise-") as scratch, ThreadPoolExecutor(1) as thread:
+    with temporary_folder() as scratch, ThreadPoolExecutor(1) as thread:
         sender = Sender(thread, mailbox, assignment, stop)
         sender.send()
         sender.wait()
         if stop.signal:
             return Completion("stopped")
         # The executor waits for its thread: the last message arrives before this returns.
-        return _trained(assignment, sender, stop, Path(scratch))
+        return _trained(assignment, sender, stop, scratch)
+
+
+@contextmanager
+def temporary_folder() -> Iterator[Path]:
+    """Make a folder that is removed afterwards, by another process, so that this one may be killed."""
+    folder = tempfile.mkdtemp(prefix="ghostnoise-")
+    remover = subprocess.Popen(
+        [sys.executable, "-I", "-S", "-c", REMOVE, folder],
+        stdin=subprocess.PIPE, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL, start_new_session=True,
+    )  # fmt: skip
+    try:
+        yield Path(folder)
+    finally:
+        remover.communicate()
+        shutil.rmtree(folder, ignore_errors=True)
 
 
 def _trained(assignment: Assignment, sender: Sender, stop: Stop, scratch: Path) -> Completion:
