@@ -7,7 +7,7 @@ from rich import box
 from rich.console import Console
 from rich.table import Table
 
-from ghostnoise.terminal import LiteralConsole, needed_width, print_table
+from ghostnoise.terminal import MANY_ROWS, LiteralConsole, aligned, needed_width, print_table
 
 TEXT = "a claim that is long enough to be wrapped in a table"
 
@@ -75,3 +75,29 @@ def test_names_are_shown_literally_as_a_table_and_as_a_list(monkeypatch, width):
     for part in ("[red]what", "[b]first[/b]", "\\[x] \\x1b[31m and more text"):
         assert part in text
     assert "\x1b" not in text
+
+
+def test_long_tables_look_like_those_of_rich():
+    made = Table(box=box.SIMPLE_HEAD, pad_edge=False, padding=0)
+    made.add_column("name", no_wrap=True)
+    made.add_column("number", justify="right", no_wrap=True)
+    made.add_column("status", min_width=11)
+    for at in range(5):
+        made.add_row("x" * at, str(10**at), "ü, 表" if at else "")
+    console = LiteralConsole(file=io.StringIO(), width=80)
+    console.print(made)
+    assert aligned(made) == [line.rstrip() for line in console.file.getvalue().splitlines()]
+
+
+def test_each_row_of_a_long_table_is_a_line(monkeypatch):
+    made = Table(box=box.SIMPLE_HEAD, pad_edge=False, padding=0)
+    made.add_column("a", no_wrap=True)
+    made.add_column("b")
+    for at in range(MANY_ROWS + 1):
+        made.add_row(f"{at}", "[b]\x1b[31m word" * 10)
+    console = LiteralConsole(file=io.StringIO(), width=100)
+    print_table(console, made)
+    lines = console.file.getvalue().splitlines()
+    assert len(lines) == MANY_ROWS + 1 + 4
+    assert "\x1b" not in console.file.getvalue()
+    assert lines[-2].startswith(f" {MANY_ROWS} [b]\\x1b[31m word[b]")

@@ -164,6 +164,44 @@ def test_two_processes_resume_to_the_bit(tmp_path):
 
 
 @pytest.mark.slow
+@pytest.mark.parametrize("damage", ["a flipped bit", "the state of the second process"])
+def test_two_processes_meet_a_damaged_checkpoint(tmp_path, damage):
+    """The first process sets it aside with one line, and both restore the one before it."""
+    from ghostnoise.lab.store import checkpoints
+
+    whole = together(tmp_path, "--runs", str(tmp_path / "whole"))
+    out, errors = whole.communicate(timeout=240)
+    assert whole.returncode == 0, out + errors
+    runs = tmp_path / "damaged"
+    often = ("--runs", str(runs), "--checkpoint-seconds", "0.02")
+    first = together(tmp_path, *often)
+    while first.poll() is None and len(list(runs.glob("digits/*/checkpoints/*.pt"))) < 2:
+        time.sleep(0.01)
+    first.send_signal(signal.SIGTERM)
+    first.communicate(timeout=240)
+    (folder,) = runs.glob("digits/*/checkpoints")
+    last, before = checkpoints.saved(folder)
+    if damage == "a flipped bit":
+        content = bytearray(last.read_bytes())
+        content[len(content) // 2] ^= 1
+        last.write_bytes(content)
+    else:
+        state = checkpoints.read(last.read_bytes())
+        state["ranks"][1]["generators"] = {}
+        step = int(last.name.split("-")[1])
+        last.unlink()
+        last = checkpoints.save(folder, step, state)
+    second = together(tmp_path, *often)
+    out, errors = second.communicate(timeout=240)
+    assert second.returncode == 0, out + errors
+    (line,) = (line for line in errors.splitlines() if "warning" in line)
+    assert line.startswith(f"warning: {last} is damaged (")
+    assert last.with_suffix(".damaged").exists()
+    assert before.name not in errors
+    assert result(runs)["weights_sha256"] == result(tmp_path / "whole")["weights_sha256"]
+
+
+@pytest.mark.slow
 def test_two_processes_end_alike_however_often_they_evaluate(tmp_path):
     """An evaluation copies the statistics of the first process to the other one, and must not change the training."""
     found = []

@@ -4,6 +4,7 @@ import json
 import os
 import random
 import signal
+import statistics
 import subprocess
 import sys
 import threading
@@ -14,9 +15,9 @@ from pathlib import Path
 import pytest
 
 from ghostnoise import doctor
-from ghostnoise.lab.runners import Place, Progressed
+from ghostnoise.lab.runners import Ended, Place, Progressed
 from ghostnoise.lab.runners.local import DEATHS, LocalRunner
-from ghostnoise.lab.store import RunFolder
+from ghostnoise.lab.store import RunFolder, checkpoints
 from support import jobs
 
 pytestmark = pytest.mark.skipif(os.name != "posix", reason="signals of POSIX")
@@ -173,6 +174,76 @@ def alive(pid):
 
 
 @pytest.mark.slow
+def test_two_runners_meet_a_damaged_checkpoint(runner, tmp_path):
+    """One of them sets it aside and resumes from the one before, and the other waits for it."""
+    each = jobs.job(*jobs.LONG, recipe_name="damaged")
+    log = jobs.Log()
+
+    def two_saved():
+        return len(checkpoints.saved(runner.place.folder(each) / "checkpoints")) == 2
+
+    runner.run([each], log.append, two_saved)
+    assert log.ended() == [("run 0", "stopped")]
+    last, _ = checkpoints.saved(runner.place.folder(each) / "checkpoints")
+    last.write_bytes(last.read_bytes()[:-1])
+    other = LocalRunner(runner.place, workers=1, threads=1)
+    other.run([jobs.job(*jobs.SHORT, seed=9, recipe_name="damaged")], lambda event: None, never)  # imports are over
+    logs = [jobs.Log(), jobs.Log()]
+    threads = [
+        threading.Thread(target=made.run, args=([each], made_log.append, never))
+        for made, made_log in zip((runner, other), logs, strict=True)
+    ]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    other.close()
+    assert [made_log.ended() for made_log in logs] == [[("run 0", "finished")]] * 2
+    assert len(logs[0].started() + logs[1].started()) == 1
+    (message,) = (event.message for made_log in logs for event in made_log if getattr(event, "message", ""))
+    assert message.startswith(f"warning: {last} is damaged (")
+    assert len(message.splitlines()) == 1
+    assert [path.suffix for path in last.parent.iterdir()].count(".damaged") == 1
+    assert jobs.weights(each, runner.place.runs) == jobs.alone(each, tmp_path)
+
+
+def descriptors(pid):
+    return len(os.listdir(f"/proc/{pid}/fd"))
+
+
+def resident(pid):
+    """Return the memory of a process in MB."""
+    (line,) = (line for line in Path(f"/proc/{pid}/status").read_text().splitlines() if line.startswith("VmRSS"))
+    return int(line.split()[1]) / 1024
+
+
+@pytest.mark.slow
+@pytest.mark.skipif(not os.path.exists("/proc/self/status"), reason="reads /proc")
+def test_thousands_of_runs_leave_memory_and_descriptors_as_they_are(tmp_path):
+    """Measured in one worker over 600 tiny runs; the slope of the second half gives what 2,000 would add."""
+    count, settings = 600, ["model.name=mlp", "model.widths=[4]", "data.limit=64", "train.batch_size=32"]
+    given = [jobs.job(*settings, "train.epochs=1", "optim.warmup_epochs=0", seed=seed) for seed in range(count)]
+    runner = LocalRunner(Place(tmp_path), workers=1, threads=1)
+    measured = []
+
+    def emit(event):
+        if isinstance(event, Ended):
+            worker = runner.slots[0].process.pid
+            measured.append((descriptors(worker), descriptors(os.getpid()), resident(worker), resident(os.getpid())))
+
+    runner.run(given, emit, never)
+    runner.close()
+    assert len(measured) == count
+    half = measured[count // 2 :]
+    theirs, ours, *memories = zip(*half, strict=True)
+    assert max(theirs) <= max(each[0] for each in measured[:50])
+    assert max(ours) <= max(each[1] for each in measured[:50])
+    for memory in memories:
+        slope = statistics.linear_regression(range(len(memory)), memory).slope
+        assert 2000 * slope < 60, f"{2000 * slope:.0f} MB in 2,000 runs"
+
+
+@pytest.mark.slow
 @pytest.mark.skipif(not os.path.exists("/proc/self/stat"), reason="reads /proc")
 def test_workers_do_not_outlive_a_killed_parent(tmp_path):
     code = f"""
@@ -186,7 +257,8 @@ runner = LocalRunner(Place(Path({str(tmp_path)!r})), workers=1, threads=1)
 given = [jobs.job("train.epochs=3000", "train.batch_size=64")]
 runner.run(given, lambda event: print(runner.slots[0].process.pid, flush=True), lambda: False)
 """
-    environment = os.environ | {"TMPDIR": str(tmp_path)}  # a killed process does not remove its logs
+    (tmp_path / "temporary").mkdir()
+    environment = os.environ | {"TMPDIR": str(tmp_path / "temporary")}
     process = subprocess.Popen([sys.executable, "-c", code], env=environment, stdout=subprocess.PIPE, text=True)
     worker = int(process.stdout.readline())
     assert alive(worker)
@@ -197,6 +269,7 @@ runner.run(given, lambda event: print(runner.slots[0].process.pid, flush=True), 
         time.sleep(0.02)
     assert not alive(worker)
     assert list(tmp_path.glob("digits/*/checkpoints/*.pt")), "it saved a checkpoint before it exited"
+    assert list((tmp_path / "temporary").iterdir()) == []
 
 
 @pytest.mark.slow

@@ -95,3 +95,20 @@ def test_parts_of_a_killed_process_are_removed(tmp_path):
     (tmp_path / "a.json").write_bytes(b"whole")
     atomic.remove_parts(tmp_path)
     assert os.listdir(tmp_path) == ["a.json"]
+
+
+def test_only_what_processes_that_have_ended_left_is_removed(tmp_path):
+    ended = subprocess.Popen([sys.executable, "-c", ""])
+    ended.wait()
+    names = [
+        f".file.{ended.pid}.part",
+        f".file.{os.getpid()}.part",
+        ".file.1.part",
+        ".file.part",
+        ".file.x.part",
+        "file",
+    ]
+    for name in names:
+        (tmp_path / name).touch()
+    atomic.remove_abandoned_parts(tmp_path)
+    assert sorted(path.name for path in tmp_path.iterdir()) == sorted(names[1:])

@@ -65,6 +65,7 @@ class ExperimentReport:
         contents = {name: self.file(name) for name in ((*NAMES, NOISE) if self.noise else NAMES)}
         try:
             out.mkdir(parents=True, exist_ok=True)
+            atomic.remove_abandoned_parts(out)
             for name, content in contents.items():
                 atomic.write(out / name, content)
         except (OSError, UserError) as error:  # the remedy of `atomic` is for run folders

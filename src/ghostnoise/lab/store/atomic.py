@@ -74,6 +74,25 @@ def remove_parts(folder: Path) -> None:
             part.unlink()
 
 
+def remove_abandoned_parts(folder: Path) -> None:
+    """Remove files that processes of this machine left half-written when they were killed, and only those."""
+    for part in folder.glob(".*.part"):
+        number = part.name.split(".")[-2]
+        if os.name == "posix" and number.isdecimal() and not _runs(int(number)):
+            with suppress(OSError):
+                part.unlink()
+
+
+def _runs(process: int) -> bool:
+    try:
+        os.kill(process, 0)
+    except (ProcessLookupError, OverflowError):
+        return False
+    except OSError:  # it belongs to another user
+        return True
+    return True
+
+
 def sync_folder(folder: Path) -> None:
     """Flush the names in `folder` to the disk, where the system supports it."""
     if os.name != "posix":

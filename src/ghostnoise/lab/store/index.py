@@ -137,7 +137,7 @@ def _prune(folder: Path) -> None:
             return file.stat().st_mtime
         return 0.0
 
-    kept = sorted(folder.glob("*.json"), key=written, reverse=True)
-    for file in [*kept[MOST_KEPT:], *(part for part in folder.glob(".*.part") if time.time() - written(part) > 3600)]:
+    atomic.remove_abandoned_parts(folder)
+    for file in sorted(folder.glob("*.json"), key=written, reverse=True)[MOST_KEPT:]:
         with suppress(OSError):
             file.unlink()
