@@ -1,5 +1,6 @@
 """A node's side of a Ray cluster: one attempt at a job, and the messages that it sends to the driver."""
 
+import os
 import shutil
 import signal
 import socket
@@ -24,8 +25,14 @@ ARRIVE_WITHIN = 120.0  # seconds for a message to arrive; a checkpoint can be la
 # The result is last: once it exists, the run has ended.
 WRITTEN = ("settings.json", "environment.json", "metrics.jsonl", "failure.json", "result.json")
 
-# Removes a folder when its standard input ends, that is, when the process that started it has ended.
-REMOVE = "import shutil, sys; sys.stdin.buffer.read(); shutil.rmtree(sys.argv[1], ignore_errors=True)"
+# Removes a folder when its standard input ends, that is, when the process that started it has ended. It has another
+# parent then, because Ray kills the children of a worker that exits.
+REMOVE = """
+import os, shutil, sys
+if os.fork() == 0:
+    sys.stdin.buffer.read()
+    shutil.rmtree(sys.argv[1], ignore_errors=True)
+"""
 
 Files = dict[str, bytes]
 
@@ -149,17 +156,19 @@ def attempt(assignment: Assignment, mailbox: Any) -> Completion:
 
 @contextmanager
 def temporary_folder() -> Iterator[Path]:
-    """Make a folder that is removed afterwards, by another process, so that this one may be killed."""
+    """Make a folder that is removed afterwards, and that another process removes if this one is killed."""
     folder = tempfile.mkdtemp(prefix="ghostnoise-")
-    remover = subprocess.Popen(
-        [sys.executable, "-I", "-S", "-c", REMOVE, folder],
-        stdin=subprocess.PIPE, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL, start_new_session=True,
-    )  # fmt: skip
+    reading, writing = os.pipe()
     try:
+        if hasattr(os, "fork"):
+            command = [sys.executable, "-I", "-S", "-c", REMOVE, folder]
+            subprocess.run(command, stdin=reading, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL,
+                           start_new_session=True)  # fmt: skip
         yield Path(folder)
     finally:
-        remover.communicate()
         shutil.rmtree(folder, ignore_errors=True)
+        os.close(reading)
+        os.close(writing)
 
 
 def _trained(assignment: Assignment, sender: Sender, stop: Stop, scratch: Path) -> Completion:
