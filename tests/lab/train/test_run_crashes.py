@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 
 from support import crash_points
-from support.faults import KILLED
+from support.faults import KILLED, Faults
 
 pytestmark = pytest.mark.skipif(not os.path.exists("/proc/self/fd"), reason="reads /proc, and forks")
 SHARDS = 3
@@ -76,10 +76,19 @@ def test_killed_a_hundred_times_at_random(tmp_path):
         assert each["left"] == []
 
 
-def test_some_operations(tmp_path):
-    """The same for a few operations, in the tests of every change."""
-    *found, _ = called(tmp_path, "points", "kill", 31, 217)
-    assert len(found) > 1
-    for each in found:
-        assert each["exit"] == KILLED
-        check(each)
+@pytest.mark.parametrize("action", ["full", "full on"])
+def test_the_disk_is_full_at_some_operations(tmp_path, action, one_thread):
+    """The same in this process, and for a shorter run, in the tests of every change."""
+    settings = ["train.epochs=1", "train.batch_size=64"]
+    counted = Faults(tmp_path / "whole")
+    assert crash_points.train(tmp_path / "whole", counted, settings)["code"] == 0
+    expected = crash_points.outcome(tmp_path / "whole")
+    places = [at for at, kind in enumerate(counted.kinds) if kind in ("write", "rename")]
+    for at in places[1::5]:
+        runs = tmp_path / f"{at}"
+        faults = Faults(runs, at, action)
+        found = crash_points.train(runs, faults, settings)
+        assert (found["code"], len(found["errors"]), faults.failed) == (2, 1, True), found
+        assert "the disk is full; make room and run the same command again" in found["errors"][0]
+        assert crash_points.train(runs, more=settings) == {"code": 0, "errors": []}
+        assert crash_points.outcome(runs) == expected
