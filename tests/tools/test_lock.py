@@ -1,7 +1,6 @@
 """requirements.lock: the pins of constraints.txt with hashes, complete for what is installed here."""
 
 import hashlib
-import importlib.util
 import re
 import subprocess
 import sys
@@ -10,20 +9,15 @@ from pathlib import Path
 
 import pytest
 
+from support.scripts import load
+
 ROOT = Path(__file__).resolve().parents[2]
 ENTRY = re.compile(r"^(\S+)==(\S+)((?: ; [^\\\n]+)?)((?: \\\n    --hash=sha256:[0-9a-f]{64})+)\n", re.MULTILINE)
 
 
-def tool(name):
-    found = importlib.util.spec_from_file_location(name, ROOT / "tools" / f"{name}.py")
-    made = importlib.util.module_from_spec(found)
-    found.loader.exec_module(made)
-    return made
-
-
 @pytest.fixture(scope="module")
 def lock():
-    return tool("lock")
+    return load("lock")
 
 
 @pytest.fixture(scope="module")
@@ -51,16 +45,15 @@ def test_everything_but_torch_is_locked_as_it_is_pinned(entries):
     assert len(set(hashes)) == len(hashes)
 
 
-def test_everything_that_is_installed_is_pinned(entries):
+def test_everything_that_make_installs_is_pinned():
     """Otherwise pip would install it without a hash."""
     pinned = {plain(name): version for name, version, _ in constraints()}
-    installed = {plain(each.metadata["Name"]): each.version.partition("+")[0] for each in metadata.distributions()}
-    own = {
-        name: version for name, version in installed.items() if not name.startswith("nvidia-")
-    }  # of a build of torch
-    assert {name: version for name, version in own.items() if name not in ("pip", "wheel", "ghostnoise")} == {
-        name: pinned.get(name) for name in own if name not in ("pip", "wheel", "ghostnoise")
-    }
+    licenses = load("licenses")
+    needed = set().union(*map(licenses.closure, ("", "lab", "dev", "imagenet", "tensorboard", "ray")))
+    needed = {name for name in needed if not name.startswith("nvidia-")}  # of some builds of torch
+    assert len(needed) > 80
+    installed = {name: metadata.version(name).partition("+")[0] for name in needed}
+    assert installed == {name: pinned.get(name) for name in needed}
 
 
 @pytest.mark.parametrize(
