@@ -6,7 +6,7 @@ import sys
 import pytest
 
 from ghostnoise.lab.errors import UserError
-from ghostnoise.lab.store import RunFolder
+from ghostnoise.lab.store import RunFolder, checkpoints
 from ghostnoise.lab.store.folder import outdated
 from ghostnoise.version import NUMERICS
 from support.checkpoints import state
@@ -43,7 +43,7 @@ def test_a_killed_process_releases_the_run(tmp_path):
     code = """
 import os, signal, sys
 from pathlib import Path
-from ghostnoise.lab.store import RunFolder
+from ghostnoise.lab.store import RunFolder, checkpoints
 from ghostnoise.lab.store.folder import outdated
 from ghostnoise.version import NUMERICS
 run = RunFolder(Path(sys.argv[1]), print)
@@ -146,3 +146,19 @@ def test_a_folder_that_holds_only_a_checkpoint_is_current(tmp_path):
     run.path.mkdir(parents=True)
     run.save(3, state(3))
     assert run.own_and_read() is not None
+
+
+def test_a_finished_run_has_two_checkpoints(tmp_path, monkeypatch):
+    """Even if it was killed between writing the last one and removing the first."""
+    run = RunFolder(tmp_path, pytest.fail)
+    run.own()
+    monkeypatch.setattr(checkpoints, "prune", lambda *arguments: None)
+    for step in range(3):
+        run.save(step, state(step))
+    monkeypatch.undo()
+    assert len(checkpoints.saved(tmp_path / "checkpoints")) == 3
+    run.finish({"status": "diverged"})
+    assert [path.name[:13] for path in checkpoints.saved(tmp_path / "checkpoints")] == [
+        "step-00000002",
+        "step-00000001",
+    ]

@@ -54,11 +54,16 @@ def keep(folder: Path, name: str, content: bytes) -> Path:
     path = folder / name
     atomic.make_folder(folder)
     atomic.write(path, content)
+    prune(folder, path)
+    return path
+
+
+def prune(folder: Path, written: Path | None = None) -> None:
+    """Remove all checkpoints but the last two, and but the one that was just written."""
     for old in saved(folder)[KEPT:]:
-        if old != path:
+        if old != written:
             with suppress(OSError):
                 old.unlink()
-    return path
 
 
 def saved(folder: Path) -> list[Path]:

@@ -141,7 +141,8 @@ class RunFolder:
         return None if outdated(self.path) else self._read("result.json")
 
     def finish(self, result: Record) -> None:
-        """Write the result."""
+        """Write the result; more than two checkpoints are left if the run was killed after it wrote the last one."""
+        checkpoints.prune(self.path / "checkpoints")
         self._write("result.json", result)
         self._forget_failure()
 
