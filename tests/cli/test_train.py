@@ -202,6 +202,28 @@ def test_two_processes_meet_a_damaged_checkpoint(tmp_path, damage):
 
 
 @pytest.mark.slow
+def test_the_first_of_two_processes_fails_with_one_line(tmp_path):
+    """The other one has one line too, and no traceback."""
+    from ghostnoise.lab.store import RunFolder
+
+    short = ("train.epochs=1", "data.limit=256", "optim.warmup_epochs=0", "--runs", str(tmp_path / "runs"))
+    first = together(tmp_path, *short)
+    first.communicate(timeout=240)
+    (folder,) = (tmp_path / "runs" / "digits").iterdir()
+    (folder / "result.json").unlink()
+    other = RunFolder(folder, pytest.fail)
+    other.own()
+    second = together(tmp_path, *short)
+    _, errors = second.communicate(timeout=240)
+    other.release()
+    assert second.returncode != 0
+    lines = [line for line in errors.splitlines() if line.startswith("ghostnoise")]
+    assert any(line.endswith("another process is training this run; wait for it, or stop it") for line in lines), errors
+    assert not [line for line in lines if "unexpected" in line]
+    assert len(lines) <= 2
+
+
+@pytest.mark.slow
 def test_two_processes_end_alike_however_often_they_evaluate(tmp_path):
     """An evaluation copies the statistics of the first process to the other one, and must not change the training."""
     found = []

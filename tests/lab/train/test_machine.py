@@ -123,3 +123,16 @@ print(round(held / 2**20), round((resident() - before) / 2**20))
     raised, kept = run("raise")
     assert raised == "True"
     assert kept > 200
+
+
+@pytest.mark.parametrize(
+    ("error", "lost"),
+    [
+        (RuntimeError("[pair.cc:553] Connection closed by peer [127.0.0.1]:18867"), True),
+        (RuntimeError("Connection reset by peer"), True),
+        (torch.distributed.DistNetworkError("gone"), True),
+        (RuntimeError("shapes do not match"), False),
+    ],
+)
+def test_only_lost_connections_are_taken_for_the_end_of_another_process(error, lost):
+    assert machine._is_lost_connection(error) is lost

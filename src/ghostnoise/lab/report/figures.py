@@ -102,6 +102,8 @@ def render(figure: "Figure", kind: str) -> bytes:
     """Return the file contents of a figure without the date, so that the same runs give the same bytes."""
     import matplotlib
 
+    rows = max((len(legend.get_texts()) for axes in figure.axes if (legend := axes.get_legend())), default=0)
+    figure.set_figheight(max(figure.get_figheight(), 0.2 * rows))  # a longer legend would leave no room for the axes
     file = io.BytesIO()
     dates: dict[str, Any] = {"pdf": {"metadata": {"CreationDate": None}}, "svg": {"metadata": {"Date": None}}}
     with matplotlib.rc_context({"svg.hashsalt": "ghostnoise"}):  # otherwise the ids in an SVG are random

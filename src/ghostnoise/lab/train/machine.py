@@ -100,9 +100,22 @@ def _group(backend: str, rank: int, world: int) -> Iterator[None]:
     try:
         yield
         _wait_for_all(store, world)
+    except RuntimeError as error:
+        if not _is_lost_connection(error):
+            raise
+        raise UserError(
+            f"process {rank} of {world}: lost the connection to another process of the run, which has ended; see its "
+            "message, and run the same command again"
+        ) from error
     finally:
         gc.collect()  # the trained network is in reference cycles and refers to the group
         dist.destroy_process_group()
+
+
+def _is_lost_connection(error: RuntimeError) -> bool:
+    """Return whether an error of the process group means that another process has ended."""
+    text = str(error).lower()
+    return isinstance(error, dist.DistError) or ("by peer" in text and "connection" in text)
 
 
 def _wait_for_all(store: Store, world: int) -> None:
