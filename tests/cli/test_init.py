@@ -56,7 +56,7 @@ def test_bad_arguments_get_one_line_and_exit_with_2(arguments, line, capsys):
 
 HELP = """
 import sys
-for name in ("torch", "numpy", "rich", "pydantic", "filelock", "sklearn", "matplotlib", "plotly", "scipy", "ray"):
+for name in ("torch", "numpy", "rich", "pydantic", "filelock", "sklearn", "matplotlib", "scipy", "ray"):
     sys.modules[name] = None
 from ghostnoise import cli
 for words in ([], *([name] for name in cli.COMMANDS), ["bench", "layers"]):

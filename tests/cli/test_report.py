@@ -80,11 +80,9 @@ def test_what_is_missing_is_named(there, monkeypatch, capsys):
     import importlib.util
 
     real = importlib.util.find_spec
-    monkeypatch.setattr(
-        importlib.util, "find_spec", lambda name, *rest: None if name == "plotly" else real(name, *rest)
-    )
+    monkeypatch.setattr(importlib.util, "find_spec", lambda name, *rest: None if name == "scipy" else real(name, *rest))
     assert cli.main(["report", "tiny.toml"]) == 2
-    assert "plotly not installed; run pip install 'ghostnoise[lab]'" in capsys.readouterr().err
+    assert "scipy not installed; run pip install 'ghostnoise[lab]'" in capsys.readouterr().err
 
 
 def test_the_report_of_records_is_that_of_the_runs(tmp_path, monkeypatch, capsys):

@@ -13,7 +13,7 @@ from ghostnoise.lab.errors import UserError
 if TYPE_CHECKING:
     from ghostnoise.lab.config.grid import Experiment
 
-PACKAGES = (*console.LAB, "plotly", "matplotlib", "scipy")
+PACKAGES = (*console.LAB, "matplotlib", "scipy")
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:

@@ -2,7 +2,7 @@
 
 import base64
 import hashlib
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from datetime import datetime
 from functools import cache
@@ -12,10 +12,10 @@ from typing import Any
 
 import ghostnoise
 from ghostnoise.lab.config.overrides import flat
-from ghostnoise.lab.errors import UserError
-from ghostnoise.lab.report import figures, noise_figures, noise_tables
+from ghostnoise.lab.report import charts, colors, measures, noise_tables, page_figures
 from ghostnoise.lab.report.collect import Run, Status, number
 from ghostnoise.lab.report.markup import TableCell, items, json_in_html, label, section, table, text
+from ghostnoise.lab.report.measures import Cost
 from ghostnoise.lab.report.noise import NoiseRun
 from ghostnoise.lab.report.notes import claim_reason, notes
 from ghostnoise.lab.report.statistics import Claim, Findings, ResultRow, Score, Verdict
@@ -26,6 +26,7 @@ from ghostnoise.lab.report.tables import (
     difference_text,
     duration_text,
     holm_text,
+    mean_interval_text,
     note_text,
     numerics_notice,
     score_text,
@@ -35,8 +36,10 @@ from ghostnoise.lab.report.tables import (
 )
 
 ASSETS = resources.files("ghostnoise.lab.report") / "assets"
+SCRIPTS = ("plot.js", "charts.js", "noise.js", "page.js")
 VERDICT_CLASSES: dict[Verdict, str] = {
-    "supported": "good", "not significant": "fair", "not supported": "bad", "inconclusive": "open",
+    "supported": "good", "positive, but not significant": "fair", "negative, but not significant": "fair",
+    "not supported": "bad", "inconclusive": "open",
 }  # fmt: skip
 STATUS_CLASSES: dict[Status, str] = {
     "finished": "good", "diverged": "bad", "failed": "bad", "unfinished": "fair", "missing": "open",
@@ -57,18 +60,16 @@ class Provenance:
 
 def page(findings: Findings, noise: Sequence[NoiseRun], provenance: Provenance, *, tag: str = "") -> str:
     """Return the whole file; a page with a `tag`, which names a state of the runs, asks its server for newer ones."""
-    script, plotly = scripts()
     name = findings.collected.experiment.recipe.name
     return Template(asset("page.html")).substitute(
-        policy=text(policy(script, plotly, live=bool(tag))),
+        policy=text(policy(script(), live=bool(tag))),
         title=text(f"{name}: report"),
         style=asset("style.css"),
         heading=text(name),
         tag=text(tag),
         main=main(findings, noise, provenance),
-        data=json_in_html(plots(findings, noise)),
-        plotly=plotly,
-        script=script,
+        data=json_in_html(page_figures.plots(findings, noise)),
+        script=script(),
     )
 
 
@@ -80,8 +81,9 @@ def main(findings: Findings, noise: Sequence[NoiseRun], provenance: Provenance) 
         [
             _summary(findings, noise),
             noise_section if noise_first else "",
-            _figure(figures.plot(findings)),
+            _figure(findings),
             _results(findings),
+            _comparisons(findings),
             _training(),
             "" if noise_first else noise_section,
             _problems(findings),
@@ -92,42 +94,26 @@ def main(findings: Findings, noise: Sequence[NoiseRun], provenance: Provenance) 
     )
 
 
-def plots(findings: Findings, noise: Sequence[NoiseRun]) -> dict[str, Any]:
-    """Return the data of the interactive figures."""
-    size = findings.collected.experiment.report.law_size
-    return figures.page_plots(findings) | {"noise": noise_figures.page_plots(noise, size)}
-
-
-def policy(*scripts: str, live: bool) -> str:
-    """Return a content security policy that runs only these scripts; a live page may also ask its own server."""
-    hashes = " ".join(f"'sha256-{base64.b64encode(hashlib.sha256(s.encode()).digest()).decode()}'" for s in scripts)
-    own = "connect-src 'self'; img-src 'self' data: blob:" if live else "img-src data: blob:"
+def policy(script: str, *, live: bool) -> str:
+    """Return a content security policy that runs only this script; a live page may also ask its own server."""
+    digest = base64.b64encode(hashlib.sha256(script.encode()).digest()).decode()
+    own = "connect-src 'self'; img-src 'self' data:" if live else "img-src data:"
     return (
-        f"default-src 'none'; script-src {hashes}; style-src 'unsafe-inline'; {own}; base-uri 'none'; "
+        f"default-src 'none'; script-src 'sha256-{digest}'; style-src 'unsafe-inline'; {own}; base-uri 'none'; "
         "form-action 'none'"
     )
 
 
-def scripts() -> tuple[str, str]:
-    """Return the scripts of the page: its own, and Plotly's."""
-    return asset("noise.js") + asset("page.js"), plotly_script()
+@cache
+def script() -> str:
+    """Return the script of the page."""
+    return "".join(map(asset, SCRIPTS))
 
 
 @cache
 def served_policy() -> str:
     """Return the content security policy of the page for an HTTP header, which can also forbid frames."""
-    return f"{policy(*scripts(), live=True)}; frame-ancestors 'none'"
-
-
-@cache
-def plotly_script() -> str:
-    """Return Plotly's script from the installed package."""
-    try:
-        from plotly.offline import get_plotlyjs
-    except ImportError:
-        raise UserError("plotly missing; pip install 'ghostnoise[lab]'") from None
-    script = str(get_plotlyjs())
-    return script.replace("</script", "<\\/script")
+    return f"{policy(script(), live=True)}; frame-ancestors 'none'"
 
 
 @cache
@@ -163,12 +149,43 @@ def _card(findings: Findings, claim: Claim) -> str:
     )
 
 
-def _figure(shown: figures.Plot) -> str:
-    words = "Lines are means, bands ± the standard deviation; dotted lines are methods without this axis."
-    if shown.form == "bars":
-        words = "Each dot is a seed; below the dots, their mean ± standard deviation; ◇ is the paper’s number."
+def _figure(findings: Findings) -> str:
+    views = charts.views(findings)
+    choice = '<div class="controls"><label for="view">Show</label> <select id="view"></select></div>'
     return section(
-        "figure", shown.y.capitalize(), '<div class="plot" id="plot-main"></div>', f'<p class="files">{words}</p>'
+        "figure", views[0].measure[:1].upper() + views[0].measure[1:],
+        choice if len(views) > 1 else "",
+        '<div class="plot" id="plot-main"></div>',
+        '<p class="files" id="main-note"></p>',
+    )  # fmt: skip
+
+
+def _comparisons(findings: Findings) -> str:
+    """Return the figures of the accuracy against the cost, and of the train-test gap."""
+    parts = []
+    if page_figures.cost(findings):
+        words = (
+            f"Training time per image of the median run, without evaluations, relative to {findings.baseline}; "
+            "horizontal lines reach from the fastest to the slowest run, vertical ones are 95 % intervals of the mean."
+        )
+        parts.append(_part("cost", "Accuracy against cost", words, measures.cost_notes(findings)))
+    gap = charts.gaps(findings)
+    if gap.points():
+        words = (
+            "Accuracy in the last training epoch, in training mode with noise and augmentation, minus the accuracy of "
+            f"the results. {page_figures.note(gap)}"
+        )
+        parts.append(_part("gap", "Train–test gap", words))
+    return (
+        section("comparisons", "Cost and generalization", f'<div class="pair">{"".join(parts)}</div>') if parts else ""
+    )
+
+
+def _part(name: str, heading: str, words: str, warnings: Sequence[str] = ()) -> str:
+    warned = f'<p class="files warning">{text(" ".join(warnings))}</p>' if warnings else ""
+    return (
+        f'<div><h3>{text(heading)}</h3><div class="plot" id="plot-{name}"></div>{warned}'
+        f'<p class="files">{text(words)}</p></div>'
     )
 
 
@@ -176,16 +193,19 @@ def _results(findings: Findings) -> str:
     """Return the table of results and the table of the tuning."""
     axes = axes_of(findings.rows)
     headings = [
-        "method", *map(short, axes), f"{split(findings)}, % (n)", "runs", "paper", f"difference to {findings.baseline}",
-        "p (Holm)", "best, %", "time", "images/s",
+        "method", *map(short, axes), f"{split(findings)}, % (n)", "95 % interval", "runs", "paper",
+        f"difference to {findings.baseline}", "p (Holm)", "best, %", "train–test gap", "cost", "time", "images/s",
     ]  # fmt: skip
     caption = (
-        f"Mean ± standard deviation over seeds, and the paired difference to {findings.baseline} with its 95 % "
-        "interval; “best” is the highest accuracy after any epoch"
+        f"Mean ± standard deviation over seeds with the 95 % interval of the mean, and the paired difference to "
+        f"{findings.baseline} with its 95 % interval; “best” is the highest accuracy after any epoch, “cost” the "
+        f"training time relative to {findings.baseline}"
     )
+    relative = {id(score): cost for score, cost in measures.costs(findings)}
     return section(
         "results", "Results",
-        table("main", caption, headings, [_result(findings, row, axes) for row in findings.rows]),
+        table("main", caption, headings, [_result(findings, row, axes, relative) for row in findings.rows]),
+        _no_intervals(findings),
         "<p class=\"files\">The same as <a href=\"table.md\">Markdown</a>, <a href=\"table.csv\">CSV</a> and "
         "<a href=\"table.tex\">LaTeX</a>; the figure as <a href=\"figure.png\">PNG</a> and "
         "<a href=\"figure.pdf\">PDF</a>.</p>",
@@ -193,17 +213,42 @@ def _results(findings: Findings) -> str:
     )  # fmt: skip
 
 
-def _result(findings: Findings, row: ResultRow, axes: Sequence[str]) -> list[TableCell | str]:
+def _no_intervals(findings: Findings) -> str:
+    """Explain the intervals that are missing in the table of results."""
+    scores = [row.score for row in findings.rows if row.score]
+    pairs = [row.difference.paired for row in findings.rows if row.difference and row.difference.paired]
+    words = []
+    if any(score.n == 1 for score in scores) or any(pair.n == 1 for pair in pairs):
+        words.append("n = 1: a single seed has no standard deviation, no interval and no test.")
+    if any(pair.n > 1 and pair.interval() is None for pair in pairs):
+        words.append("No spread: the difference is the same for every seed, so there is no interval and no test.")
+    if any(not score.n for score in scores):
+        words.append("–: no run of the cell has finished.")
+    return f'<p class="files">{text(" ".join(words))}</p>' if words else ""
+
+
+def _result(
+    findings: Findings, row: ResultRow, axes: Sequence[str], relative: Mapping[int, Cost]
+) -> list[TableCell | str]:
     score, difference = row.score, row.difference
     found = difference.paired if difference else None
     corrected = difference.corrected if difference else None
     note = note_text(findings, row)
     state = TableCell(note, label="bad" if "diverged" in note or "failed" in note else "open")
+    gap = measures.gap(score) if score else None
+    cost = relative.get(id(score))
+    color = colors.of(score.cell.settings.norm.method) if score else None
     return [
-        row.method, *(_place(row.at, key) for key in axes),
-        TableCell(score_text(score), score.mean if score else None), state if note else "all", row.paper or NOTHING,
+        TableCell(row.method, color=color), *(_place(row.at, key) for key in axes),
+        TableCell(score_text(score), score.mean if score else None),
+        TableCell(mean_interval_text(score), score.mean if score else None),
+        state if note else NOTHING, row.paper or NOTHING,
         TableCell(difference_text(difference), found.mean if found else None),
-        TableCell(holm_text(difference), corrected.p if corrected else None), *_effort(score),
+        TableCell(holm_text(difference), corrected.p if corrected else None),
+        _percent(score.best if score else None),
+        TableCell(f"{gap.mean:.2f}", gap.mean) if gap else NOTHING,
+        TableCell(f"{'≈ ' if cost.rough else ''}{cost.median:.2f} ×", cost.median) if cost else NOTHING,
+        *_effort(score),
     ]  # fmt: skip
 
 
@@ -215,7 +260,7 @@ def _tuning(findings: Findings) -> str:
     rows: list[list[TableCell | str]] = [
         [
             score.cell.method, *(_place(score.cell.at, key) for key in axes), TableCell(score_text(score), score.mean),
-            *_effort(score), TableCell("chosen", label="good") if score.chosen else score.lacking,
+            _percent(score.best), *_effort(score), TableCell("chosen", label="good") if score.chosen else score.lacking,
         ]
         for score in findings.tuning
     ]  # fmt: skip
@@ -225,10 +270,10 @@ def _tuning(findings: Findings) -> str:
 
 def _effort(score: Score | None) -> list[TableCell | str]:
     if score is None:
-        return [NOTHING] * 3
+        return [NOTHING] * 2
     speed = NOTHING if score.speed is None else f"{score.speed:,.0f}"
     seconds = TableCell(duration_text(score.seconds), score.seconds)
-    return [_percent(score.best), seconds, TableCell(speed, score.speed)]
+    return [seconds, TableCell(speed, score.speed)]
 
 
 def _percent(value: float | None) -> TableCell:
@@ -244,10 +289,15 @@ def _training() -> str:
         "training",
         "Training curves",
         '<div class="controls"><label for="measure">Show</label> <select id="measure"></select> '
+        '<label><input type="checkbox" id="seeds"> seeds</label> '
+        '<label><input type="checkbox" id="whole"> whole range</label> '
         '<button type="button" id="all">All</button> <button type="button" id="none">None</button></div>'
-        '<fieldset class="series"><legend>Lines, one per seed</legend>'
-        '<div class="lines" id="series"></div></fieldset>'
-        '<div class="plot" id="plot-training"></div>',
+        '<fieldset class="series"><legend>Cells</legend><div class="lines" id="series"></div></fieldset>'
+        '<div class="plot" id="plot-training"></div>'
+        '<p class="files">Thick lines are means over the runs that reached the epoch; bands are 95 % intervals of the '
+        "mean, drawn for three runs and more; faint lines are seeds. The axis shows the values after the first 15 % "
+        "of the training unless “whole range” is selected. Drag over the figure to zoom, and double-click to reset "
+        "it.</p>",
     )
 
 
@@ -275,13 +325,14 @@ def _runs(findings: Findings) -> str:
         values = [TableCell(str(own.get(key, NOTHING))) for key in differing]
         rows.append([*_run(run), *values, run.found.identity if run.found else NOTHING])
     content = table("runs", "All runs, and the settings that differ among them", headings, rows)
-    return section("details", "Runs", f"<p>Folders are in <code>{text(findings.collected.folder)}</code>.</p>", content)
+    return section("details", "Runs", f"<p>Read from <code>{text(findings.collected.folder)}</code>.</p>", content)
 
 
 def _run(run: Run) -> list[TableCell | str]:
     seconds = number(run.result.get("seconds"))
     return [
-        run.point.cell.method, TableCell(str(run.point.seed), run.point.seed), _stage(run), _status(run),
+        TableCell(run.point.cell.method, color=colors.of(run.point.settings.norm.method)),
+        TableCell(str(run.point.seed), run.point.seed), _stage(run), _status(run),
         _percent(run.accuracy), _percent(number(run.result.get("best_accuracy"))),
         TableCell(duration_text(seconds), seconds),
         TableCell(str(run.numerics), run.numerics) if run.found else NOTHING,
