@@ -75,3 +75,13 @@ def test_names_are_shown_literally_as_a_table_and_as_a_list(monkeypatch, width):
     for part in ("[red]what", "[b]first[/b]", "\\[x] \\x1b[31m and more text"):
         assert part in text
     assert "\x1b" not in text
+
+
+@pytest.mark.parametrize("terminal", [True, False])
+def test_lines_are_broken_between_words_in_a_terminal_only(terminal, monkeypatch):
+    console = LiteralConsole(file=io.StringIO(), width=24)
+    monkeypatch.setattr(LiteralConsole, "is_terminal", terminal)
+    console.print(TEXT, soft_wrap=True)
+    lines = console.file.getvalue().splitlines()
+    assert " ".join(map(str.strip, lines)) == TEXT
+    assert (len(lines) > 1) == terminal

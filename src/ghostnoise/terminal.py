@@ -12,7 +12,7 @@ from rich.console import Console
 from rich.table import Column, Table
 from rich.text import Text
 
-from ghostnoise.text import printable
+from ghostnoise.text import printable, wrapped
 
 LEAST_WRAPPED = 24  # characters of a column that wraps, below which it is hard to read
 
@@ -25,6 +25,12 @@ class LiteralConsole(Console):
 
     def __init__(self, *, stderr: bool = False, file: IO[str] | None = None, width: int | None = None) -> None:
         super().__init__(stderr=stderr, file=file, width=width, markup=False, highlight=False, emoji=False)
+
+    def print(self, *objects: Any, **options: Any) -> None:
+        """Print objects; in a terminal, lines of text with `soft_wrap` are broken between words, not within them."""
+        if options.get("soft_wrap") and self.is_terminal:
+            objects = tuple(wrapped(each, self.width) if isinstance(each, str) else each for each in objects)
+        super().print(*objects, **options)
 
     def render_str(self, text: str, **options: Any) -> Text:
         """Return text, of a line or of a cell of a table, as it is shown."""

@@ -14,7 +14,7 @@ from pathlib import Path
 import pytest
 
 from ghostnoise import doctor
-from ghostnoise.lab.runners import Place, Progressed
+from ghostnoise.lab.runners import Place, Progressed, local
 from ghostnoise.lab.runners.local import DEATHS, LocalRunner
 from ghostnoise.lab.store import RunFolder
 from support import jobs
@@ -174,6 +174,14 @@ def alive(pid):
 
 @pytest.mark.slow
 @pytest.mark.skipif(not os.path.exists("/proc/self/stat"), reason="reads /proc")
+def test_ctrl_c_does_not_reach_a_worker_that_is_starting():
+    script = "import signal; print(signal.SIGINT in signal.pthread_sigmask(signal.SIG_BLOCK, []))"
+    with local._interrupts_blocked():
+        child = subprocess.run([sys.executable, "-c", script], capture_output=True, text=True, check=True)
+    assert child.stdout == "True\n"
+    assert signal.SIGINT not in signal.pthread_sigmask(signal.SIG_BLOCK, [])
+
+
 def test_workers_do_not_outlive_a_killed_parent(tmp_path):
     code = f"""
 import sys

@@ -7,9 +7,10 @@ import os
 import signal
 import tempfile
 from collections import Counter, deque
-from collections.abc import Callable, Sequence
-from contextlib import suppress
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass
+from multiprocessing import resource_tracker
 from multiprocessing.connection import Connection, wait
 from multiprocessing.context import SpawnProcess
 from pathlib import Path
@@ -123,7 +124,8 @@ class LocalRunner:
         if slot.connection is None:
             slot.connection, theirs = self.context.Pipe()
             slot.process = self.context.Process(target=main, args=(theirs, slot.options), name=slot.where)
-            slot.process.start()
+            with _interrupts_blocked():
+                slot.process.start()
             theirs.close()
         slot.job = job
         with suppress(OSError):  # it died while idle; _listen notices
@@ -188,6 +190,20 @@ class LocalRunner:
         for slot in self.slots:
             if slot.job is not None and slot.process is not None:
                 slot.process.terminate()
+
+
+@contextmanager
+def _interrupts_blocked() -> Iterator[None]:
+    """Block Ctrl-C for workers until they ignore it: they would end with a traceback while they are starting."""
+    if not hasattr(signal, "pthread_sigmask"):
+        yield
+        return
+    resource_tracker.ensure_running()  # otherwise it is started with the first worker, and unblocks the signal
+    before = signal.pthread_sigmask(signal.SIG_BLOCK, [signal.SIGINT])
+    try:
+        yield
+    finally:
+        signal.pthread_sigmask(signal.SIG_SETMASK, before)
 
 
 def _cause_of_death(slot: Slot) -> str:
