@@ -7,7 +7,7 @@ from rich import box
 from rich.console import Console
 from rich.table import Table
 
-from ghostnoise.terminal import LiteralConsole, needed_width, print_table
+from ghostnoise.terminal import LiteralConsole, listed, needed_width, print_table
 
 TEXT = "a claim that is long enough to be wrapped in a table"
 
@@ -85,3 +85,14 @@ def test_lines_are_broken_between_words_in_a_terminal_only(terminal, monkeypatch
     lines = console.file.getvalue().splitlines()
     assert " ".join(map(str.strip, lines)) == TEXT
     assert (len(lines) > 1) == terminal
+
+
+def test_a_list_leaves_out_values_that_are_missing():
+    made = Table()
+    for name in ("method", "accuracy", "p"):
+        made.add_column(name, no_wrap=True)
+    made.add_row("GNI", "90.00 ± 0.10", "–")
+    console = LiteralConsole(file=io.StringIO(), width=20)
+    console.print(*listed(made, 20))
+    assert console.file.getvalue().split("\n")[:2] == ["GNI", "  accuracy: 90.00 ±"]
+    assert "p:" not in console.file.getvalue()

@@ -14,6 +14,7 @@ from rich.text import Text
 
 from ghostnoise.text import printable, wrapped
 
+MISSING = ("", "–")  # texts of cells without a value, which a list leaves out
 LEAST_WRAPPED = 24  # characters of a column that wraps, below which it is hard to read
 
 
@@ -75,7 +76,7 @@ def listed(table: Table, width: int, titles: int = 1) -> list[Text]:
         pairs = [
             f"{heading}: {value}" if heading else value
             for heading, value in zip(headings, values, strict=True)
-            if value
+            if value not in MISSING
         ]
         # A pair that fits into a line is not broken.
         kept = [pair.replace(" ", "\N{NO-BREAK SPACE}") if len(pair) < width - 3 else pair for pair in pairs]

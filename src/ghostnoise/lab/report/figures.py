@@ -2,7 +2,6 @@
 
 import io
 import math
-import statistics
 from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any
 
@@ -183,18 +182,14 @@ def _draw_training(axes: "Axes", findings: Findings) -> None:
     for score in histories.shown_first(findings):
         color = colors.of(score.cell.settings.norm.method).light
         style = styles[color] = styles.get(color, -1) + 1
-        by_epoch = histories.means([histories.history(run) for run in score.runs], "accuracy")
-        if not by_epoch:
+        found = histories.summaries([histories.history(run) for run in score.runs], "accuracy", histories.MOST_POINTS)
+        if not found:
             continue
-        marker = "o" if len(by_epoch) == 1 else ""  # runs that were evaluated once
-        middle = [statistics.fmean(values) for values in by_epoch.values()]
-        ends = [
-            histories.interval(values) or (mean, mean) for values, mean in zip(by_epoch.values(), middle, strict=True)
-        ]
-        axes.plot(list(by_epoch), middle, color=color, linewidth=1.6, marker=marker, label=score.cell.name,
-                  linestyle=LINES[charts.DASHES[style % len(charts.DASHES)]])  # fmt: skip
-        low, high = zip(*ends, strict=True)
-        axes.fill_between(list(by_epoch), low, high, color=color, alpha=0.14, linewidth=0)
+        marker = "o" if len(found) == 1 else ""  # runs that were evaluated once
+        axes.plot(list(found), [each.mean for each in found.values()], color=color, linewidth=1.6, marker=marker,
+                  label=score.cell.name, linestyle=LINES[charts.DASHES[style % len(charts.DASHES)]])  # fmt: skip
+        low, high = zip(*(each.band or (each.mean, each.mean) for each in found.values()), strict=True)
+        axes.fill_between(list(found), low, high, color=color, alpha=0.14, linewidth=0)
     axes.set_xlabel("epoch")
     axes.set_ylabel(charts.first(findings).measure)
     _legend(axes)

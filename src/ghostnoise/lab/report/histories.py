@@ -4,13 +4,12 @@ A page must stay small whatever the number of runs is: curves are thinned to wha
 to what can be seen, and experiments with very many runs have no curves of single seeds.
 """
 
-import statistics
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from typing import Any
 
-from ghostnoise.lab.report import colors
+from ghostnoise.lab.report import colors, measures
 from ghostnoise.lab.report.collect import Run, number
-from ghostnoise.lab.report.measures import summarized
+from ghostnoise.lab.report.measures import Summary, summarized
 from ghostnoise.lab.report.statistics import Findings, Score
 
 MEASURES = {
@@ -24,14 +23,14 @@ INITIALLY_SHOWN = 6  # cells whose curves a page shows at first
 MOST_POINTS, FEWEST_POINTS = 120, 15  # of a curve
 MOST_NUMBERS = 120_000  # of all curves on a page, about 0.6 MB
 
-History = dict[str, list[float | None]]
+History = Mapping[int, Mapping[str, Any]]
+"""Measures by epoch."""
 
 
 def history(run: Run) -> History:
-    """Return the epochs of a run and its measures after each; None where it diverged or was not evaluated."""
-    lines = [line for line in (run.found.metrics() if run.found else []) if isinstance(line, dict)]
-    lines = [line for line in lines if number(line.get("epoch")) is not None]
-    return {name: [number(line.get(name)) for line in lines] for name in ("epoch", *MEASURES)}
+    """Return the measures of a run after each epoch; None where it diverged or was not evaluated."""
+    lines = run.found.metrics() if run.found else []
+    return {line["epoch"]: line for line in lines if isinstance(line, dict) and isinstance(line.get("epoch"), int)}
 
 
 def measure_names(findings: Findings) -> dict[str, str]:
@@ -43,10 +42,10 @@ def measure_names(findings: Findings) -> dict[str, str]:
 
 def page_data(findings: Findings) -> dict[str, Any]:
     """Return the curves of each cell; if there are many cells, only each method's best is shown at first."""
-    leading = {id(findings.best(row.method)) for row in findings.rows}
+    leading = measures.leading(findings)
     scores = [*(row.score for row in findings.rows if row.score), *findings.tuning]
     recorded = [(score, [(run, history(run)) for run in score.runs]) for score in scores]
-    recorded = [(score, [each for each in pasts if each[1]["epoch"]]) for score, pasts in recorded]
+    recorded = [(score, [each for each in pasts if each[1]]) for score, pasts in recorded]
     recorded = [each for each in recorded if each[1]]
     few = len(recorded) <= INITIALLY_SHOWN
     counts = [len(pasts) for _, pasts in recorded]
@@ -79,23 +78,17 @@ def allowed(counts: Sequence[int]) -> tuple[int, bool]:
     raise AssertionError
 
 
-def means(pasts: Sequence[History], name: str) -> dict[float, list[float]]:
-    """Return the values of all runs that have one, by epoch."""
-    by_epoch: dict[float, list[float]] = {}
-    for past in pasts:
-        for epoch, value in zip(past["epoch"], past[name], strict=True):
-            if epoch is not None and value is not None:
-                by_epoch.setdefault(epoch, []).append(value)
-    return dict(sorted(by_epoch.items()))
+def evaluated(pasts: Sequence[History], name: str) -> list[int]:
+    """Return the epochs after which a run has a measure, in order."""
+    return sorted({epoch for past in pasts for epoch, line in past.items() if line.get(name) is not None})
 
 
-def interval(values: Sequence[float]) -> tuple[float, float] | None:
-    """Return the 95 % interval of the mean as figures draw it; None for too few values."""
-    summary = summarized(values)
-    return summary.band if summary else None
+def values_at(pasts: Sequence[History], name: str, epoch: int) -> list[float | None]:
+    """Return a measure of each run after an epoch."""
+    return [number(past[epoch].get(name)) if epoch in past else None for past in pasts]
 
 
-def thinned(epochs: Sequence[float], most: int) -> list[float]:
+def thinned(epochs: Sequence[int], most: int) -> list[int]:
     """Select at most `most` epochs, evenly spaced, with the first and the last."""
     if len(epochs) <= most:
         return list(epochs)
@@ -103,19 +96,27 @@ def thinned(epochs: Sequence[float], most: int) -> list[float]:
     return [epochs[at] for at in sorted({round(last * k / (most - 1)) for k in range(most)})]
 
 
+def summaries(pasts: Sequence[History], name: str, most: int) -> dict[int, Summary]:
+    """Summarize a measure over the runs that have it, after at most `most` epochs."""
+    found = {
+        epoch: summarized(value for value in values_at(pasts, name, epoch) if value is not None)
+        for epoch in thinned(evaluated(pasts, name), most)
+    }
+    return {epoch: summary for epoch, summary in found.items() if summary is not None}
+
+
 def _curve(pasts: Sequence[History], name: str, points: int, seeds: bool) -> dict[str, Any]:
-    by_epoch = means(pasts, name)
-    chosen = thinned(list(by_epoch), points)
-    ends = [interval(by_epoch[epoch]) for epoch in chosen]
+    found = summaries(pasts, name, points)
+    bands = [summary.band or (None, None) for summary in found.values()]
     made: dict[str, Any] = {
-        "x": [int(epoch) for epoch in chosen],
-        "mean": [_rounded(statistics.fmean(by_epoch[epoch])) for epoch in chosen],
-        "low": [end and _rounded(end[0]) for end in ends],
-        "high": [end and _rounded(end[1]) for end in ends],
+        "x": list(found),
+        "mean": [_rounded(summary.mean) for summary in found.values()],
+        "low": [_rounded(low) for low, _ in bands],
+        "high": [_rounded(high) for _, high in bands],
     }
     if seeds and len(pasts) > 1:
-        found = [dict(zip(past["epoch"], past[name], strict=True)) for past in pasts]
-        made["runs"] = [[_rounded(each.get(epoch)) for epoch in chosen] for each in found]
+        columns = [map(_rounded, values_at(pasts, name, epoch)) for epoch in found]
+        made["runs"] = [list(line) for line in zip(*columns, strict=True)] if columns else []
     return made
 
 
@@ -132,5 +133,5 @@ def shown_first(findings: Findings) -> list[Score]:
     scores = [row.score for row in findings.rows if row.score]
     if len(scores) <= INITIALLY_SHOWN:
         return scores
-    leading = {id(findings.best(row.method)) for row in findings.rows}
+    leading = measures.leading(findings)
     return [score for score in scores if id(score) in leading]

@@ -56,7 +56,9 @@ def summarized(values: Iterable[float]) -> Summary | None:
     mean = statistics.fmean(kept)
     if len(kept) == 1:
         return Summary(mean, None, None, kept)
-    half = _t_factor(len(kept)) * statistics.stdev(kept) / math.sqrt(len(kept))
+    # statistics.stdev computes with fractions, which takes long for the many points of training curves
+    std = math.sqrt(math.fsum((value - mean) ** 2 for value in kept) / (len(kept) - 1))
+    half = _t_factor(len(kept)) * std / math.sqrt(len(kept))
     return Summary(mean, mean - half, mean + half, kept)
 
 
@@ -71,6 +73,11 @@ def _t_factor(n: int) -> float:
 def accuracy(score: Score) -> Summary | None:
     """Summarize the accuracy of the finished runs."""
     return summarized(score.values.values())
+
+
+def leading(findings: Findings) -> set[int]:
+    """Return the ids of the best cell of each method."""
+    return {id(findings.best(method)) for method in dict.fromkeys(row.method for row in findings.rows)}
 
 
 def gap(score: Score) -> Summary | None:

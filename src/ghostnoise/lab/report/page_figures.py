@@ -66,7 +66,7 @@ def _point(point: ChartPoint, outside: bool) -> dict[str, Any]:
 
 def cost(findings: Findings) -> dict[str, Any] | None:
     """Return the data of the accuracy against the cost; None if fewer than two cells have both."""
-    best = {id(findings.best(row.method)) for row in findings.rows}
+    best = measures.leading(findings)
     chart = charts.rows(findings)
     _, outside = charts.zoomed(chart)
     found = {id(point.score): (point, summary) for _, point, summary in chart.points()}
