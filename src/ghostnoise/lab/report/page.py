@@ -223,7 +223,7 @@ def _no_intervals(findings: Findings) -> str:
     if any(pair.n > 1 and pair.interval() is None for pair in pairs):
         words.append("No spread: the difference is the same for every seed, so there is no interval and no test.")
     if any(not score.n for score in scores):
-        words.append("–: no run of the cell has finished.")
+        words.append("Rows without numbers: no run of the cell has finished.")
     return f'<p class="files">{text(" ".join(words))}</p>' if words else ""
 
 
@@ -242,7 +242,7 @@ def _result(
         TableCell(row.method, color=color), *(_place(row.at, key) for key in axes),
         TableCell(score_text(score), score.mean if score else None),
         TableCell(mean_interval_text(score), score.mean if score else None),
-        state if note else NOTHING, row.paper or NOTHING,
+        state if note else "", row.paper or NOTHING,
         TableCell(difference_text(difference), found.mean if found else None),
         TableCell(holm_text(difference), corrected.p if corrected else None),
         _percent(score.best if score else None),
