@@ -88,3 +88,19 @@ def test_mixed_numerics_are_a_warning_on_the_page(tmp_path):
     assert shown.count("Mixed numerics: the runs were computed with numerics 1 (1 run) and 2 (3 runs)") == 1
     assert "The runs differ in numerics" in shown
     assert "inconclusive" in shown.lower()
+
+
+def test_a_page_is_small(tmp_path):
+    made, html = made_of(tmp_path)
+    fill(tmp_path, made, GOOD)
+    assert len(html().encode()) < 100_000
+
+
+def test_times_that_cannot_be_compared_are_a_warning(tmp_path):
+    made, html = made_of(tmp_path)
+    fill(tmp_path, made, GOOD)
+    assert "Accuracy against cost" in html()
+    assert "different machines" not in html()
+    for point in points(made, ["GNI ghost_size=4"]):
+        write(tmp_path, point, environment={"device_name": f"machine {point.seed}"})
+    assert "The runs come from different machines (machine 0, machine 1, machine 2)" in html()
