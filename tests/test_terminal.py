@@ -7,7 +7,7 @@ from rich import box
 from rich.console import Console
 from rich.table import Table
 
-from ghostnoise.terminal import MANY_ROWS, LiteralConsole, aligned, needed_width, print_table
+from ghostnoise.terminal import MANY_ROWS, LiteralConsole, aligned, listed, needed_width, print_table
 
 TEXT = "a claim that is long enough to be wrapped in a table"
 
@@ -101,3 +101,24 @@ def test_each_row_of_a_long_table_is_a_line(monkeypatch):
     assert len(lines) == MANY_ROWS + 1 + 4
     assert "\x1b" not in console.file.getvalue()
     assert lines[-2].startswith(f" {MANY_ROWS} [b]\\x1b[31m word[b]")
+
+
+@pytest.mark.parametrize("terminal", [True, False])
+def test_lines_are_broken_between_words_in_a_terminal_only(terminal, monkeypatch):
+    console = LiteralConsole(file=io.StringIO(), width=24)
+    monkeypatch.setattr(LiteralConsole, "is_terminal", terminal)
+    console.print(TEXT, soft_wrap=True)
+    lines = console.file.getvalue().splitlines()
+    assert " ".join(map(str.strip, lines)) == TEXT
+    assert (len(lines) > 1) == terminal
+
+
+def test_a_list_leaves_out_values_that_are_missing():
+    made = Table()
+    for name in ("method", "accuracy", "p"):
+        made.add_column(name, no_wrap=True)
+    made.add_row("GNI", "90.00 ± 0.10", "–")
+    console = LiteralConsole(file=io.StringIO(), width=20)
+    console.print(*listed(made, 20))
+    assert console.file.getvalue().split("\n")[:2] == ["GNI", "  accuracy: 90.00 ±"]
+    assert "p:" not in console.file.getvalue()

@@ -1,9 +1,10 @@
+import io
 import subprocess
 import sys
 
 import pytest
 
-from ghostnoise.text import counted, did_you_mean, duration, nearest
+from ghostnoise.text import counted, did_you_mean, duration, for_stream, nearest, wrapped
 
 
 def test_nearest_ignores_case_and_keeps_the_candidates_spelling():
@@ -41,3 +42,15 @@ def test_counts_have_a_plural():
 def test_importing_it_needs_no_torch():
     code = "import sys; sys.modules['torch'] = None; import ghostnoise.text"
     subprocess.run([sys.executable, "-c", code], check=True)
+
+
+def test_lines_are_broken_between_words_and_paths_stay_whole():
+    path = "runs/" + "x" * 40
+    assert wrapped(f"finished after two epochs; {path}\nsecond", 20).splitlines() == [
+        "finished after two", "  epochs;", f"  {path}", "second",
+    ]  # fmt: skip
+    assert wrapped("short", 80) == "short"
+
+
+def test_text_that_does_not_go_to_a_terminal_is_unchanged():
+    assert for_stream("word " * 50, io.StringIO()) == "word " * 50

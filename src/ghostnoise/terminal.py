@@ -12,9 +12,10 @@ from rich.console import Console
 from rich.table import Column, Table
 from rich.text import Text
 
-from ghostnoise.text import printable
+from ghostnoise.text import printable, wrapped
 
 MANY_ROWS = 300  # above, rich would take seconds
+MISSING = ("", "–")  # texts of cells without a value, which a list leaves out
 LEAST_WRAPPED = 24  # characters of a column that wraps, below which it is hard to read
 
 
@@ -26,6 +27,12 @@ class LiteralConsole(Console):
 
     def __init__(self, *, stderr: bool = False, file: IO[str] | None = None, width: int | None = None) -> None:
         super().__init__(stderr=stderr, file=file, width=width, markup=False, highlight=False, emoji=False)
+
+    def print(self, *objects: Any, **options: Any) -> None:
+        """Print objects; in a terminal, lines of text with `soft_wrap` are broken between words, not within them."""
+        if options.get("soft_wrap") and self.is_terminal:
+            objects = tuple(wrapped(each, self.width) if isinstance(each, str) else each for each in objects)
+        super().print(*objects, **options)
 
     def render_str(self, text: str, **options: Any) -> Text:
         """Return text, of a line or of a cell of a table, as it is shown."""
@@ -92,7 +99,7 @@ def listed(table: Table, width: int, titles: int = 1) -> list[Text]:
         pairs = [
             f"{heading}: {value}" if heading else value
             for heading, value in zip(headings, values, strict=True)
-            if value
+            if value not in MISSING
         ]
         # A pair that fits into a line is not broken.
         kept = [pair.replace(" ", "\N{NO-BREAK SPACE}") if len(pair) < width - 3 else pair for pair in pairs]

@@ -4,7 +4,10 @@ This module does not import torch.
 """
 
 import difflib
+import os
+import textwrap
 from collections.abc import Callable, Iterable
+from typing import IO
 
 DEVICE_SYNONYMS = {"gpu": "cuda", "cuda": "cuda", "nvidia": "cuda", "rocm": "cuda", "hip": "cuda", "metal": "mps"}
 """Other names of devices, and torch's names for them."""
@@ -59,3 +62,25 @@ def printable(text: str) -> str:
     red\\x1b[31m
     """
     return text if text.isprintable() else "".join(each if each.isprintable() else ascii(each)[1:-1] for each in text)
+
+
+def wrapped(text: str, width: int) -> str:
+    """Break lines between words so that they fit, and indent what follows; longer words, such as paths, stay whole.
+
+    >>> print(wrapped("finished after 3 epochs; runs/digits/0123456789ab", 24))
+    finished after 3 epochs;
+      runs/digits/0123456789ab
+    """
+    return "\n".join(
+        textwrap.fill(line, max(width, 20), subsequent_indent="  ", break_long_words=False, break_on_hyphens=False,
+                      replace_whitespace=False)
+        for line in text.split("\n")
+    )  # fmt: skip
+
+
+def for_stream(text: str, stream: IO[str]) -> str:
+    """Return text with its lines broken between words if the stream is a terminal, and unchanged otherwise."""
+    try:
+        return wrapped(text, os.get_terminal_size(stream.fileno()).columns) if stream.isatty() else text
+    except (OSError, ValueError):  # a stream without a file, or a terminal without a size
+        return text

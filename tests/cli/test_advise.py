@@ -25,6 +25,7 @@ def test_prose_is_wrapped_and_code_is_not(nets, capsys, monkeypatch, columns):
     lines = capsys.readouterr().out.splitlines()
     code = [line for line in lines if line.startswith(("import ", "from ", "ghostnoise.convert("))]
     assert len(code) == 3
+    assert [lines[lines.index(code[0]) - 1], lines[lines.index(code[-1]) + 1]] == ["", ""]
     known = {"model": importlib.import_module(nets).bare()}
     for line in code:
         exec(line, known)

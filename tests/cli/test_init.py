@@ -30,7 +30,14 @@ GUIDES = Path(__file__).parents[2] / "docs" / "guides"
         (["meter", "digits", "--device", "cuda:1"], "did you mean cuda? The environment variable CUDA_VISIBLE_DEVICES"),
         (["advise", "digits", "--device", "metal"], "did you mean mps?"),
         (["train", "digits", "--device", "toaster"], "must be auto, cpu, cuda or mps; leave it out for auto"),
-        (["--debug", "doctor"], "unrecognized arguments: --debug"),
+        (["--debug", "doctor"], "unrecognized arguments: --debug; write --debug after the command"),
+        (["--verison"], "unrecognized arguments: --verison; did you mean --version?"),
+        (["train"], "required: recipe; for example ghostnoise train demo (`ghostnoise recipes` lists all); see"),
+        (["train", "digits", "--epochs", "3"], "unrecognized arguments: --epochs 3; did you mean train.epochs=3?"),
+        (["sweep", "demo", "--lr=0.2"], "unrecognized arguments: --lr=0.2; did you mean optim.lr=0.2?"),
+        (["train", "digits", "--ghost-size"], "did you mean norm.ghost_size=...?"),
+        (["train", "digits", "--resume"], "the same command resumes an interrupted run, without an option; see"),
+        (["methods", "foo"], "ghostnoise methods: unrecognized arguments: foo; see ghostnoise methods --help"),
         (["bench"], "required: layers|net|memory|lab"),
         (["bench", "layers", "--rounds", "0"], "--rounds: 0: must be an integer of 1 or more"),
         (["bench", "layers", "--rounds", "many"], "--rounds: many: must be an integer"),
@@ -54,9 +61,32 @@ def test_bad_arguments_get_one_line_and_exit_with_2(arguments, line, capsys):
     assert "--help" in printed
 
 
+def test_settings_that_are_suggested_exist():
+    from ghostnoise.lab.config.overrides import keys
+
+    assert {setting.removesuffix("=") for setting in cli.SETTINGS.values()} <= set(keys())
+
+
+@pytest.mark.skipif(not hasattr(os, "openpty"), reason="needs a terminal of POSIX")
+def test_an_error_in_a_narrow_terminal_is_broken_between_words():
+    import pty
+    import struct
+    import termios
+    from fcntl import ioctl
+
+    ours, theirs = pty.openpty()
+    ioctl(theirs, termios.TIOCSWINSZ, struct.pack("HHHH", 24, 30, 0, 0))
+    command = [sys.executable, "-m", "ghostnoise", "trian", "digits"]
+    subprocess.run(command, stderr=theirs, stdin=theirs, check=False)
+    os.close(theirs)
+    lines = os.read(ours, 10_000).decode().splitlines()
+    os.close(ours)
+    assert lines == ["ghostnoise: unknown command", "  'trian': did you mean train?", "  See ghostnoise --help"]
+
+
 HELP = """
 import sys
-for name in ("torch", "numpy", "rich", "pydantic", "filelock", "sklearn", "matplotlib", "plotly", "scipy", "ray"):
+for name in ("torch", "numpy", "rich", "pydantic", "filelock", "sklearn", "matplotlib", "scipy", "ray"):
     sys.modules[name] = None
 from ghostnoise import cli
 for words in ([], *([name] for name in cli.COMMANDS), ["bench", "layers"]):

@@ -57,12 +57,20 @@ def test_open_opens_the_page(there, monkeypatch):
     assert opened == [(there / "out" / "tiny" / "index.html").as_uri()]
 
 
+def test_a_folder_without_runs_is_noted(there, capsys):
+    assert cli.main(["report", "tiny.toml", "--runs", "mistyped"]) == 0
+    out, err = capsys.readouterr()
+    assert "9 missing" in out
+    assert "warning: mistyped/tiny: not found, so there is no run to report; run `ghostnoise sweep tiny" in err
+
+
 @pytest.mark.parametrize(
     ("arguments", "line"),
     [
         (["report", "tiny.toml", "--out", "runs/tiny"], "which reports only read"),
         (["report", "tiny.toml", "--out", "tiny.toml"], "give another folder with --out"),
-        (["report", "tiny.toml", "--only", "XBN"], "no such method"),
+        (["report", "tiny.toml", "--only", "XBN"], "no such method; there are BN, GNI"),
+        (["report", "tiny.toml", "--only", "gni"], "no such method; there are BN, GNI; did you mean GNI?"),
         (["report", "tini"], "not found"),
     ],
     ids=" ".join,
@@ -80,11 +88,9 @@ def test_what_is_missing_is_named(there, monkeypatch, capsys):
     import importlib.util
 
     real = importlib.util.find_spec
-    monkeypatch.setattr(
-        importlib.util, "find_spec", lambda name, *rest: None if name == "plotly" else real(name, *rest)
-    )
+    monkeypatch.setattr(importlib.util, "find_spec", lambda name, *rest: None if name == "scipy" else real(name, *rest))
     assert cli.main(["report", "tiny.toml"]) == 2
-    assert "plotly not installed; run pip install 'ghostnoise[lab]'" in capsys.readouterr().err
+    assert "scipy not installed; run pip install 'ghostnoise[lab]'" in capsys.readouterr().err
 
 
 def test_the_report_of_records_is_that_of_the_runs(tmp_path, monkeypatch, capsys):

@@ -163,7 +163,11 @@ def test_mistakes_are_one_line(runs, capsys, words, line):
 
 
 def test_no_runs_at_all_are_no_mistake(tmp_path, capsys):
-    assert called(tmp_path / "none", capsys) == "0 runs\n"
+    assert cli.main(["runs", "--runs", str(tmp_path / "none")]) == 0
+    out, err = capsys.readouterr()
+    assert out == "0 runs\n"
+    assert err.endswith("none: not found; give the folder that contains the runs with --runs, or train a recipe\n")
+    assert called(tmp_path, capsys) == "0 runs\n"  # a folder without runs
 
 
 def test_runs_are_exported_and_imported(tmp_path, capsys, monkeypatch):

@@ -6,15 +6,16 @@ when it runs: `--help` needs neither, and `doctor` works on a base install.
 
 import argparse
 import importlib
+import itertools
 import os
 import sys
-from collections.abc import Iterable
+from collections.abc import Collection
 from pathlib import Path
 from typing import NoReturn
 
 from ghostnoise.cli.console import announce, require
 from ghostnoise.lab.errors import UserError
-from ghostnoise.text import did_you_mean, printable
+from ghostnoise.text import did_you_mean, for_stream, printable
 from ghostnoise.version import __version__
 
 MOST_SHOWN = 500  # characters of an unexpected error
@@ -44,13 +45,26 @@ ELSEWHERE = {
 }  # fmt: skip
 
 
+# Options that do not exist, and how a recipe's settings are changed instead.
+SETTINGS = {
+    "--epochs": "train.epochs=", "--batch-size": "train.batch_size=", "--lr": "optim.lr=",
+    "--method": "norm.method=", "--norm": "norm.method=", "--ghost-size": "norm.ghost_size=", "--model": "model.name=",
+    "--learning-rate": "optim.lr=", "--optimizer": "optim.name=", "--weight-decay": "optim.weight_decay=",
+    "--momentum": "optim.momentum=", "--dataset": "data.name=",
+}  # fmt: skip
+RESUME = "the same command resumes an interrupted run, without an option"
+
+
 class Parser(argparse.ArgumentParser):
     """An argument parser whose errors are one line."""
 
     def error(self, message: str) -> NoReturn:
         """Print the error and exit with code 2."""
+        message = message.replace(", key=value", "")  # which is never required
+        if message.endswith("arguments are required: recipe"):
+            message += f"; for example {self.prog} demo (`ghostnoise recipes` lists all)"
         see = " See" if message.endswith("?") else "; see"
-        self.exit(2, f"{self.prog}: {message}{see} {self.prog} --help\n")
+        self.exit(2, for_stream(f"{self.prog}: {message}{see} {self.prog} --help", sys.stderr) + "\n")
 
 
 def main(arguments: list[str] | None = None) -> int:
@@ -72,7 +86,8 @@ def main(arguments: list[str] | None = None) -> int:
         if "--debug" in arguments:
             raise
         word = next((word for word in arguments if word in COMMANDS), "")
-        print(f"{' '.join(['ghostnoise', word]).strip()}: {_line(error)}", file=sys.stderr)
+        line = f"{' '.join(['ghostnoise', word]).strip()}: {_line(error)}"
+        print(for_stream(line, sys.stderr), file=sys.stderr)
         return 2 if isinstance(error, UserError) else 70
 
 
@@ -104,6 +119,9 @@ def _parse(arguments: list[str]) -> argparse.Namespace:
     used = next((word for word in arguments if not word.startswith("-")), None)
     if used is not None and used not in COMMANDS:
         parser.error(f"unknown command {used!r}: {_suggestion(used)}")
+    if used is None and (mistyped := [word for word in arguments if word not in ("-h", "--help", "--version")]):
+        meant = did_you_mean(mistyped[0], ("--help", "--version"), cutoff=0.6)
+        parser.error(f"unrecognized arguments: {' '.join(mistyped)}{meant and '; ' + meant}")
     for name, description in COMMANDS.items():
         command = commands.add_parser(name, help=description, description=f"{description[0].upper()}{description[1:]}.")
         if name == used:  # the others only appear in the list of commands
@@ -111,8 +129,8 @@ def _parse(arguments: list[str]) -> argparse.Namespace:
             command.add_argument("--debug", action="store_true", help="show the traceback of an error")
     options, rest = parser.parse_known_args(arguments)
     if rest:
-        known = commands.choices[options.command]._option_string_actions if options.command else ()
-        _take_overrides(parser, options, rest, known)
+        command = commands.choices[options.command]
+        _take_overrides(command, options, rest, command._option_string_actions)
     return options
 
 
@@ -126,10 +144,26 @@ def _suggestion(word: str) -> str:
     return did_you_mean(word, COMMANDS, cutoff=0.6) or f"the commands are {', '.join(COMMANDS)}"
 
 
-def _take_overrides(parser: Parser, options: argparse.Namespace, rest: list[str], known: Iterable[str]) -> None:
+def _take_overrides(
+    parser: argparse.ArgumentParser, options: argparse.Namespace, rest: list[str], known: Collection[str]
+) -> None:
     """Add words that follow an option to the overrides: argparse itself takes only those before it."""
     any_word = getattr(options, "any_word", False)
     if not hasattr(options, "overrides") or any(word.startswith("-") or not (any_word or "=" in word) for word in rest):
-        meant = [did_you_mean(word.partition("=")[0], known, cutoff=0.7) for word in rest if word.startswith("--")]
+        meant = [
+            _meant(word, following, known, settings=hasattr(options, "overrides"))
+            for word, following in itertools.zip_longest(rest, rest[1:], fillvalue="")
+            if word.startswith("--")
+        ]
         parser.error("; ".join([f"unrecognized arguments: {' '.join(rest)}", *filter(None, meant)]))
     options.overrides += rest
+
+
+def _meant(word: str, following: str, known: Collection[str], *, settings: bool) -> str:
+    """Return what may be meant by an unknown option: another one, or a setting of the recipe."""
+    option, _, value = word.partition("=")
+    if option in known:
+        return f"write {option} after the command"
+    if settings and option in SETTINGS:
+        return f"did you mean {SETTINGS[option]}{value or following or '...'}?"
+    return RESUME if settings and option == "--resume" else did_you_mean(option, known, cutoff=0.7)

@@ -24,9 +24,11 @@ def run(options: argparse.Namespace) -> int:
         advice = advise(reading)
     except ValueError as error:
         raise UserError(str(error)) from None
+    inside = False
     for line in str(advice).splitlines():
-        if line in advice.code:  # must be possible to copy
-            console.print_line(terminal, line)
-        else:
-            terminal.print(line, markup=False, highlight=False)
+        if (line in advice.code) != inside:  # a blank line before and after the code
+            terminal.print()
+            inside = not inside
+        # Code must be possible to copy.
+        terminal.print(line, no_wrap=inside, overflow="ignore" if inside else "fold", crop=not inside)
     return 0

@@ -13,7 +13,7 @@ from ghostnoise.lab.errors import UserError
 if TYPE_CHECKING:
     from ghostnoise.lab.config.grid import Experiment
 
-PACKAGES = (*console.LAB, "plotly", "matplotlib", "scipy")
+PACKAGES = (*console.LAB, "matplotlib", "scipy")
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
@@ -59,6 +59,11 @@ def run(options: argparse.Namespace) -> int:
             )
         folder = options.records
         found = records.recorded(read.runs, read.recipe, folder)
+    elif not folder.is_dir():
+        console.warn(
+            f"{folder}: not found, so there is no run to report; run `ghostnoise sweep {experiment.recipe.words}`, or "
+            "give the folder that contains it with --runs"
+        )
     made = ExperimentReport(experiment, folder, provenance, console.warn, found)
     path = made.write(out)
     console.print_table(terminal, made.table())

@@ -52,7 +52,7 @@ def run(options: argparse.Namespace) -> int:
     chosen = _chosen(options.runs, filters, options.status)
     if action == "show":
         if len(names) != 1 or filters:
-            raise UserError(f"show {' '.join(words)}: needs exactly one run; give its folder or identity")
+            raise UserError(f"{' '.join(['show', *words])}: needs exactly one run; give its folder or identity")
         _show(_named(options.runs, names[0]), terminal)
         return 0
     if action == "remove":
@@ -60,6 +60,10 @@ def run(options: argparse.Namespace) -> int:
     if len(names) > 1:
         raise UserError(f"{' '.join(names)}: must be one recipe at most; `ghostnoise runs show RUN` shows a run")
     _list(chosen(names[0] if names else None), terminal)
+    if not options.runs.is_dir():
+        console.warn(
+            f"{options.runs}: not found; give the folder that contains the runs with --runs, or train a recipe"
+        )
     return 0
 
 

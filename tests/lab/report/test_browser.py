@@ -8,6 +8,8 @@ from datetime import UTC, datetime
 
 import pytest
 
+from ghostnoise.lab.config import grid
+from ghostnoise.lab.report import colors
 from ghostnoise.lab.report.files import SERVED, ExperimentReport
 from ghostnoise.lab.report.page import Provenance
 from ghostnoise.lab.report.server import CachedFiles, Server
@@ -61,8 +63,11 @@ def column(driver, number, table="main"):
     return driver.execute_script(script, table, number)
 
 
-def drawn(driver, place="plot-training"):
-    return driver.execute_script("return document.getElementById(arguments[0]).data.length", place)
+def drawn(driver, place="plot-training", mark="path.mean"):
+    """Count marks of a figure: means, seeds, bands, layers or laws."""
+    return driver.execute_script(
+        "return document.querySelectorAll(`#${arguments[0]} svg[role=img] ${arguments[1]}`).length", place, mark
+    )
 
 
 @pytest.mark.parametrize("form", ["bars", "curves"])
@@ -70,23 +75,83 @@ def test_renders_and_loads_nothing(tmp_path, form):
     with browser(tmp_path / "profile") as driver:
         driver.get(page_in(tmp_path, form))
         assert driver.execute_script("return performance.getEntriesByType('resource').length") == 0
-        assert driver.execute_script("return document.querySelectorAll('.plot svg.main-svg').length") >= 2
-        assert drawn(driver) == 8
+        assert [drawn(driver, f"plot-{name}", ".point") for name in ("main", "cost")] == [3 - (form == "curves"), 3]
+        assert [drawn(driver, mark=mark) for mark in ("path.mean", "path.seed", ".band")] == [3, 8, 2]
+        # The recipe gives one number of the paper, for the baseline, which is a line without points in the curves.
+        assert drawn(driver, "plot-main", ".paper") == (form == "bars")
 
 
-@pytest.mark.parametrize(("epochs", "mode"), [((3,), "markers"), ((1, 3), "lines")])
-def test_curves_of_runs_that_are_evaluated_rarely(tmp_path, epochs, mode):
+@pytest.mark.parametrize(("epochs", "shape"), [((3,), "circle"), ((1, 3), "path")])
+def test_curves_of_runs_that_are_evaluated_rarely(tmp_path, epochs, shape):
+    from selenium.webdriver.common.by import By
+    from selenium.webdriver.support.ui import Select
+
     made = experiment(tmp_path)
     for point in points(made):
         evaluate_only(write(tmp_path, point), epochs)
     path = ExperimentReport(made, tmp_path / "tiny", PROVENANCE, lambda line: None).write(tmp_path / "out")
     with browser(tmp_path / "profile") as driver:
         driver.get(path.as_uri())
-        traces = driver.execute_script("return document.getElementById('plot-training').data")
-        assert {(trace["mode"], trace["connectgaps"]) for trace in traces} == {(mode, True)}
-        shape = {"markers": ".points path", "lines": ".lines path"}[mode]
-        seen = driver.execute_script("return document.querySelectorAll(`#plot-training ${arguments[0]}`).length", shape)
-        assert seen == len(traces)
+        shown = Select(driver.find_element(By.ID, "measure"))
+        assert shown.first_selected_option.text == ("training loss" if len(epochs) == 1 else "test accuracy, %")
+        shown.select_by_value("accuracy")
+        assert drawn(driver, mark=f"{shape}.mean") == 3
+        assert drawn(driver, mark=f"{shape}.seed") == 9
+
+
+def test_points_are_explained_where_the_pointer_is(tmp_path):
+    from selenium.webdriver.common.action_chains import ActionChains
+    from selenium.webdriver.common.by import By
+
+    with browser(tmp_path / "profile") as driver:
+        driver.get(page_in(tmp_path))
+        ActionChains(driver).move_to_element(driver.find_element(By.CSS_SELECTOR, "#plot-main .paper")).perform()
+        assert driver.find_element(By.CSS_SELECTOR, "#plot-main .tip").text == "the paper: 90.1"
+        last = driver.find_elements(By.CSS_SELECTOR, "#plot-main .point")[-1]
+        ActionChains(driver).move_to_element(last).perform()
+        tip = driver.find_element(By.CSS_SELECTOR, "#plot-main .tip").text
+        assert tip == "GNI 16\n93.30 (n = 3)\n95 % interval 92.55 to 94.05"
+
+
+def test_training_curves_are_zoomed_by_dragging_and_reset_by_a_double_click(tmp_path):
+    from selenium.webdriver.common.action_chains import ActionChains
+    from selenium.webdriver.common.by import By
+
+    def ticks():
+        script = "return [...document.querySelectorAll('#plot-training .tick')].map(each => each.textContent)"
+        return driver.execute_script(script)
+
+    with browser(tmp_path / "profile") as driver:
+        driver.get(page_in(tmp_path))
+        before = ticks()
+        chart = driver.find_element(By.CSS_SELECTOR, "#plot-training svg[role=img]")
+        ActionChains(driver).move_to_element_with_offset(chart, 100, 0).click_and_hold().move_by_offset(
+            200, 0
+        ).release().perform()
+        assert ticks() != before
+        ActionChains(driver).double_click(
+            driver.find_element(By.CSS_SELECTOR, "#plot-training svg[role=img]")
+        ).perform()
+        assert ticks() == before
+
+
+def test_the_ghost_sizes_are_a_view_where_the_grid_has_them(tmp_path):
+    from selenium.webdriver.common.by import By
+    from selenium.webdriver.support.ui import Select
+
+    experiment(tmp_path)
+    path = tmp_path / "tiny.toml"
+    path.write_text(path.read_text().replace("[4, 16]", "[4, 16, 64]"))
+    made = grid.load(str(path))
+    fill(tmp_path, made, GOOD | {"GNI ghost_size=64": {0: 92.0, 1: 92.1}})
+    page = ExperimentReport(made, tmp_path / "tiny", PROVENANCE, lambda line: None).write(tmp_path / "out")
+    with browser(tmp_path / "profile") as driver:
+        driver.get(page.as_uri())
+        view = Select(driver.find_element(By.ID, "view"))
+        assert [option.text for option in view.options] == ["Over the ghost size", "Every cell"]
+        assert drawn(driver, "plot-main") == 2  # a dotted line for BN, and a curve
+        view.select_by_visible_text("Every cell")
+        assert drawn(driver, "plot-main", ".point") == 4
 
 
 def test_sorts_by_click_and_by_keyboard(tmp_path):
@@ -129,30 +194,45 @@ def test_toggles_series_and_measures(tmp_path):
     with browser(tmp_path / "profile") as driver:
         driver.get(page_in(tmp_path))
         driver.find_element(By.ID, "series-1").click()
-        assert drawn(driver) == 6
+        assert (drawn(driver), drawn(driver, mark="path.seed")) == (2, 6)
         driver.find_element(By.ID, "series-0").send_keys(Keys.SPACE)
-        assert drawn(driver) == 3
+        assert (drawn(driver), drawn(driver, mark="path.seed")) == (1, 3)
+        assert driver.switch_to.active_element.get_attribute("id") == "series-0"
+        driver.find_element(By.ID, "seeds").click()
+        assert (drawn(driver), drawn(driver, mark="path.seed")) == (1, 0)
         Select(driver.find_element(By.ID, "measure")).select_by_value("loss")
-        assert driver.execute_script("return document.getElementById('plot-training').data[0].y[0]") == 1
+        assert "test loss" in driver.find_element(By.ID, "plot-training").text
         driver.find_element(By.ID, "none").click()
-        assert "No line is selected" in driver.find_element(By.ID, "plot-training").text
+        assert "No curve is selected" in driver.find_element(By.ID, "plot-training").text
         driver.find_element(By.ID, "all").click()
-        assert drawn(driver) == 8
+        assert drawn(driver) == 3
 
 
 @pytest.mark.parametrize("dark", [False, True])
 def test_light_and_dark(tmp_path, dark):
     from selenium.webdriver.common.by import By
 
-    ground = "return getComputedStyle(document.body).backgroundColor"
-    plot = "return document.getElementById('plot-main').layout.paper_bgcolor"
-    light_colors, dark_colors = ("rgb(255, 255, 255)", "#ffffff"), ("rgb(20, 23, 27)", "#14171b")
+    def look():
+        ground, mean = (
+            driver.execute_script(f"return getComputedStyle(document.querySelector('{place}')).{name}")
+            for place, name in (("body", "backgroundColor"), ("#plot-main .point", "color"))
+        )
+        return ground, mean, driver.find_element(By.ID, "theme").text
+
+    def rgb(code):
+        return f"rgb({', '.join(str(int(code[at : at + 2], 16)) for at in (1, 3, 5))})"
+
+    color = colors.of("bn")  # of the first row
+    expected = [(rgb(colors.GROUNDS[0]), rgb(color.light), "Dark theme"),
+                (rgb(colors.GROUNDS[1]), rgb(color.dark), "Light theme")]  # fmt: skip
     with browser(tmp_path / "profile", dark) as driver:
         driver.get(page_in(tmp_path))
-        seen = [(driver.execute_script(ground), driver.execute_script(plot))]
+        seen = [look()]
         driver.find_element(By.ID, "theme").click()
-        seen.append((driver.execute_script(ground), driver.execute_script(plot)))
-    assert seen == ([dark_colors, light_colors] if dark else [light_colors, dark_colors])
+        seen.append(look())
+        driver.refresh()  # the choice is kept
+        seen.append(look())
+    assert seen == ([expected[1], expected[0], expected[0]] if dark else [expected[0], expected[1], expected[1]])
 
 
 @pytest.mark.parametrize("form", ["bars", "curves"])
@@ -179,12 +259,12 @@ def test_a_served_page_is_updated_and_keeps_the_choices(tmp_path):
             driver.get(server.url)
             driver.find_element(By.ID, "main-2").click()
             driver.find_element(By.ID, "series-0").click()
-            assert drawn(driver) == 5
+            assert drawn(driver, mark="path.seed") == 5
             write(tmp_path, next(p for p in points(made, ["GNI ghost_size=4"]) if p.seed == 2), 99.0)
             deadline = time.monotonic() + 30
-            while drawn(driver) != 6 and time.monotonic() < deadline:
+            while drawn(driver, mark="path.seed") != 6 and time.monotonic() < deadline:
                 time.sleep(0.2)
-            assert drawn(driver) == 6
+            assert drawn(driver, mark="path.seed") == 6
             assert column(driver, 2) == ["90.20 ± 0.20 (3)", "92.37 ± 5.74 (3)", "93.30 ± 0.30 (3)"]
             assert not driver.find_element(By.ID, "series-0").is_selected()
         finally:
@@ -214,22 +294,23 @@ def test_noise_by_run_epoch_and_layer(tmp_path, dark):
         driver.get(page)
         assert driver.execute_script("return document.documentElement.scrollWidth") <= 375
         assert shown_table(driver) == ["noise-0-1"]
-        assert [drawn(driver, f"plot-{part}") for part in ("shift", "scale")] == [3, 3]  # two layers and the law
+        assert [drawn(driver, f"plot-{part}", "path.layer") for part in ("shift", "scale")] == [2, 2]
+        assert [drawn(driver, f"plot-{part}", "path.law") for part in ("shift", "scale")] == [1, 1]
         Select(driver.find_element(By.ID, "noise-epoch")).select_by_visible_text("20")
         assert shown_table(driver) == ["noise-0-20"]
         driver.find_element(By.ID, "noise-run").send_keys(Keys.ARROW_DOWN)
         assert shown_table(driver) == ["noise-1-3"]
-        assert [drawn(driver, f"plot-{part}") for part in ("shift", "scale")] == [3, 4]
+        assert [drawn(driver, f"plot-{part}", "path.law") for part in ("shift", "scale")] == [1, 2]
         assert driver.find_element(By.ID, "noise-layers").text.split("\n")[0] == f"{NASTY}.1"
         driver.find_element(By.ID, "noise-layer-0").send_keys(Keys.SPACE)
-        assert drawn(driver, "plot-scale") == 3
-        color = "return document.getElementById('plot-scale').data[0].line.color"
+        assert drawn(driver, "plot-scale", "path.layer") == 1
+        color = "return getComputedStyle(document.querySelector('#plot-scale path.layer')).color"
         before = driver.execute_script(color)
         driver.find_element(By.ID, "theme").click()
         assert driver.execute_script(color) != before
         assert not driver.find_element(By.ID, "noise-layer-0").is_selected()
         driver.find_element(By.ID, "noise-none").click()
-        assert drawn(driver, "plot-shift") == 1
+        assert drawn(driver, "plot-shift", "path.layer") == 0
         driver.find_element(By.ID, "noise-table-1-3-4").send_keys(Keys.ENTER)
         deviations = [float(each) for each in column(driver, 4, "noise-table-1-3")]
         assert deviations == sorted(deviations)

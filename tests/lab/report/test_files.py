@@ -3,7 +3,6 @@
 import csv
 import io
 from datetime import UTC, datetime
-from types import SimpleNamespace
 
 import pytest
 from matplotlib.figure import Figure
@@ -81,26 +80,3 @@ def test_epochs_that_were_not_evaluated_are_no_gap_in_the_curves(tmp_path, evalu
         assert list(line.get_xdata()) == list(evaluated)
         assert list(line.get_ydata()) == [90.0 - 3 + epoch for epoch in evaluated]
         assert (line.get_marker() == "o") == (len(evaluated) == 1)
-
-
-def curve(means):
-    points = [figures.PlotPoint(2**at, SimpleNamespace(mean=mean, std=0.1)) for at, mean in enumerate(means)]
-    return figures.Plot("curves", [figures.Curve("XBN", points)], "accuracy, %", "ghost size", log=True)
-
-
-def test_a_cell_that_failed_is_named_and_does_not_set_the_axis():
-    means = [43.0, 90.0, 91.0, 91.5, 92.0, 92.0, 91.5, 91.0]
-    axes = Figure().add_subplot()
-    figures._draw_curves(axes, curve(means))
-    low, high = axes.get_ylim()
-    assert 88 < low < 90
-    assert 92 < high < 93
-    assert [text.get_text() for text in axes.texts] == ["below: XBN 43.0 at 1"]
-
-
-@pytest.mark.parametrize("means", [[90.0, 91.0, 91.5, 92.0, 92.0, 91.5, 91.0, 90.5], [43.0, 90.0, 91.0]])
-def test_every_point_is_shown_where_none_failed_or_few_were_measured(means):
-    axes = Figure().add_subplot()
-    figures._draw_curves(axes, curve(means))
-    assert axes.get_ylim()[0] < min(means)
-    assert not axes.texts

@@ -3,10 +3,9 @@
 from dataclasses import replace
 
 import pytest
-from matplotlib.colors import to_rgba
 
 from ghostnoise.lab.errors import UserError
-from ghostnoise.lab.report import noise_figures
+from ghostnoise.lab.report import colors, noise_figures
 from ghostnoise.lab.report.noise import digest
 from support.readings import NASTY, connected, constant, convolutional
 
@@ -22,8 +21,7 @@ def test_the_figure_has_two_rows_and_a_column_for_each_reading():
     assert scale[0].get_xlim()[0] >= 0
     for axes in figure.axes:
         first, last = axes.lines[:2]
-        assert to_rgba(first.get_color()) == pytest.approx(to_rgba("#8000ff"), abs=0.01)
-        assert to_rgba(last.get_color()) == pytest.approx(to_rgba("red"), abs=0.01)
+        assert [first.get_color(), last.get_color()] == [color.light for color in colors.ramp(2)]
         top = axes.get_ylim()[1]
         assert max(line.get_ydata().max() for line in axes.lines) <= top  # no peak is cut
     assert [line.get_label() for line in shift[1].lines[2:]] == ["shift: N(0, 1/8)"]

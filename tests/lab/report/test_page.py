@@ -36,9 +36,9 @@ def test_well_formed_and_self_contained(tmp_path, form):
     for words in ("noise helps", "GNI > BN", "Supported", "93.30 ± 0.42 (2)", "90.1 ± 0.2", "4 missing", "2030-01-02"):
         assert words in shown, words
     assert ("No run has recorded its noise" in shown) == (form == "noise")
-    data = json.loads(reader.scripts[0])
-    assert [len(group["runs"]) for group in data["training"]] == [3, 2]
-    assert data["training"][0]["runs"][0]["accuracy"] == [88.0, 89.0, 90.0]
+    groups = json.loads(reader.scripts[0])["training"]["groups"]
+    assert [len(group["runs"]) for group in groups] == [3, 2]
+    assert groups[0]["curves"]["accuracy"]["runs"][0] == [88, 89, 90]
 
 
 def test_text_of_recipes_and_runs_is_escaped(tmp_path):
@@ -50,8 +50,10 @@ def test_text_of_recipes_and_runs_is_escaped(tmp_path):
     check(reader)
     shown = "".join(reader.texts)
     assert shown.count(NASTY) >= 3  # claim, device, failure
-    assert "alert" not in reader.scripts[2]
-    assert [group["label"] for group in json.loads(reader.scripts[0])["training"]] == [f"B{NASTY.replace('>', '')}"]
+    assert "alert" not in reader.scripts[1]
+    assert [group["label"] for group in json.loads(reader.scripts[0])["training"]["groups"]] == [
+        f"B{NASTY.replace('>', '')}"
+    ]
 
 
 def test_only_a_served_page_may_ask_for_updates(tmp_path):
@@ -86,3 +88,19 @@ def test_mixed_numerics_are_a_warning_on_the_page(tmp_path):
     assert shown.count("Mixed numerics: the runs were computed with numerics 1 (1 run) and 2 (3 runs)") == 1
     assert "The runs differ in numerics" in shown
     assert "inconclusive" in shown.lower()
+
+
+def test_a_page_is_small(tmp_path):
+    made, html = made_of(tmp_path)
+    fill(tmp_path, made, GOOD)
+    assert len(html().encode()) < 100_000
+
+
+def test_times_that_cannot_be_compared_are_a_warning(tmp_path):
+    made, html = made_of(tmp_path)
+    fill(tmp_path, made, GOOD)
+    assert "Accuracy against cost" in html()
+    assert "different machines" not in html()
+    for point in points(made, ["GNI ghost_size=4"]):
+        write(tmp_path, point, environment={"device_name": f"machine {point.seed}"})
+    assert "The runs come from different machines (machine 0, machine 1, machine 2)" in html()

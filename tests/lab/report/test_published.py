@@ -45,14 +45,14 @@ def test_a_page_is_built_once_and_is_then_up_to_date(root):
     folder = root / "results" / "tiny"
     assert rebuilt(root) == [f"results/tiny/{name}" for name in ("README.md", "figure.csv", "figure.svg")]
     page = (folder / "README.md").read_text()
-    assert "| BN | – | 90.14 ± 0.14 (3) | 89.79 to 90.50 | 90.1 ± 0.2 | – | – |" in page
+    assert "| BN | – | 90.14 ± 0.14 (3) | 89.79 to 90.50 | 90.1 ± 0.2 | – |" in page
     assert "![test accuracy of tiny](figure.svg)" in page
     assert (
         "9 runs on AMD EPYC; 1 thread each; torch 2.8.0+cpu; 2026-01-31, 1.5 min of training in all; numerics 1; "
         in page
     )
     assert "commit 0123456789." in page
-    assert "- GNI \\> BN: not significant." in page
+    assert "- GNI \\> BN: inconclusive:" in page
     assert page.endswith("<!-- end generated -->\n\nInterpretation.\n")
     assert (folder / "figure.svg").read_bytes().startswith(b"<?xml")
     assert rebuilt(root) == []
@@ -100,11 +100,11 @@ def test_records_without_a_page_get_one(root):
         ("mean 'GNI ghost_size=16' tiny", "91.00"),
         ("n BN tiny", "3"),
         ("interval BN tiny", "89.79 to 90.50"),
-        ("difference 'GNI ghost_size=4' tiny", "+0.43"),
+        ("difference 'GNI ghost_size=4' tiny", "+0.43 (no spread)"),
         ("p BN tiny", "–"),
         ("seconds BN tiny", "10.2 s"),
-        ("verdict 'GNI > BN' tiny", "not significant"),
-        ("difference 'GNI > BN' tiny", "+0.86"),
+        ("verdict 'GNI > BN' tiny", "inconclusive"),
+        ("difference 'GNI > BN' tiny", "+0.86 (no spread)"),
         ("n 'GNI > BN' tiny", "3"),
     ],
 )

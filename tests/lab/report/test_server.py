@@ -115,7 +115,7 @@ def test_updates_while_a_run_continues(served):
     tag = answer.headers["ETag"]
     assert f'data-tag="{tag.replace(chr(34), "&quot;")}"' in ask(server, "/")[1].decode()
     assert ask(server, "/data.json", If_None_Match=tag)[0].status == 304
-    assert json.loads(content)["plots"]["training"] == []
+    assert json.loads(content)["plots"]["training"]["groups"] == []
     folder = write(tmp_path, points(made)[0], 91.25)
     answer, content = ask(server, "/data.json", If_None_Match=tag)
     assert answer.status == 200
@@ -126,7 +126,7 @@ def test_updates_while_a_run_continues(served):
         file.write('{"epoch": 4, "accuracy": 92.0}\n{"epoch": 5, "acc')
     answer, content = ask(server, "/data.json", If_None_Match=newer)
     assert answer.status == 200
-    assert json.loads(content)["plots"]["training"][0]["runs"][0]["epoch"] == [1, 2, 3, 4]
+    assert json.loads(content)["plots"]["training"]["groups"][0]["curves"]["accuracy"]["x"] == [1, 2, 3, 4]
 
 
 def test_concurrent_requests_get_the_same_contents(served):

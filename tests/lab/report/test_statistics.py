@@ -125,11 +125,12 @@ def test_means_and_differences_of_a_complete_experiment(tmp_path):
     ("ours", "verdict"),
     [
         ({0: 93.0, 1: 93.6, 2: 93.2}, "supported"),
-        ({0: 96.0, 1: 90.0, 2: 90.1}, "not significant"),
-        ({0: 90.0, 1: 90.4, 2: 90.2}, "not supported"),  # equal for every seed
+        ({0: 96.0, 1: 90.0, 2: 90.1}, "positive, but not significant"),
+        ({0: 84.0, 1: 90.0, 2: 90.1}, "negative, but not significant"),
+        ({0: 90.0, 1: 90.4, 2: 90.2}, "inconclusive"),  # equal for every seed
         ({0: 80.0, 1: 85.0, 2: 83.2}, "not supported"),
-        ({0: 95.0}, "not significant"),  # one seed
-        ({0: 91.0, 1: 91.4, 2: 91.2}, "not significant"),  # no spread
+        ({0: 95.0}, "inconclusive"),  # one seed
+        ({0: 91.0, 1: 91.4, 2: 91.2}, "inconclusive"),  # no spread
         ({}, "inconclusive"),
     ],
 )
@@ -155,7 +156,7 @@ def test_diverged_runs_are_not_averaged_and_their_cell_is_not_the_best(tmp_path)
     assert rows_of(found)[SIXTEEN].score.mean == pytest.approx(99.25)
     assert rows_of(found)[SIXTEEN].note == "1 diverged"
     assert claim.difference.ours.cell.name == FOUR
-    assert claim.verdict == "not supported"
+    assert claim.verdict == "negative, but not significant"
 
 
 def test_a_cell_is_compared_with_the_baseline_at_the_same_place(tmp_path):

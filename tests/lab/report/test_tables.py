@@ -67,3 +67,25 @@ def test_labels_are_escaped_in_every_format(tmp_path):
     console = LiteralConsole(file=io.StringIO(), width=200)
     console.print(tables.terminal(found))
     assert NASTY in console.file.getvalue()
+
+
+def test_columns_without_a_value_are_left_out(tmp_path):
+    made = experiment(tmp_path, claims=[])
+    for point in points(made, ["BN"]):
+        write(tmp_path, point)
+    headings, rows = tables.lines(findings(tmp_path, made))
+    assert headings == ["method", "ghost_size", "test accuracy, % ± std (n)", "paper", "note"]
+    assert {len(row) for row in rows} == {5}
+
+
+def test_differences_and_means_without_an_interval_say_why(tmp_path):
+    made = experiment(tmp_path)
+    fill(
+        tmp_path,
+        made,
+        {"BN": {0: 90.0, 1: 90.4}, "GNI ghost_size=4": {0: 91.0}, "GNI ghost_size=16": {0: 91.0, 1: 91.4}},
+    )
+    bn, one, same = findings(tmp_path, made).rows
+    assert tables.difference_text(one.difference) == "+1.00 (n = 1)"
+    assert tables.difference_text(same.difference) == "+1.00 (no spread)"
+    assert [tables.mean_interval_text(row.score) for row in (bn, one)] == ["87.66 to 92.74", "n = 1"]

@@ -15,7 +15,7 @@ from pathlib import Path
 import pytest
 
 from ghostnoise import doctor
-from ghostnoise.lab.runners import Ended, Place, Progressed
+from ghostnoise.lab.runners import Ended, Place, Progressed, local
 from ghostnoise.lab.runners.local import DEATHS, LocalRunner
 from ghostnoise.lab.store import RunFolder, checkpoints
 from support import jobs
@@ -238,6 +238,14 @@ def test_two_thousand_runs_leave_memory_and_descriptors_as_they_are(tmp_path):
     assert [max(last[at]) <= max(first[at]) for at in (0, 1)] == [True, True], "descriptors"
     grown = [statistics.median(last[at]) - statistics.median(first[at]) for at in (2, 3)]
     assert max(grown) < 30, f"MB in 2,000 runs: {grown}"
+
+
+def test_ctrl_c_does_not_reach_a_worker_that_is_starting():
+    script = "import signal; print(signal.SIGINT in signal.pthread_sigmask(signal.SIG_BLOCK, []))"
+    with local._interrupts_blocked():
+        child = subprocess.run([sys.executable, "-c", script], capture_output=True, text=True, check=True)
+    assert child.stdout == "True\n"
+    assert signal.SIGINT not in signal.pthread_sigmask(signal.SIG_BLOCK, [])
 
 
 @pytest.mark.slow

@@ -53,3 +53,13 @@ def test_the_table_has_the_counts_and_a_bar_for_each_run():
     assert first == "3 finished, 1 running, 2 waiting; 25 s left"  # 2 and a half, at 10 s each
     assert second.split()[:3] == ["GNI", "seed", "0"]
     assert "loss 1.500 accuracy 42.0 % worker 1" in second
+
+
+def test_a_narrow_terminal_shows_a_run_in_one_line():
+    tally = Tally(waiting=2)
+    tally.running["a"] = Running("GNI-16 seed 10", "worker 1", done=5, total=10, loss=1.5, accuracy=42.0)
+    console = Console(file=io.StringIO(), width=50)
+    console.print(Board(tally, console, quiet=False).render())
+    _, line = console.file.getvalue().splitlines()
+    assert line.startswith("GNI-16 seed 10 ")
+    assert line.rstrip().endswith(" accuracy 42.0 %")

@@ -30,6 +30,7 @@ from ghostnoise.lab.config.overrides import (
 )
 from ghostnoise.lab.config.schema import Settings
 from ghostnoise.lab.errors import UserError
+from ghostnoise.text import did_you_mean
 
 Pairs = tuple[tuple[str, Any], ...]
 SMOKE_SEEDS = 2
@@ -253,7 +254,9 @@ def _with_tables(grid: GridSettings, change: Callable[[Axes], Axes]) -> GridSett
 def _only(grid: GridSettings, labels: Sequence[str]) -> GridSettings:
     for label in labels:
         if label not in grid.labels():
-            raise UserError(f"--only {label}: no such method; there are {', '.join(grid.labels())}")
+            meant = did_you_mean(label, grid.labels())
+            known = f"there are {', '.join(grid.labels())}"
+            raise UserError(f"--only {label}: no such method; {known}{meant and '; ' + meant}")
     return grid.model_copy(update={"methods": [method for method in grid.methods if method.label in labels]})
 
 

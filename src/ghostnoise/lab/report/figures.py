@@ -1,101 +1,66 @@
-"""The figure of an experiment (curves over an axis, or one line per cell) as PNG and PDF, and as data for the page."""
+"""The figure of an experiment as PNG, PDF and SVG: curves over an axis, or a row for each cell."""
 
 import io
 import math
-import re
-import statistics
-from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass, field
-from itertools import cycle
+from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any
 
-from ghostnoise.lab.report.collect import Run, number
-from ghostnoise.lab.report.statistics import Findings, Score
-from ghostnoise.lab.report.tables import numerics_text, short
+from ghostnoise.lab.report import charts, colors, histories
+from ghostnoise.lab.report.charts import Chart, ChartPoint, Series
+from ghostnoise.lab.report.measures import FEWEST_FOR_BAND, Summary
+from ghostnoise.lab.report.statistics import Findings
+from ghostnoise.lab.report.tables import numerics_text
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
     from matplotlib.figure import Figure
 
-FEWEST_FOR_QUARTILES = 8  # points
-LOGARITHMIC = ("norm.ghost_size", "optim.lr", "optim.weight_decay")
-MEASURES = {
-    "accuracy": "{split} accuracy, %",
-    "train_accuracy": "training accuracy, %",
-    "loss": "{split} loss",
-    "train_loss": "training loss",
-}
-# The color-blind safe palette of Okabe and Ito, without yellow, which is hard to see on white.
-COLORS = ("#0072B2", "#D55E00", "#009E73", "#CC79A7", "#56B4E9", "#E69F00", "#555555")
-MARKERS = ("o", "s", "^", "D", "v", "P", "X")
-INITIALLY_SHOWN = 6  # training curves on the page
-
-
-@dataclass
-class PlotPoint:
-    """A cell in a figure, at `x` on the axis."""
-
-    x: Any
-    score: Score
-
-    @property
-    def paper(self) -> float | None:
-        """The paper's number, if its text begins with one."""
-        found = re.match(r"\D{0,2}(\d+(?:\.\d+)?)", self.score.cell.paper or "")
-        return float(found[1]) if found else None
-
-
-@dataclass
-class Curve:
-    """The cells of a method along the axis; one cell if the method does not have the axis (`flat`)."""
-
-    label: str
-    points: list[PlotPoint] = field(default_factory=list)
-    flat: bool = False
-
-
-@dataclass
-class Plot:
-    """What the figure of an experiment shows."""
-
-    form: str
-    curves: list[Curve]
-    y: str
-    x: str = ""
-    log: bool = False
-
-
-def plot(findings: Findings) -> Plot:
-    """Select curves over the axis that the experiment names, or one line ("bar") per cell."""
-    report = findings.collected.experiment.report
-    if report.form == "curves" and report.x:
-        return _curves_over(findings, report.x)
-    scores = [row.score for row in findings.rows if row.score]
-    bars = [Curve(_bar_label(score), [PlotPoint(score.cell.name, score)]) for score in scores]
-    return Plot("bars", bars, f"{_split(scores)} accuracy, %")
+MARKERS = {"circle": "o", "square": "s", "triangle": "^", "diamond": "D", "cross": "P", "star": "X"}
+LINES: dict[str, Any] = {"solid": "-", "dash": (0, (5, 2)), "dot": (0, (1, 1.4)), "dashdot": (0, (5, 1.5, 1, 1.5))}
+FAINT = 0.35
+NO_BAND = f"hollow: fewer than {FEWEST_FOR_BAND} seeds, no interval drawn"
 
 
 def draw(findings: Findings, kind: str) -> bytes:
     """Draw the figure as "png", "pdf" or "svg"; experiments of noise without recorded noise show training curves."""
     from matplotlib.figure import Figure
 
-    shown = plot(findings)
+    chart = charts.first(findings)
     training = findings.collected.experiment.report.form == "noise"
-    bars = shown.form == "bars" and not training
-    figure = Figure(figsize=(6, 1 + 0.34 * len(shown.curves)) if bars else (6, 3.8), layout="constrained")
+    rows = chart.form == "rows" and not training
+    figure = Figure(figsize=(6.4, 1.3 + 0.32 * len(chart.series)) if rows else (6.8, 3.9), layout="constrained")
     axes = figure.subplots()
     if training:
         _draw_training(axes, findings)
-    elif bars:
-        _draw_bars(axes, shown)
+    elif rows:
+        _draw_rows(axes, chart)
     else:
-        _draw_curves(axes, shown)
+        _draw_curves(axes, chart)
     axes.spines[["top", "right"]].set_visible(False)
-    axes.grid(axis="x" if bars else "y", alpha=0.25, linewidth=0.6)
+    axes.grid(axis="x" if rows else "y", alpha=0.25, linewidth=0.6)
     axes.set_axisbelow(True)
+    words = explained(chart, training=training)
     if len(findings.collected.numerics) > 1:
-        axes.set_title(f"mixed numerics: {numerics_text(findings.collected.numerics)}", fontsize=8, loc="left")
+        words += f"\nmixed numerics: {numerics_text(findings.collected.numerics)}"
+    axes.set_title(words, fontsize=7.5, loc="left", color="#555555")
     return render(figure, kind)
+
+
+def explained(chart: Chart, *, training: bool = False) -> str:
+    """Explain the marks of a figure in words."""
+    if training:
+        return "lines: means over seeds; bands: 95 % intervals of the mean (t)"
+    marks = [
+        "dots: seeds" if chart.form == "rows" else "small dots: seeds",
+        "bars: means with their 95 % interval (t)" if chart.form == "rows" else "bands: 95 % intervals of the mean (t)",
+    ]
+    if any(each.flat for each in chart.series):
+        marks.append(f"dotted: methods without a {chart.x}")
+    if any(point.paper is not None for each in chart.series for point in each.points):
+        marks.append("◇: the paper")
+    if chart.unbanded():
+        marks.append(NO_BAND)
+    return "; ".join(marks)
 
 
 def render(figure: "Figure", kind: str) -> bytes:
@@ -111,96 +76,60 @@ def render(figure: "Figure", kind: str) -> bytes:
     return file.getvalue()
 
 
-def page_plots(findings: Findings) -> dict[str, Any]:
-    """Return the data of the page's interactive figures."""
-    return {"main": _plot_data(plot(findings)), "training": _histories(findings), "measures": _measures(findings)}
-
-
-def history(run: Run) -> dict[str, list[float | None]]:
-    """Return the epochs of a run and its measures after each; None where it diverged or was not evaluated."""
-    lines = [line for line in (run.found.metrics() if run.found else []) if isinstance(line, dict)]
-    lines = [line for line in lines if number(line.get("epoch")) is not None]
-    return {name: [_rounded(line.get(name)) for line in lines] for name in ("epoch", *MEASURES)}
-
-
-def _bar_label(score: Score) -> str:
-    """Return the method and its values on the axes, without the names of the axes."""
-    return " ".join([score.cell.method, ", ".join(str(value) for _, value in score.cell.at)]).strip()
-
-
-def _curves_over(findings: Findings, axis: str) -> Plot:
-    tested = [row.score for row in findings.rows if row.score]
-    select = findings.collected.experiment.select
-    scores = findings.tuning if select and axis in select.axes else tested  # one selected cell makes no curve
-    curves: dict[str, Curve] = {}
-    for score in scores:
-        place = dict(score.cell.at)
-        rest = [f"{short(key)}={value}" for key, value in place.items() if key != axis]
-        label = " ".join([score.cell.method, *rest])
-        curve = curves.setdefault(label, Curve(label, flat=axis not in place))
-        curve.points.append(PlotPoint(place.get(axis), score))
-    values = [point.x for curve in curves.values() if not curve.flat for point in curve.points]
-    log = axis in LOGARITHMIC and all((number(x) or 0) > 0 for x in values)
-    for curve in curves.values():
-        if all(number(point.x) is not None for point in curve.points):
-            curve.points.sort(key=lambda point: float(point.x))
-    return Plot("curves", list(curves.values()), f"{_split(scores)} accuracy, %", short(axis).replace("_", " "), log)
-
-
-def _split(scores: Iterable[Score]) -> str:
-    return " or ".join(sorted({score.cell.settings.data.evaluate for score in scores})) or "test"
-
-
-def _rounded(value: object) -> float | None:
-    found = number(value)
-    return None if found is None else float(f"{found:.6g}")
-
-
-def _draw_curves(axes: "Axes", shown: Plot) -> None:
-    curves = [curve for curve in shown.curves if not curve.flat]
-    numeric = all(isinstance(point.x, int | float) for curve in curves for point in curve.points)
-    for curve, color, marker in zip(shown.curves, cycle(COLORS), cycle(MARKERS), strict=False):
-        points = [point for point in curve.points if point.score.mean is not None]
-        if not points:
-            continue
-        means = [point.score.mean or 0.0 for point in points]
-        stds = [point.score.std or 0.0 for point in points]
-        if curve.flat:
-            axes.axhline(means[0], color=color, linestyle=":", linewidth=1.6, label=curve.label)
-            axes.axhspan(means[0] - stds[0], means[0] + stds[0], color=color, alpha=0.08, linewidth=0)
-            continue
-        xs = [point.x if numeric else str(point.x) for point in points]
-        axes.plot(xs, means, color=color, marker=marker, markersize=5, linewidth=1.6, label=curve.label)
-        low, high = ([m + sign * s for m, s in zip(means, stds, strict=True)] for sign in (-1, 1))
-        axes.fill_between(xs, low, high, color=color, alpha=0.15, linewidth=0)
-    if shown.log and numeric:
-        _set_logarithmic(axes, sorted({point.x for curve in curves for point in curve.points}))
-    axes.set_xlabel(shown.x)
-    axes.set_ylabel(shown.y)
-    _leave_out_failures(axes, shown)
+def _draw_curves(axes: "Axes", chart: Chart) -> None:
+    curves = [each for each in chart.series if not each.flat]
+    numeric = all(isinstance(point.x, int | float) for each in curves for point in each.points)
+    for series in chart.series:
+        points = [(point, point.summary) for point in series.points if point.summary]
+        if points:
+            _draw_flat(axes, series, points[0][1]) if series.flat else _draw_curve(axes, series, points, numeric)
+    if chart.log and numeric:
+        _set_logarithmic(axes, sorted({point.x for each in curves for point in each.points}))
+    axes.set_xlabel(chart.x)
+    axes.set_ylabel(chart.measure)
+    _zoom(axes, chart)
     _legend(axes)
 
 
-def _leave_out_failures(axes: "Axes", shown: Plot) -> None:
-    """Let the axis start at the lowest point that is not far below all others, and name the points below it.
+def _draw_flat(axes: "Axes", series: Series, summary: Summary) -> None:
+    color = series.color.light
+    axes.axhline(summary.mean, color=color, linestyle=":", linewidth=1.6, label=series.label)
+    if summary.band:
+        axes.axhspan(*summary.band, color=color, alpha=0.08, linewidth=0)
 
-    A method that fails at one value would otherwise make the differences between all others invisible. Points are far
-    below if they are more than three interquartile ranges below the first quartile, as in a box plot.
-    """
-    points = [(point.score.mean, curve.label, point.x) for curve in shown.curves for point in curve.points
-              if point.score.mean is not None]  # fmt: skip
-    if len(points) < FEWEST_FOR_QUARTILES:
-        return
-    first, _, third = statistics.quantiles([mean for mean, _, _ in points], n=4)
-    fence = first - 3 * (third - first)
-    failed = [each for each in points if each[0] < fence]
-    if failed:
-        kept = [mean for mean, _, _ in points if mean >= fence]
-        margin = 0.15 * (max(kept) - min(kept))
-        axes.set_ylim(min(kept) - margin, max(kept) + margin)
-        text = ", ".join(f"{label} {mean:.1f} at {x}" for mean, label, x in failed)
-        axes.annotate(f"below: {text}", (0.015, 0.025), xycoords="axes fraction", fontsize=7,
+
+def _draw_curve(axes: "Axes", series: Series, points: Sequence[tuple[ChartPoint, Summary]], numeric: bool) -> None:
+    color, marker = series.color.light, MARKERS[series.marker]
+    xs = [point.x if numeric else str(point.x) for point, _ in points]
+    axes.plot(xs, [summary.mean for _, summary in points], color=color, linewidth=1.6, label=series.label,
+              linestyle=LINES[series.dash], marker=marker, markersize=5)  # fmt: skip
+    # A point without an interval has a band of no height, so that the band of its neighbours narrows towards it.
+    bands = [summary.band or (summary.mean, summary.mean) for _, summary in points]
+    low, high = zip(*bands, strict=True)
+    axes.fill_between(xs, low, high, color=color, alpha=0.14, linewidth=0)
+    for x, (point, summary) in zip(xs, points, strict=True):
+        if summary.n > 1:
+            axes.plot([x] * summary.n, summary.values, ".", color=color, alpha=FAINT, markersize=4, markeredgewidth=0)
+        if summary.band is None:
+            axes.plot(x, summary.mean, marker=marker, color=color, markerfacecolor="white", markersize=5.5)
+        if point.paper is not None:
+            axes.plot(x, point.paper, marker="D", markerfacecolor="none", markeredgecolor="black", markersize=6)
+
+
+def _zoom(axes: "Axes", chart: Chart) -> None:
+    """Zoom to the data, and name the points that are left out."""
+    shown, outside = charts.zoomed(chart)
+    if shown:
+        axes.set_ylim(*shown)
+    if outside:
+        axes.annotate(left_out(chart, outside), (0.015, 0.025), xycoords="axes fraction", fontsize=7,
                       bbox={"facecolor": "white", "edgecolor": "none", "alpha": 0.8, "pad": 1})  # fmt: skip
+
+
+def left_out(chart: Chart, points: Sequence[tuple[Series, ChartPoint, Summary]]) -> str:
+    """Name the points outside of the figure with their values."""
+    words = ", ".join(f"{series.label} {summary.mean:.1f} at {point.x}" for series, point, summary in points)
+    return f"{'below' if chart.higher_is_better else 'above'}: {words}"
 
 
 def _set_logarithmic(axes: "Axes", ticks: Sequence[float]) -> None:
@@ -214,105 +143,60 @@ def _set_logarithmic(axes: "Axes", ticks: Sequence[float]) -> None:
     axes.xaxis.set_minor_locator(NullLocator())
 
 
-def _draw_bars(axes: "Axes", shown: Plot) -> None:
-    """Draw a line per cell: a dot for each seed, and below the dots the mean and the standard deviation."""
+def _draw_rows(axes: "Axes", chart: Chart) -> None:
+    """Draw a row for each cell: a dot for each seed, and below the dots the mean and its interval."""
     from matplotlib.ticker import MaxNLocator
 
-    for at, (curve, color) in enumerate(zip(shown.curves, _colors_by_method(shown.curves), strict=True)):
-        score = curve.points[0].score
-        values = list(score.values.values())
-        if score.mean is not None:
-            axes.scatter(values, [at - 0.14] * len(values), s=18, color=color, alpha=0.55, linewidths=0)
-            axes.errorbar(score.mean, at + 0.14, xerr=score.std, fmt="|", color=color, markersize=9,
-                          markeredgewidth=2.2, linewidth=1.6, capsize=3)  # fmt: skip
+    shown, outside = charts.zoomed(chart)
+    left = {id(point) for _, point, _ in outside}
+    for at, series in enumerate(chart.series):
+        point = series.points[0]
+        if point.summary is None:
+            axes.annotate(point.score.lacking, (0.02, at), xycoords=("axes fraction", "data"), va="center", fontsize=8)
+        elif id(point) in left:
+            axes.annotate(f"◂ {point.summary.mean:.2f}", (0.005, at), xycoords=("axes fraction", "data"), va="center",
+                          fontsize=8, color=series.color.light)  # fmt: skip
         else:
-            axes.annotate(score.lacking, (0.02, at), xycoords=("axes fraction", "data"), va="center", fontsize=8)
-    papers = [
-        (point.paper, at) for at, curve in enumerate(shown.curves) for point in curve.points if point.paper is not None
-    ]
-    if papers:
-        numbers, places = zip(*papers, strict=True)
-        axes.scatter(numbers, places, marker="D", s=24, facecolors="none", edgecolors="black", label="paper")
-    axes.set_yticks(range(len(shown.curves)), [curve.label for curve in shown.curves])
-    axes.set_ylim(len(shown.curves) - 0.5, -0.5)
+            _draw_row(axes, at, series.color.light, point.summary)
+        if point.paper is not None:
+            axes.plot(point.paper, at, marker="D", markerfacecolor="none", markeredgecolor="black", markersize=6)
+    axes.set_yticks(range(len(chart.series)), [each.label for each in chart.series])
+    axes.set_ylim(len(chart.series) - 0.5, -0.5)
+    if shown:
+        axes.set_xlim(*shown)
     axes.xaxis.set_major_locator(MaxNLocator(6))
-    axes.set_xlabel(shown.y)
-    _legend(axes)
+    axes.set_xlabel(chart.measure)
+
+
+def _draw_row(axes: "Axes", at: int, color: str, summary: Summary) -> None:
+    if summary.n > 1:
+        axes.scatter(summary.values, [at - 0.16] * summary.n, s=16, color=color, alpha=FAINT, linewidths=0)
+    if summary.band is None:
+        axes.plot(summary.mean, at + 0.14, "o", color=color, markerfacecolor="white", markersize=5.5)
+        return
+    axes.plot(summary.band, [at + 0.14] * 2, color=color, linewidth=4.5, alpha=0.3, solid_capstyle="butt")
+    axes.plot(summary.mean, at + 0.14, "|", color=color, markersize=9, markeredgewidth=2.2)
 
 
 def _draw_training(axes: "Axes", findings: Findings) -> None:
-    """Draw the accuracy over epochs: the mean of each cell's runs."""
-    scores = [row.score for row in findings.rows if row.score]
-    for score, color in zip(scores, cycle(COLORS), strict=False):
-        by_epoch: dict[float, list[float]] = {}
-        for past in map(history, score.runs):
-            for epoch, accuracy in zip(past["epoch"], past["accuracy"], strict=True):
-                if epoch is not None and accuracy is not None:
-                    by_epoch.setdefault(epoch, []).append(accuracy)
-        means = {epoch: statistics.fmean(values) for epoch, values in sorted(by_epoch.items())}
-        if means:
-            marker = "o" if len(means) == 1 else ""  # runs that were evaluated once
-            axes.plot(
-                list(means), list(means.values()), color=color, linewidth=1.6, marker=marker, label=score.cell.name
-            )
+    """Draw the accuracy over epochs: the mean of each cell's runs, and its interval."""
+    styles: dict[str, int] = {}
+    for score in histories.shown_first(findings):
+        color = colors.of(score.cell.settings.norm.method).light
+        style = styles[color] = styles.get(color, -1) + 1
+        found = histories.summaries([histories.history(run) for run in score.runs], "accuracy", histories.MOST_POINTS)
+        if not found:
+            continue
+        marker = "o" if len(found) == 1 else ""  # runs that were evaluated once
+        axes.plot(list(found), [each.mean for each in found.values()], color=color, linewidth=1.6, marker=marker,
+                  label=score.cell.name, linestyle=LINES[charts.DASHES[style % len(charts.DASHES)]])  # fmt: skip
+        low, high = zip(*(each.band or (each.mean, each.mean) for each in found.values()), strict=True)
+        axes.fill_between(list(found), low, high, color=color, alpha=0.14, linewidth=0)
     axes.set_xlabel("epoch")
-    axes.set_ylabel(plot(findings).y)
+    axes.set_ylabel(charts.first(findings).measure)
     _legend(axes)
-
-
-def _colors_by_method(curves: Sequence[Curve]) -> list[str]:
-    methods = list(dict.fromkeys(curve.points[0].score.cell.method for curve in curves))
-    return [COLORS[methods.index(curve.points[0].score.cell.method) % len(COLORS)] for curve in curves]
 
 
 def _legend(axes: "Axes") -> None:
     if axes.get_legend_handles_labels()[1]:
-        axes.legend(frameon=False, fontsize=9, loc="center left", bbox_to_anchor=(1, 0.5))
-
-
-def _plot_data(shown: Plot) -> dict[str, Any]:
-    curves = [
-        {
-            "label": curve.label,
-            "method": curve.points[0].score.cell.method,
-            "flat": curve.flat,
-            "points": [
-                {
-                    "x": point.x,
-                    "mean": point.score.mean,
-                    "std": point.score.std,
-                    "n": point.score.n,
-                    "seeds": list(point.score.values.values()),
-                    "paper": point.paper,
-                }
-                for point in curve.points
-            ],
-        }
-        for curve in shown.curves
-    ]
-    return {"form": shown.form, "x": shown.x, "y": shown.y, "log": shown.log, "curves": curves}
-
-
-def _histories(findings: Findings) -> list[dict[str, Any]]:
-    """Return the training curves of each cell; if there are many, only each method's best is shown at first."""
-    leading = {id(findings.best(row.method)) for row in findings.rows}
-    scores = [*(row.score for row in findings.rows if row.score), *findings.tuning]
-    groups: list[Mapping[str, Any]] = []
-    for score in scores:
-        pasts = [{"seed": run.point.seed, "status": run.status, **history(run)} for run in score.runs]
-        pasts = [past for past in pasts if past["epoch"]]
-        tuning = " (tuning)" if score.stage == "tune" else ""
-        if pasts:
-            shown = len(scores) <= INITIALLY_SHOWN or id(score) in leading or score.chosen
-            groups.append(
-                {"label": score.cell.name + tuning, "method": score.cell.method, "shown": shown, "runs": pasts}
-            )
-    if groups and not any(group["shown"] for group in groups):
-        groups = [{**group, "shown": at < INITIALLY_SHOWN} for at, group in enumerate(groups)]
-    return [dict(group) for group in groups]
-
-
-def _measures(findings: Findings) -> dict[str, str]:
-    splits = {run.point.settings.data.evaluate for run in findings.collected.runs}
-    split = " or ".join(sorted(splits)) or "test"
-    return {name: text.format(split=split) for name, text in MEASURES.items()}
+        axes.legend(frameon=False, fontsize=9, loc="center left", bbox_to_anchor=(1, 0.5), handlelength=3)

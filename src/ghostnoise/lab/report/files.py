@@ -8,7 +8,7 @@ from rich.table import Table
 
 from ghostnoise.lab.config.grid import Experiment
 from ghostnoise.lab.errors import UserError
-from ghostnoise.lab.report import figures, noise_figures, noise_tables, page, tables
+from ghostnoise.lab.report import figures, noise_figures, noise_tables, page, page_figures, tables
 from ghostnoise.lab.report.collect import collect
 from ghostnoise.lab.report.noise import noise_runs
 from ghostnoise.lab.report.notes import claim_line, notes
@@ -57,7 +57,8 @@ class ExperimentReport:
                 return noise_tables.comma_separated(self.noise).encode()
             case "data.json":
                 main = page.main(findings, self.noise, self.provenance)
-                return json.dumps({"main": main, "plots": page.plots(findings, self.noise)}, allow_nan=False).encode()
+                plots = page_figures.plots(findings, self.noise)
+                return json.dumps({"main": main, "plots": plots}, allow_nan=False).encode()
         return page.page(findings, self.noise, self.provenance, tag=tag).encode()
 
     def write(self, out: Path) -> Path:

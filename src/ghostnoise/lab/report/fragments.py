@@ -20,15 +20,13 @@ CLAIM_FIELDS = ("verdict", "difference", "n", "p")
 def table(findings: Findings) -> str:
     """Return the table of a report, with the interval of each mean, in Markdown."""
     headings, rows = tables.lines(findings)
-    place = 2 + len(tables.axes_of(findings.rows))
+    place = 1 + next((at for at, heading in enumerate(headings) if heading.endswith("(n)")), len(headings) - 1)
     headings = [*headings[:place], "95 % interval of the mean", *headings[place:]]
     rows = [
-        [*row[:place], _interval(each), *row[place:]] for row, each in zip(rows, findings.rows, strict=True)
+        [*row[:place], tables.mean_interval_text(each.score), *row[place:]]
+        for row, each in zip(rows, findings.rows, strict=True)
     ]  # fmt: skip
-    if all(row.paper is None for row in findings.rows):
-        drop = headings.index("paper")
-        headings, rows = [*headings[:drop], *headings[drop + 1 :]], [[*row[:drop], *row[drop + 1 :]] for row in rows]
-    return tables.markdown_table(headings, rows)
+    return tables.markdown_table(*tables.without_empty(headings, rows))
 
 
 def claims(findings: Findings) -> str:
@@ -72,7 +70,7 @@ def value(findings: Findings, field: str, name: str) -> str:
         "accuracy": lambda: tables.mean_text(score),
         "mean": lambda: NOTHING if score is None or score.mean is None else f"{score.mean:.2f}",
         "n": lambda: str(score.n if score else 0),
-        "interval": lambda: _interval(row),
+        "interval": lambda: tables.mean_interval_text(score),
         "difference": lambda: tables.difference_text(row.difference),
         "p": lambda: tables.holm_text(row.difference),
         "seconds": lambda: tables.duration_text(score.seconds if score else None),
@@ -179,11 +177,6 @@ def _of_claim(claim: Claim, field: str) -> str:
     if field == "verdict":
         return claim.verdict
     return tables.difference_text(claim.difference) if field == "difference" else tables.holm_text(claim.difference)
-
-
-def _interval(row: ResultRow) -> str:
-    interval = row.score.interval() if row.score else None
-    return f"{interval[0]:.2f} to {interval[1]:.2f}" if interval else NOTHING
 
 
 def _distinct(runs: Sequence[Run], name: str) -> list[str]:

@@ -2,9 +2,12 @@
 
 import html
 import json
+import math
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from typing import Any
+
+EMPTY = ("", "–")  # texts of cells without a value
 
 
 def text(value: object) -> str:
@@ -28,23 +31,27 @@ class TableCell:
     number: float | None = None
     label: str = ""
     """A class of the style sheet; the text is then shown as a label."""
+    color: tuple[str, str] | None = None
+    """A colour for light and one for dark pages; a dot of it is then shown before the text."""
 
 
 def table(name: str, caption: str, headings: Sequence[str], rows: Iterable[Sequence[TableCell | str]]) -> str:
-    """Return a table that is sorted by clicking its headings, and that scrolls if it is too wide."""
+    """Return a table that is sorted by clicking its headings, and that scrolls if it is too wide.
+
+    Columns without any value are left out; the ids of the headings keep the numbers of all columns.
+    """
     cells = [[cell if isinstance(cell, TableCell) else TableCell(cell) for cell in row] for row in rows]
-    numeric = [any(row[at].number is not None for row in cells) for at in range(len(headings))]
+    kept = [at for at in range(len(headings)) if not at or any(row[at].shown not in EMPTY for row in cells)]
+    numeric = {at for at in kept if any(row[at].number is not None for row in cells)}
     head = "".join(
-        f'<th scope="col" aria-sort="none"{" class=number" if right else ""}><button type="button" class="sort" '
-        f'id="{name}-{at}">{text(heading)}<span class="arrow" aria-hidden="true"></span></button></th>'
-        for at, (heading, right) in enumerate(zip(headings, numeric, strict=True))
+        f'<th scope="col" aria-sort="none"{" class=n" if at in numeric else ""}><button type="button" class="sort" '
+        f'id="{name}-{at}">{text(headings[at])}<span class="arrow" aria-hidden="true"></span></button></th>'
+        for at in kept
     )
-    body = "".join(
-        f"<tr>{''.join(_cell(cell, not at, numeric[at]) for at, cell in enumerate(row))}</tr>\n" for row in cells
-    )
+    body = "".join(f"<tr>{''.join(_cell(row[at], not at, at in numeric) for at in kept)}</tr>\n" for row in cells)
     return (
         f'<div class="scroll" tabindex="0" role="region" aria-label="{text(caption)}">'
-        f'<table class="sortable" id="{name}"><caption>{text(caption)}</caption>'
+        f'<table class="sortable" id="{name}"><caption><span>{text(caption)}</span></caption>'
         f"<thead><tr>{head}</tr></thead>\n<tbody>{body}</tbody></table></div>\n"
     )
 
@@ -70,6 +77,17 @@ def label(shown: str, kind: str) -> str:
 
 def _cell(cell: TableCell, heading: bool, right: bool) -> str:
     inner = label(cell.shown, cell.label) if cell.label else text(cell.shown)
+    if cell.color:
+        inner = f'<span class="dot tint" style="--l:{cell.color[0]};--d:{cell.color[1]}"></span>{inner}'
     tag = 'th scope="row"' if heading else "td"
-    sort = "" if cell.number is None else f' data-number="{cell.number!r}"'
-    return f"<{tag}{' class=number' if right else ''}{sort}>{inner}</{tag[:2]}>"
+    known = cell.number is None or _reads_as(cell.shown, cell.number)
+    sort = "" if known else f' data-number="{cell.number:.8g}"'
+    return f"<{tag}{' class=n' if right else ''}{sort}>{inner}</{tag[:2]}>"
+
+
+def _reads_as(shown: str, number: float) -> bool:
+    """Return whether the page reads this number from the text, up to the digits that are shown."""
+    try:
+        return math.isclose(float(shown.replace(",", "")), number, rel_tol=1e-3, abs_tol=5e-3)
+    except ValueError:
+        return False

@@ -5,6 +5,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from ghostnoise.lab.errors import UserError
+from ghostnoise.lab.report import colors
 from ghostnoise.lab.report.figures import render
 from ghostnoise.lab.report.noise import (
     Digest,
@@ -73,7 +74,7 @@ def figure(shown: Mapping[str, Digest], size: int) -> "Figure":
     from matplotlib.ticker import MaxNLocator
 
     names = list(dict.fromkeys(layer.name for each in shown.values() for layer in each.layers))
-    colors = _rainbow(len(names))
+    shades = [color.light for color in colors.ramp(len(names))]
     figure = Figure(figsize=(1.9 + 3.1 * len(shown), 5.4), layout="constrained")
     grid = figure.subplots(len(COMPONENTS), len(shown), sharex="row", sharey="row", squeeze=False)
     for row, component in zip(grid, COMPONENTS, strict=True):
@@ -81,7 +82,7 @@ def figure(shown: Mapping[str, Digest], size: int) -> "Figure":
         for axes, each in zip(row, shown.values(), strict=True):
             for layer in each.layers:
                 if line := layer_line(layer, component, within, POINTS):
-                    axes.plot(*line, color=colors[names.index(layer.name)], linewidth=1.2)
+                    axes.plot(*line, color=shades[names.index(layer.name)], linewidth=1.2)
             _draw_laws(axes, each, component, within, size)
             axes.set_xlabel(AXIS_LABELS[component])
             axes.spines[["top", "right"]].set_visible(False)
@@ -91,7 +92,7 @@ def figure(shown: Mapping[str, Digest], size: int) -> "Figure":
     for axes, title in zip(grid[0], shown, strict=True):
         axes.set_title(shortened(title, 2 * NAME_WIDTH), fontsize=11, parse_math=False)
     _name_laws(figure, grid)
-    _name_layers(figure, grid, names, colors)
+    _name_layers(figure, grid, names, shades)
     return figure
 
 
@@ -112,12 +113,12 @@ def _name_laws(figure: "Figure", grid: Any) -> None:
                   ncols=3 if grid.shape[1] > 1 else 1)  # fmt: skip
 
 
-def _name_layers(figure: "Figure", grid: Any, names: Sequence[str], colors: Sequence[Any]) -> None:
+def _name_layers(figure: "Figure", grid: Any, names: Sequence[str], shades: Sequence[str]) -> None:
     """Add a legend if it has room for all layers, and otherwise a colour bar with the first and the last layer."""
     from matplotlib.lines import Line2D
 
     if len(names) <= NAMED_LAYERS:
-        handles = [Line2D([], [], color=color, linewidth=2) for color in colors]
+        handles = [Line2D([], [], color=color, linewidth=2) for color in shades]
         legend = figure.legend(
             handles, ["layer"] * len(names), loc="outside right center", title="layer", frameon=False, fontsize=9
         )
@@ -128,7 +129,7 @@ def _name_layers(figure: "Figure", grid: Any, names: Sequence[str], colors: Sequ
     from matplotlib.cm import ScalarMappable
     from matplotlib.colors import ListedColormap
 
-    bar = figure.colorbar(ScalarMappable(cmap=ListedColormap(colors)), ax=grid, aspect=40, fraction=0.03, pad=0.02)
+    bar = figure.colorbar(ScalarMappable(cmap=ListedColormap(shades)), ax=grid, aspect=40, fraction=0.03, pad=0.02)
     bar.outline.set_visible(False)
     half = 0.5 / len(names)
     bar.set_ticks([half, 1 - half], labels=distinct([names[0], names[-1]], NAME_WIDTH))
@@ -137,13 +138,6 @@ def _name_layers(figure: "Figure", grid: Any, names: Sequence[str], colors: Sequ
     bar.ax.tick_params(length=0, labelsize=9)
     bar.ax.invert_yaxis()
     bar.set_label(f"{len(names)} layers, first to last")
-
-
-def _rainbow(count: int) -> list[Any]:
-    """Return colours from violet to red, as in the paper."""
-    from matplotlib import colormaps
-
-    return [colormaps["rainbow"](k / max(count - 1, 1)) for k in range(count)]
 
 
 def _run_data(each: NoiseRun, given: int | None) -> dict[str, Any]:
@@ -171,7 +165,11 @@ def _run_data(each: NoiseRun, given: int | None) -> dict[str, Any]:
         }
         for epoch, reading in shown.items()
     ]
-    return {"label": each.run.point.name, "words": AXIS_LABELS, "within": within, "readings": readings}
+    names = dict.fromkeys(layer.name for reading in shown.values() for layer in reading.layers)
+    return {
+        "label": each.run.point.name, "words": AXIS_LABELS, "within": within, "readings": readings,
+        "colors": colors.ramp(len(names)),
+    }  # fmt: skip
 
 
 def _line_data(line: tuple[Array, Array] | None) -> dict[str, Any] | None:

@@ -76,7 +76,7 @@ def section(runs: Sequence[NoiseRun]) -> str:
         f'<select id="noise-run">{"".join(names)}</select> <label for="noise-epoch">Epoch</label> '
         '<select id="noise-epoch"></select> <button type="button" id="noise-all">All</button> '
         '<button type="button" id="noise-none">None</button></div>',
-        '<fieldset class="series"><legend>Layers, from violet (first) to red (last)</legend>'
+        '<fieldset class="series"><legend>Layers, from dark (first) to light (last)</legend>'
         '<div class="lines" id="noise-layers"></div></fieldset>',
         '<div class="pair"><div class="plot" id="plot-shift"></div><div class="plot" id="plot-scale"></div></div>',
         *tables,

@@ -8,38 +8,23 @@ from datetime import datetime
 from functools import cache
 from importlib import resources
 from string import Template
-from typing import Any
 
 import ghostnoise
-from ghostnoise.lab.config.overrides import flat
-from ghostnoise.lab.errors import UserError
-from ghostnoise.lab.report import figures, noise_figures, noise_tables
-from ghostnoise.lab.report.collect import Run, Status, number
-from ghostnoise.lab.report.markup import TableCell, items, json_in_html, label, section, table, text
+from ghostnoise.lab.report import charts, measures, noise_tables, page_figures, page_tables
+from ghostnoise.lab.report.markup import items, json_in_html, label, section, text
 from ghostnoise.lab.report.noise import NoiseRun
 from ghostnoise.lab.report.notes import claim_reason, notes
-from ghostnoise.lab.report.statistics import Claim, Findings, ResultRow, Score, Verdict
+from ghostnoise.lab.report.statistics import Claim, Findings, Verdict
 from ghostnoise.lab.report.tables import (
-    NOTHING,
-    axes_of,
     counted,
-    difference_text,
-    duration_text,
-    holm_text,
-    note_text,
     numerics_notice,
-    score_text,
-    short,
-    split,
-    value_text,
 )
 
 ASSETS = resources.files("ghostnoise.lab.report") / "assets"
+SCRIPTS = ("plot.js", "charts.js", "noise.js", "page.js")
 VERDICT_CLASSES: dict[Verdict, str] = {
-    "supported": "good", "not significant": "fair", "not supported": "bad", "inconclusive": "open",
-}  # fmt: skip
-STATUS_CLASSES: dict[Status, str] = {
-    "finished": "good", "diverged": "bad", "failed": "bad", "unfinished": "fair", "missing": "open",
+    "supported": "good", "positive, but not significant": "fair", "negative, but not significant": "fair",
+    "not supported": "bad", "inconclusive": "open",
 }  # fmt: skip
 ENVIRONMENT = (
     "ghostnoise", "commit", "numerics", "python", "torch", "numpy", "system", "machine", "device", "device_name",
@@ -57,18 +42,16 @@ class Provenance:
 
 def page(findings: Findings, noise: Sequence[NoiseRun], provenance: Provenance, *, tag: str = "") -> str:
     """Return the whole file; a page with a `tag`, which names a state of the runs, asks its server for newer ones."""
-    script, plotly = scripts()
     name = findings.collected.experiment.recipe.name
     return Template(asset("page.html")).substitute(
-        policy=text(policy(script, plotly, live=bool(tag))),
+        policy=text(policy(script(), live=bool(tag))),
         title=text(f"{name}: report"),
         style=asset("style.css"),
         heading=text(name),
         tag=text(tag),
         main=main(findings, noise, provenance),
-        data=json_in_html(plots(findings, noise)),
-        plotly=plotly,
-        script=script,
+        data=json_in_html(page_figures.plots(findings, noise)),
+        script=script(),
     )
 
 
@@ -80,54 +63,39 @@ def main(findings: Findings, noise: Sequence[NoiseRun], provenance: Provenance) 
         [
             _summary(findings, noise),
             noise_section if noise_first else "",
-            _figure(figures.plot(findings)),
-            _results(findings),
+            _figure(findings),
+            page_tables.results(findings),
+            _comparisons(findings),
             _training(),
             "" if noise_first else noise_section,
-            _problems(findings),
-            _runs(findings),
+            page_tables.problems(findings),
+            page_tables.runs(findings),
             _environment(findings),
             _origin(provenance),
         ]
     )
 
 
-def plots(findings: Findings, noise: Sequence[NoiseRun]) -> dict[str, Any]:
-    """Return the data of the interactive figures."""
-    size = findings.collected.experiment.report.law_size
-    return figures.page_plots(findings) | {"noise": noise_figures.page_plots(noise, size)}
-
-
-def policy(*scripts: str, live: bool) -> str:
-    """Return a content security policy that runs only these scripts; a live page may also ask its own server."""
-    hashes = " ".join(f"'sha256-{base64.b64encode(hashlib.sha256(s.encode()).digest()).decode()}'" for s in scripts)
-    own = "connect-src 'self'; img-src 'self' data: blob:" if live else "img-src data: blob:"
+def policy(script: str, *, live: bool) -> str:
+    """Return a content security policy that runs only this script; a live page may also ask its own server."""
+    digest = base64.b64encode(hashlib.sha256(script.encode()).digest()).decode()
+    own = "connect-src 'self'; img-src 'self' data:" if live else "img-src data:"
     return (
-        f"default-src 'none'; script-src {hashes}; style-src 'unsafe-inline'; {own}; base-uri 'none'; "
+        f"default-src 'none'; script-src 'sha256-{digest}'; style-src 'unsafe-inline'; {own}; base-uri 'none'; "
         "form-action 'none'"
     )
 
 
-def scripts() -> tuple[str, str]:
-    """Return the scripts of the page: its own, and Plotly's."""
-    return asset("noise.js") + asset("page.js"), plotly_script()
+@cache
+def script() -> str:
+    """Return the script of the page."""
+    return "".join(map(asset, SCRIPTS))
 
 
 @cache
 def served_policy() -> str:
     """Return the content security policy of the page for an HTTP header, which can also forbid frames."""
-    return f"{policy(*scripts(), live=True)}; frame-ancestors 'none'"
-
-
-@cache
-def plotly_script() -> str:
-    """Return Plotly's script from the installed package."""
-    try:
-        from plotly.offline import get_plotlyjs
-    except ImportError:
-        raise UserError("plotly missing; pip install 'ghostnoise[lab]'") from None
-    script = str(get_plotlyjs())
-    return script.replace("</script", "<\\/script")
+    return f"{policy(script(), live=True)}; frame-ancestors 'none'"
 
 
 @cache
@@ -163,80 +131,44 @@ def _card(findings: Findings, claim: Claim) -> str:
     )
 
 
-def _figure(shown: figures.Plot) -> str:
-    words = "Lines are means, bands ± the standard deviation; dotted lines are methods without this axis."
-    if shown.form == "bars":
-        words = "Each dot is a seed; below the dots, their mean ± standard deviation; ◇ is the paper’s number."
+def _figure(findings: Findings) -> str:
+    views = charts.views(findings)
+    choice = '<div class="controls"><label for="view">Show</label> <select id="view"></select></div>'
     return section(
-        "figure", shown.y.capitalize(), '<div class="plot" id="plot-main"></div>', f'<p class="files">{words}</p>'
-    )
-
-
-def _results(findings: Findings) -> str:
-    """Return the table of results and the table of the tuning."""
-    axes = axes_of(findings.rows)
-    headings = [
-        "method", *map(short, axes), f"{split(findings)}, % (n)", "runs", "paper", f"difference to {findings.baseline}",
-        "p (Holm)", "best, %", "time", "images/s",
-    ]  # fmt: skip
-    caption = (
-        f"Mean ± standard deviation over seeds, and the paired difference to {findings.baseline} with its 95 % "
-        "interval; “best” is the highest accuracy after any epoch"
-    )
-    return section(
-        "results", "Results",
-        table("main", caption, headings, [_result(findings, row, axes) for row in findings.rows]),
-        "<p class=\"files\">The same as <a href=\"table.md\">Markdown</a>, <a href=\"table.csv\">CSV</a> and "
-        "<a href=\"table.tex\">LaTeX</a>; the figure as <a href=\"figure.png\">PNG</a> and "
-        "<a href=\"figure.pdf\">PDF</a>.</p>",
-        _tuning(findings) if findings.tuning else "",
+        "figure", views[0].measure[:1].upper() + views[0].measure[1:],
+        choice if len(views) > 1 else "",
+        '<div class="plot" id="plot-main"></div>',
+        '<p class="files" id="main-note"></p>',
     )  # fmt: skip
 
 
-def _result(findings: Findings, row: ResultRow, axes: Sequence[str]) -> list[TableCell | str]:
-    score, difference = row.score, row.difference
-    found = difference.paired if difference else None
-    corrected = difference.corrected if difference else None
-    note = note_text(findings, row)
-    state = TableCell(note, label="bad" if "diverged" in note or "failed" in note else "open")
-    return [
-        row.method, *(_place(row.at, key) for key in axes),
-        TableCell(score_text(score), score.mean if score else None), state if note else "all", row.paper or NOTHING,
-        TableCell(difference_text(difference), found.mean if found else None),
-        TableCell(holm_text(difference), corrected.p if corrected else None), *_effort(score),
-    ]  # fmt: skip
+def _comparisons(findings: Findings) -> str:
+    """Return the figures of the accuracy against the cost, and of the train-test gap."""
+    parts = []
+    if page_figures.cost(findings):
+        words = (
+            f"Training time per image of the median run, without evaluations, relative to {findings.baseline}; "
+            "horizontal lines reach from the fastest to the slowest run, vertical ones are 95 % intervals of the mean."
+        )
+        parts.append(_part("cost", "Accuracy against cost", words, measures.cost_notes(findings)))
+    gap = charts.gaps(findings)
+    if gap.points():
+        words = (
+            "Accuracy in the last training epoch, in training mode with noise and augmentation, minus the accuracy of "
+            f"the results. {page_figures.note(gap)}"
+        )
+        parts.append(_part("gap", "Train–test gap", words))
+    return (
+        section("comparisons", "Cost and generalization", f'<div class="pair">{"".join(parts)}</div>') if parts else ""
+    )
 
 
-def _tuning(findings: Findings) -> str:
-    axes = axes_of(findings.tuning)
-    select = findings.collected.experiment.select
-    metric = select.metric.replace("_", " ") if select else ""
-    headings = ["method", *map(short, axes), "validation accuracy, % (n)", "best, %", "time", "images/s", "chosen"]
-    rows: list[list[TableCell | str]] = [
-        [
-            score.cell.method, *(_place(score.cell.at, key) for key in axes), TableCell(score_text(score), score.mean),
-            *_effort(score), TableCell("chosen", label="good") if score.chosen else score.lacking,
-        ]
-        for score in findings.tuning
-    ]  # fmt: skip
-    caption = f"Tuning on validation images; each method’s best cell by {metric} is tested"
-    return f"<h3>Tuning</h3>{table('tuning', caption, headings, rows)}"
-
-
-def _effort(score: Score | None) -> list[TableCell | str]:
-    if score is None:
-        return [NOTHING] * 3
-    speed = NOTHING if score.speed is None else f"{score.speed:,.0f}"
-    seconds = TableCell(duration_text(score.seconds), score.seconds)
-    return [_percent(score.best), seconds, TableCell(speed, score.speed)]
-
-
-def _percent(value: float | None) -> TableCell:
-    return TableCell(NOTHING if value is None else f"{value:.2f}", value)
-
-
-def _place(at: Sequence[tuple[str, Any]], key: str) -> TableCell:
-    return TableCell(value_text(at, key), number(dict(at).get(key)))
+def _part(name: str, heading: str, words: str, warnings: Sequence[str] = ()) -> str:
+    warned = f'<p class="files warning">{text(" ".join(warnings))}</p>' if warnings else ""
+    return (
+        f'<div><h3>{text(heading)}</h3><div class="plot" id="plot-{name}"></div>{warned}'
+        f'<p class="files">{text(words)}</p></div>'
+    )
 
 
 def _training() -> str:
@@ -244,56 +176,16 @@ def _training() -> str:
         "training",
         "Training curves",
         '<div class="controls"><label for="measure">Show</label> <select id="measure"></select> '
+        '<label><input type="checkbox" id="seeds"> seeds</label> '
+        '<label><input type="checkbox" id="whole"> whole range</label> '
         '<button type="button" id="all">All</button> <button type="button" id="none">None</button></div>'
-        '<fieldset class="series"><legend>Lines, one per seed</legend>'
-        '<div class="lines" id="series"></div></fieldset>'
-        '<div class="plot" id="plot-training"></div>',
+        '<fieldset class="series"><legend>Cells</legend><div class="lines" id="series"></div></fieldset>'
+        '<div class="plot" id="plot-training"></div>'
+        '<p class="files">Thick lines are means over the runs that reached the epoch; bands are 95 % intervals of the '
+        "mean, drawn for three runs and more; faint lines are seeds. The axis shows the values after the first 15 % "
+        "of the training unless “whole range” is selected. Drag over the figure to zoom, and double-click to reset "
+        "it.</p>",
     )
-
-
-def _problems(findings: Findings) -> str:
-    """Return the table of runs that failed, diverged, or have not finished."""
-    rows: list[list[TableCell | str]] = [
-        [run.point.name, _stage(run), _status(run), run.reason or NOTHING]
-        for run in findings.collected.runs
-        if run.status != "finished"
-    ]
-    if not rows:
-        return ""
-    content = table("problems", "Runs without a result", ["run", "stage", "status", "reason"], rows)
-    return section("open", f"Missing and failed ({len(rows)})", content)
-
-
-def _runs(findings: Findings) -> str:
-    """Return the table of all runs, with the settings that differ among them."""
-    flats = [flat(run.point.settings.model_dump(exclude_none=True)) for run in findings.collected.runs]
-    keys = dict.fromkeys(key for each in flats for key in each)
-    differing = [key for key in keys if key != "seed" and len({str(each.get(key)) for each in flats}) > 1]
-    headings = ["method", "seed", "stage", "status", "accuracy, %", "best, %", "time", "numerics", *differing, "folder"]
-    rows: list[list[TableCell | str]] = []
-    for run, own in zip(findings.collected.runs, flats, strict=True):
-        values = [TableCell(str(own.get(key, NOTHING))) for key in differing]
-        rows.append([*_run(run), *values, run.found.identity if run.found else NOTHING])
-    content = table("runs", "All runs, and the settings that differ among them", headings, rows)
-    return section("details", "Runs", f"<p>Folders are in <code>{text(findings.collected.folder)}</code>.</p>", content)
-
-
-def _run(run: Run) -> list[TableCell | str]:
-    seconds = number(run.result.get("seconds"))
-    return [
-        run.point.cell.method, TableCell(str(run.point.seed), run.point.seed), _stage(run), _status(run),
-        _percent(run.accuracy), _percent(number(run.result.get("best_accuracy"))),
-        TableCell(duration_text(seconds), seconds),
-        TableCell(str(run.numerics), run.numerics) if run.found else NOTHING,
-    ]  # fmt: skip
-
-
-def _stage(run: Run) -> str:
-    return "tuning" if run.point.stage == "tune" else "final"
-
-
-def _status(run: Run) -> TableCell:
-    return TableCell(run.status, label=STATUS_CLASSES[run.status])
 
 
 def _environment(findings: Findings) -> str:

@@ -18,7 +18,9 @@ from ghostnoise.lab.report.collect import STATUSES, Collected, Run, number, nume
 ALPHA = 0.05
 FEW_SEEDS = 5  # with fewer, intervals are wide and normality cannot be checked
 
-Verdict = Literal["supported", "not significant", "not supported", "inconclusive"]
+Verdict = Literal[
+    "supported", "positive, but not significant", "negative, but not significant", "not supported", "inconclusive"
+]  # fmt: skip
 
 
 @dataclass(frozen=True)
@@ -177,12 +179,12 @@ class Difference:
 
     @property
     def verdict(self) -> Verdict:
-        """Whether the runs support that `ours` is better than `theirs`."""
-        if self.paired is None:
+        """Whether the runs support that `ours` is better than `theirs`; inconclusive if there is no test."""
+        if self.paired is None or self.corrected is None:
             return "inconclusive"
-        if self.paired.mean <= 0:
-            return "not supported"
-        return "supported" if self.corrected and self.corrected.p < ALPHA else "not significant"
+        if self.corrected.p < ALPHA:
+            return "supported" if self.paired.mean > 0 else "not supported"
+        return "positive, but not significant" if self.paired.mean > 0 else "negative, but not significant"
 
 
 @dataclass

@@ -12,6 +12,7 @@ from rich import box
 from rich.table import Table
 
 from ghostnoise.lab.report.collect import STATUSES
+from ghostnoise.lab.report.markup import EMPTY
 from ghostnoise.lab.report.statistics import Difference, Findings, ResultRow, Score
 
 NOTHING = "–"
@@ -53,11 +54,21 @@ def interval_text(interval: Sequence[float]) -> str:
 
 
 def difference_text(difference: Difference | None) -> str:
-    """Format the mean difference and its 95 % interval."""
+    """Format the mean difference and its 95 % interval, or why it has none."""
     if difference is None or difference.paired is None:
         return NOTHING
-    interval = difference.paired.interval()
-    return f"{difference.paired.mean:+.2f}" + (f" {interval_text(interval)}" if interval else "")
+    found = difference.paired
+    interval = found.interval()
+    why = "(n = 1)" if found.n == 1 else "(no spread)"
+    return f"{found.mean:+.2f} {interval_text(interval) if interval else why}"
+
+
+def mean_interval_text(score: Score | None) -> str:
+    """Format the 95 % interval of the mean, or why it has none."""
+    if score is None or not score.n:
+        return NOTHING
+    interval = score.interval()
+    return f"{interval[0]:.2f} to {interval[1]:.2f}" if interval else "n = 1"
 
 
 def p_text(p: float | None) -> str:
@@ -150,9 +161,13 @@ def lines(findings: Findings) -> tuple[list[str], list[list[str]]]:
         ]
         for row in findings.rows
     ]  # fmt: skip
-    if not any(row[-1] for row in rows):
-        return headings[:-1], [row[:-1] for row in rows]
-    return headings, rows
+    return without_empty(headings, rows)
+
+
+def without_empty(headings: Sequence[str], rows: Sequence[Sequence[str]]) -> tuple[list[str], list[list[str]]]:
+    """Leave out the columns in which no row has a value."""
+    kept = [at for at in range(len(headings)) if not at or any(row[at] not in EMPTY for row in rows)]
+    return [headings[at] for at in kept], [[row[at] for at in kept] for row in rows]
 
 
 def markdown(findings: Findings) -> str:

@@ -6,9 +6,10 @@ import multiprocessing
 import os
 import signal
 from collections import Counter, deque
-from collections.abc import Callable, Sequence
-from contextlib import suppress
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass
+from multiprocessing import resource_tracker
 from multiprocessing.connection import Connection, wait
 from multiprocessing.context import SpawnProcess
 
@@ -122,7 +123,8 @@ class LocalRunner:
             slot.log.clear()
             slot.connection, theirs = self.context.Pipe()
             slot.process = self.context.Process(target=main, args=(theirs, slot.options), name=slot.where)
-            slot.process.start()
+            with _interrupts_blocked():
+                slot.process.start()
             theirs.close()
         slot.job = job
         with suppress(OSError):  # it died while idle; _listen notices
@@ -187,6 +189,20 @@ class LocalRunner:
         for slot in self.slots:
             if slot.job is not None and slot.process is not None:
                 slot.process.terminate()
+
+
+@contextmanager
+def _interrupts_blocked() -> Iterator[None]:
+    """Block Ctrl-C for workers until they ignore it: they would end with a traceback while they are starting."""
+    if not hasattr(signal, "pthread_sigmask"):
+        yield
+        return
+    resource_tracker.ensure_running()  # otherwise it is started with the first worker, and unblocks the signal
+    before = signal.pthread_sigmask(signal.SIG_BLOCK, [signal.SIGINT])
+    try:
+        yield
+    finally:
+        signal.pthread_sigmask(signal.SIG_SETMASK, before)
 
 
 def _cause_of_death(slot: Slot) -> str:

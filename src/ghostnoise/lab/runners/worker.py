@@ -89,6 +89,8 @@ def _detach(options: WorkerOptions) -> None:
     if hasattr(os, "setsid"):
         os.setsid()
     signal.signal(signal.SIGINT, signal.SIG_IGN)
+    if hasattr(signal, "pthread_sigmask"):
+        signal.pthread_sigmask(signal.SIG_UNBLOCK, [signal.SIGINT])  # the runner blocks it while a worker starts
     sys.stdout.flush()
     sys.stderr.flush()
     assert isinstance(options.log, int)

@@ -17,7 +17,8 @@ from ghostnoise.lab.runners import Ended, Event, Job, Progressed, Started
 from ghostnoise.text import duration
 
 REFRESHED = 4  # times a second
-BAR = 24
+BAR, SHORT_BAR = 24, 10
+NARROW = 80  # columns, below which a run in progress is shown with a short bar, without its loss and its worker
 
 
 @dataclass
@@ -146,8 +147,10 @@ class Board:
         for run in list(self.tally.running.values()):
             loss = "" if run.loss is None else f"loss {run.loss:.3f}"
             accuracy = "" if run.accuracy is None else f"accuracy {run.accuracy:.1f} %"
-            bar = ProgressBar(total=run.total, completed=run.done, width=BAR)
-            table.add_row(Text(run.name, no_wrap=True), bar, loss, accuracy, Text(run.where, style="dim"))
+            narrow = self.console.width < NARROW
+            bar = ProgressBar(total=run.total, completed=run.done, width=SHORT_BAR if narrow else BAR)
+            more = (accuracy,) if narrow else (loss, accuracy, Text(run.where, style="dim"))
+            table.add_row(Text(run.name, no_wrap=True), bar, *more)
         left = self.tally.left
         return Group(Text(self.tally.line() + (f"; {duration(left)} left" if left is not None else "")), table)
 

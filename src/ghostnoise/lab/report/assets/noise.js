@@ -1,7 +1,7 @@
 "use strict";
 // The section of measured noise. `kit` contains the functions and state shared with the other figures.
 const noiseSection = (kit) => {
-  const { byId, color, html, layout, root, show, state } = kit;
+  const { byId, draw: show, state } = kit;
   const PARTS = ["shift", "scale"];
   const DASHES = ["dot", "dashdot"];
   // The choices of the reader, which are kept when the content is renewed.
@@ -12,25 +12,23 @@ const noiseSection = (kit) => {
   const run = () => runs().find((each) => each.label === chosen.run) || runs()[0];
   const reading = () => run().readings.find((each) => each.epoch === chosen.epoch) || run().readings[0];
   const names = () => [...new Set(run().readings.flatMap((each) => each.layers.map((layer) => layer.name)))];
-  function hue(name) {
-    const all = names();
-    const share = all.length > 1 ? all.indexOf(name) / (all.length - 1) : 0;
-    return `hsl(${Math.round(275 * (1 - share))}, 85%, ${root.dataset.theme === "dark" ? 64 : 42}%)`;
-  }
+  const hue = (name) => run().colors[names().indexOf(name)];
 
   function drawPart(part) {
-    const now = reading();
-    const spot = "%{y:.3g} at %{x:.3g}<extra></extra>";
-    const traces = now.layers.filter((layer) => layer[part] && !chosen.hidden.has(layer.name)).map((layer) => ({
-      ...layer[part], mode: "lines", name: html(layer.name), showlegend: false,
-      line: { color: hue(layer.name), width: 1.6 }, hovertemplate: `${html(layer.name)}<br>${spot}` }));
-    now.laws[part].forEach((law, at) => traces.push({
-      ...law.line, mode: "lines", name: html(law.label), showlegend: true,
-      line: { color: color("--ink"), width: 2, dash: DASHES[at % DASHES.length] },
-      hovertemplate: `${html(law.label)}<br>${spot}` }));
-    const made = layout(run().words[part], `density of the ${part}`, {
-      xaxis: { range: run().within[part] }, yaxis: { rangemode: "tozero" }, layout: { uirevision: run().label } });
-    show(`plot-${part}`, traces, { ...made, showlegend: true }, "");
+    const now = reading(), marks = [], entries = [];
+    const line = (data, more) => marks.push({ kind: "line", points: data.x.map((at, k) => [at, data.y[k]]), ...more });
+    for (const layer of now.layers) if (layer[part] && !chosen.hidden.has(layer.name)) line(layer[part], { color: hue(layer.name), name: "layer" });
+    now.laws[part].forEach((law, at) => {
+      line(law.line, { dash: DASHES[at % DASHES.length], name: "law" });
+      entries.push({ label: law.label, dash: DASHES[at % DASHES.length] });
+    });
+    const [min, max] = run().within[part];
+    const high = 1.05 * Math.max(...marks.flatMap((mark) => mark.points.map(([, value]) => value)));
+    const targets = now.layers.filter((layer) => layer[part] && !chosen.hidden.has(layer.name))
+      .flatMap((layer) => layer[part].x.map((at, k) => ({ at: [at, layer[part].y[k]], say: layer.name })));
+    show(`plot-${part}`, { height: 360, about: `density of the ${part}`, grid: "y", legend: entries, marks, targets,
+      x: { label: run().words[part], min, max, ticks: plots.ticks(min, max, 5) },
+      y: { label: `density of the ${part}`, min: 0, max: high, ticks: plots.ticks(0, high, 6) } }, "");
   }
   function draw() { if (there()) PARTS.forEach(drawPart); }
 
@@ -44,8 +42,8 @@ const noiseSection = (kit) => {
         if (box.checked) chosen.hidden.delete(name); else chosen.hidden.add(name);
         draw();
       });
-      chip.className = "chip";
-      chip.style.borderTopColor = hue(name);
+      chip.className = "chip tint";
+      chip.style.cssText = `--l:${hue(name)[0]};--d:${hue(name)[1]}`;
       label.append(box, chip, name);
       return label;
     }));
@@ -73,5 +71,5 @@ const noiseSection = (kit) => {
     }
     turn();
   }
-  return { draw, prepare, recolor: () => { if (there()) prepareLayers(); }, plots: PARTS.map((part) => `plot-${part}`) };
+  return { draw, prepare };
 };

@@ -3,35 +3,33 @@
   const root = document.documentElement;
   const byId = (id) => document.getElementById(id);
   const LIVE_MS = 3000;
-  const DASHES = ["solid", "dash", "dot", "dashdot", "longdash", "longdashdot"];
-  const SYMBOLS = ["circle", "square", "triangle-up", "diamond", "triangle-down", "cross", "x"];
   // The choices of the reader, which are kept when the content is renewed.
-  const state = { sort: {}, shown: {}, measure: "accuracy", data: JSON.parse(byId("data").textContent) };
+  const state = { sort: {}, shown: {}, measure: null, seeds: true, whole: false, zoom: null, view: null, data: JSON.parse(byId("data").textContent) };
 
   // ---- light and dark
   const system = matchMedia("(prefers-color-scheme: dark)");
   let chosen = null;
   try { chosen = localStorage.getItem("ghostnoise-theme"); } catch { /* a page from a file may have no storage */ }
-  function repaint() { paint(); noise.recolor(); drawAll(); }
   function paint() {
     const dark = chosen ? chosen === "dark" : system.matches;
     root.dataset.theme = dark ? "dark" : "light";
-    byId("theme").setAttribute("aria-pressed", String(dark));
+    byId("theme").textContent = dark ? "Light theme" : "Dark theme"; // what a click changes to
   }
   byId("theme").addEventListener("click", () => {
     chosen = root.dataset.theme === "dark" ? "light" : "dark";
     try { localStorage.setItem("ghostnoise-theme", chosen); } catch { /* as above */ }
-    repaint();
+    paint();
   });
-  system.addEventListener("change", repaint);
-  const color = (name) => getComputedStyle(root).getPropertyValue(name).trim();
+  system.addEventListener("change", paint);
 
   // ---- sorting
   function value(row, column) {
     const cell = row.cells[column];
     if (cell.dataset.number !== undefined) return Number(cell.dataset.number);
     const text = cell.textContent.trim();
-    return text === "–" || text === "" ? null : text;
+    if (text === "–" || text === "") return null;
+    const number = Number(text.replaceAll(",", ""));
+    return Number.isNaN(number) ? text : number;
   }
   function compare(a, b) {
     if (typeof a === "number" && typeof b === "number") return a - b;
@@ -55,140 +53,124 @@
       [...table.tHead.rows[0].cells].forEach((head, column) => {
         head.querySelector("button").addEventListener("click", () => {
           const direction = head.getAttribute("aria-sort") === "ascending" ? "descending" : "ascending";
-          state.sort[table.id] = [column, direction];
+          state.sort[table.id] = [head.firstChild.id, direction];
           sort(table, column, direction);
         });
       });
-      if (state.sort[table.id]) sort(table, ...state.sort[table.id]);
+      const [id, direction] = state.sort[table.id] || [];
+      const column = [...table.tHead.rows[0].cells].findIndex((head) => head.firstChild.id === id);
+      if (column >= 0) sort(table, column, direction);
     }
   }
 
-  // ---- figures
-  const methods = () => [...new Set([...state.data.main.curves, ...state.data.training].map((each) => each.method))];
-  const seriesColor = (index) => color(`--s${index % 7}`);
-  const clear = (hex, share) => hex + Math.round(share * 255).toString(16).padStart(2, "0");
-  const html = (text) => String(text).replace(/&/g, "&amp;").replace(/</g, "&lt;").replace(/>/g, "&gt;");
-
-  function layout(x, y, more) {
-    const line = color("--line"), ink = color("--ink");
-    const axis = { gridcolor: line, linecolor: line, zeroline: false, automargin: true };
-    return {
-      paper_bgcolor: color("--ground"), plot_bgcolor: color("--ground"), font: { color: ink, size: 13, family: "system-ui, sans-serif" },
-      margin: { l: 56, r: 12, t: 12, b: 48 }, hovermode: "closest", dragmode: matchMedia("(pointer: coarse)").matches ? false : "zoom", showlegend: false, uirevision: "kept",
-      legend: { orientation: "h", y: 1.02, yanchor: "bottom" },
-      xaxis: { ...axis, title: { text: x }, showgrid: false, ...(more && more.xaxis) },
-      yaxis: { ...axis, title: { text: y }, ...(more && more.yaxis) },
-      ...(more && more.layout),
-    };
-  }
-  const config = { displayModeBar: false, displaylogo: false, responsive: true };
-
-  function show(id, traces, made, words) {
-    const place = byId(id);
-    place.classList.toggle("empty", traces.length === 0);
-    if (traces.length === 0) {
-      Plotly.purge(place);
-      place.textContent = words;
-      return;
-    }
-    if (!place.querySelector(".plot-container")) place.textContent = "";
-    place.setAttribute("role", "img");
-    place.setAttribute("aria-label", `${made.yaxis.title.text || made.xaxis.title.text}; the table has the numbers`);
-    Plotly.react(place, traces, made, config);
-  }
-  const hover = (curve, point) => `${html(curve.label)}<br>${point.mean.toFixed(2)}`
-    + (point.std === null ? "" : ` ± ${point.std.toFixed(2)}`) + ` (n = ${point.n})`;
-
-  function drawCurves(main) {
-    const traces = [];
-    const all = [...new Set(main.curves.filter((c) => !c.flat).flatMap((c) => c.points.map((s) => s.x)))];
-    const numeric = all.every((x) => typeof x === "number");
-    if (numeric) all.sort((a, b) => a - b);
-    main.curves.forEach((curve, index) => {
-      const own = seriesColor(index);
-      let points = curve.points.filter((point) => point.mean !== null);
-      if (!points.length || !all.length) return;
-      if (curve.flat) points = (all.length > 1 ? [all[0], all[all.length - 1]] : [all[0]]).map((x) => ({ ...points[0], x }));
-      const xs = points.map((point) => numeric ? point.x : String(point.x));
-      const group = { legendgroup: curve.label, x: xs };
-      const band = (sign) => points.map((point) => point.mean + sign * (point.std || 0));
-      traces.push({ ...group, y: band(-1), mode: "lines", line: { width: 0 }, showlegend: false, hoverinfo: "skip" });
-      traces.push({ ...group, y: band(1), mode: "lines", line: { width: 0 }, showlegend: false, hoverinfo: "skip",
-        fill: "tonexty", fillcolor: clear(own, curve.flat ? 0.07 : 0.16) });
-      traces.push({ ...group, y: points.map((point) => point.mean), name: html(curve.label),
-        mode: curve.flat ? "lines" : "lines+markers", text: points.map((point) => hover(curve, point)), hoverinfo: "text",
-        line: { color: own, width: 2, dash: curve.flat ? "dot" : "solid" },
-        marker: { size: 8, symbol: SYMBOLS[index % SYMBOLS.length] } });
-    });
-    const xaxis = main.log && numeric
-      ? { type: "log", tickvals: all, ticktext: all.map(String) } : { type: numeric ? "linear" : "category" };
-    return [traces, layout(html(main.x), html(main.y), { xaxis, layout: { showlegend: true } })];
-  }
-
-  function drawBars(main) {
-    const known = methods();
-    const traces = [];
-    main.curves.forEach((curve, at) => {
-      const point = curve.points[0];
-      const own = seriesColor(known.indexOf(curve.method));
-      if (point.mean !== null) {
-        traces.push({ x: point.seeds, y: point.seeds.map(() => at - 0.15), mode: "markers", hoverinfo: "x",
-          marker: { color: clear(own, 0.6), size: 8 } });
-        traces.push({ x: [point.mean], y: [at + 0.15], mode: "markers", text: [hover(curve, point)], hoverinfo: "text",
-          marker: { color: own, size: 13, symbol: "line-ns-open", line: { width: 3, color: own } },
-          error_x: { type: "data", array: [point.std || 0], color: own, thickness: 2, width: 4 } });
-      }
-      if (point.paper !== null) {
-        traces.push({ x: [point.paper], y: [at], mode: "markers", text: [`paper: ${point.paper}`], hoverinfo: "text",
-          marker: { size: 9, symbol: "diamond-open", color: color("--ink") } });
-      }
-    });
-    const yaxis = { tickvals: main.curves.map((_, at) => at), ticktext: main.curves.map((curve) => html(curve.label)),
-      range: [main.curves.length - 0.5, -0.5], showgrid: false };
-    byId("plot-main").style.height = `${90 + 34 * main.curves.length}px`;
-    return [traces, layout(html(main.y), "", { yaxis, xaxis: { showgrid: true } })];
-  }
-
-  function lineOf(at) {
-    const groups = state.data.training, known = methods();
-    if (groups.length <= 7) return [seriesColor(at), "solid"];
-    const same = groups.filter((group) => group.method === groups[at].method);
-    return [seriesColor(known.indexOf(groups[at].method)), DASHES[same.indexOf(groups[at]) % DASHES.length]];
-  }
-  const isShown = (group) => state.shown[group.label] ?? group.shown;
-
-  function drawTraining() {
-    const traces = [];
-    state.data.training.forEach((group, at) => {
-      if (!isShown(group)) return;
-      const [own, dash] = lineOf(at);
-      for (const run of group.runs) {
-        const measured = run[state.measure].filter((value) => value !== null).length; // not every epoch is evaluated
-        traces.push({ x: run.epoch, y: run[state.measure], mode: measured > 1 ? "lines" : "markers", connectgaps: true,
-          line: { color: own, dash, width: 1.5 }, marker: { color: own }, opacity: 0.8, name: html(`${group.label} seed ${run.seed}`),
-          hovertemplate: `%{y:.4g} after epoch %{x}<br>${html(group.label)} seed ${run.seed}, ${html(run.status)}<extra></extra>` });
-      }
-    });
-    const words = state.data.training.length ? "No line is selected." : "No run has finished an epoch yet.";
-    show("plot-training", traces, layout("epoch", html(state.data.measures[state.measure])), words);
-  }
+  // ---- figures of results
+  const draw = (id, spec, words) => { if (byId(id)) plots.show(byId(id), spec, words); };
+  const NOTHING = "No run has finished yet.";
   function drawMain() {
-    const main = state.data.main;
-    const [traces, made] = main.form === "curves" ? drawCurves(main) : drawBars(main);
-    show("plot-main", traces, made, "No run has finished yet.");
+    const { views } = state.data, chart = views.find((each) => each.title === state.view) || views[0];
+    draw("plot-main", charts.result(chart), NOTHING);
+    if (byId("main-note")) byId("main-note").textContent = chart.note;
   }
-  const noise = noiseSection({ byId, color, html, layout, root, show, state });
-  function drawAll() { drawMain(); drawTraining(); noise.draw(); }
+  function drawResults() {
+    drawMain();
+    draw("plot-cost", charts.cost(state.data.cost), NOTHING);
+    draw("plot-gap", state.data.gap && charts.result(state.data.gap), NOTHING);
+  }
+  function prepareViews() {
+    const select = byId("view");
+    if (!select) return;
+    select.replaceChildren(...state.data.views.map((each) => new Option(each.title, each.title)));
+    if (state.view) select.value = state.view;
+    select.addEventListener("change", () => { state.view = select.value; drawMain(); });
+  }
+
+  // ---- training curves
+  const START = 0.15; // part of the training whose values do not determine the axis, unless the whole range is shown
+  const DASHES = ["solid", "dash", "dot", "dashdot"];
+  const isShown = (group) => state.shown[group.label] ?? group.shown;
+  const measure = () => state.measure || state.data.training.first;
+  // Selected cells with the same colour have different dashes.
+  function dash(group) {
+    const same = state.data.training.groups.filter((each) => isShown(each) && each.color[0] === group.color[0]);
+    return DASHES[Math.max(0, same.indexOf(group)) % DASHES.length];
+  }
+  function logarithmic(min, max) {
+    const found = [];
+    for (let power = Math.floor(Math.log10(min)); power <= Math.ceil(Math.log10(max)); power += 1) {
+      for (const factor of max / min > 200 ? [1] : [1, 2, 5]) found.push(factor * 10 ** power);
+    }
+    return found.filter((value) => value >= min && value <= max).map((value) => [value, String(Number(value.toPrecision(1)))]);
+  }
+  function fitted(groups, from, to) {
+    const values = [];
+    for (const { curve } of groups) {
+      curve.x.forEach((epoch, at) => {
+        if (epoch < from || epoch > to) return;
+        for (const line of [curve.mean, curve.low, curve.high, ...(state.seeds ? curve.runs || [] : [])]) if (line[at] !== null) values.push(line[at]);
+      });
+    }
+    return values;
+  }
+  function trainingAxis(groups) {
+    const epochs = groups.flatMap(({ curve }) => curve.x), last = Math.max(...epochs), first = Math.min(...epochs);
+    const [min, max] = state.zoom || [first === last ? 0 : Math.min(first, 1), last];
+    const from = state.zoom || state.whole ? min : Math.max(min, START * max);
+    let values = fitted(groups, from, max);
+    if (!values.length) values = fitted(groups, 0, Infinity);
+    let low = Math.min(...values), high = Math.max(...values);
+    const x = { label: "epoch", min, max, ticks: plots.ticks(min, max, 8) };
+    const label = state.data.training.measures[measure()];
+    const positive = values.filter((value) => value > 0);
+    if (measure().includes("loss") && positive.length && high / Math.min(...positive) > 20) {
+      low = Math.min(...positive) / 1.1;
+      return { x, y: { label, min: low, max: high * 1.1, log: true, ticks: logarithmic(low, high * 1.1) } };
+    }
+    const margin = 0.04 * (high - low) || 0.5;
+    [low, high] = [low - margin, high + margin];
+    if (measure().includes("accuracy")) [low, high] = [Math.max(low, 0), Math.min(high, 100 + margin)];
+    return { x, y: { label, min: low, max: high, ticks: plots.ticks(low, high, 7) } };
+  }
+  function drawTraining() {
+    const all = state.data.training.groups;
+    const groups = all.filter(isShown).map((group) => ({ ...group, dash: dash(group), curve: group.curves[measure()] })).filter(({ curve }) => curve.x.length);
+    const words = !all.length ? "No run has finished an epoch yet." : all.some(isShown) ? "The selected runs have no such values yet." : "No curve is selected.";
+    if (!groups.length) return draw("plot-training", null, words);
+    const { x, y } = trainingAxis(groups), marks = [], targets = [];
+    const floor = (value) => (value === null ? null : y.log ? Math.max(value, y.min) : value);
+    for (const { curve, color } of groups) marks.push({ kind: "band", points: curve.x.map((at, k) => [at, floor(curve.low[k]), floor(curve.high[k])]), color });
+    for (const { curve, color, label, runs } of groups) {
+      if (!state.seeds || !curve.runs) continue;
+      curve.runs.forEach((run, number) => {
+        const points = curve.x.map((at, k) => [at, floor(run[k])]), there = points.filter(([, value]) => value !== null);
+        if (there.length > 1) marks.push({ kind: "line", points, color, name: "seed" });
+        else for (const at of there) marks.push({ kind: "dot", at, color, r: 3, name: "seed", say: `${label}, ${runs[number]}\n${at[1]} after epoch ${at[0]}` });
+      });
+    }
+    for (const { curve, color, label, runs, dash: own } of groups) {
+      const points = curve.x.map((at, k) => [at, floor(curve.mean[k])]);
+      if (points.length > 1) marks.push({ kind: "line", points, color, dash: own, name: "mean" });
+      else marks.push({ kind: "dot", at: points[0], color, r: 5, name: "mean" });
+      points.forEach((at, k) => targets.push({ at, say: `${label}\n${curve.mean[k]} after epoch ${at[0]}${runs.length > 1 ? `, mean of ${runs.length} runs` : `, ${runs[0]}`}` }));
+    }
+    draw("plot-training", { height: 420, about: y.label, grid: "y", marks, targets, x, y,
+      onZoom: (range) => { state.zoom = range; drawTraining(); } }, words);
+  }
+  const noise = noiseSection({ byId, draw, state });
+  function drawAll() { drawResults(); drawTraining(); noise.draw(); }
 
   // ---- controls of the training curves
   function prepareControls() {
     const select = byId("measure");
-    select.replaceChildren(...Object.entries(state.data.measures).map(([name, words]) => new Option(words, name)));
-    select.value = state.measure;
+    select.replaceChildren(...Object.entries(state.data.training.measures).map(([name, words]) => new Option(words, name)));
+    select.value = measure();
     select.addEventListener("change", () => { state.measure = select.value; drawTraining(); });
+    for (const id of ["seeds", "whole"]) {
+      byId(id).checked = state[id];
+      byId(id).addEventListener("change", () => { state[id] = byId(id).checked; state.zoom = null; drawTraining(); });
+    }
     for (const [id, on] of [["all", true], ["none", false]]) {
       byId(id).addEventListener("click", () => {
-        for (const group of state.data.training) state.shown[group.label] = on;
+        for (const group of state.data.training.groups) state.shown[group.label] = on;
         prepareSeries();
         drawTraining();
       });
@@ -196,16 +178,19 @@
     prepareSeries();
   }
   function prepareSeries() {
-    byId("series").replaceChildren(...state.data.training.map((group, at) => {
+    byId("series").replaceChildren(...state.data.training.groups.map((group, at) => {
       const label = document.createElement("label"), box = document.createElement("input"), chip = document.createElement("span");
-      const [own, dash] = lineOf(at);
       box.type = "checkbox";
       box.id = `series-${at}`;
       box.checked = isShown(group);
-      box.addEventListener("change", () => { state.shown[group.label] = box.checked; drawTraining(); });
-      chip.className = "chip";
-      chip.style.borderTopColor = own;
-      chip.style.borderTopStyle = dash === "solid" ? "solid" : dash.includes("dot") ? "dotted" : "dashed";
+      box.addEventListener("change", () => {
+        state.shown[group.label] = box.checked;
+        prepareSeries();
+        byId(box.id).focus();
+        drawTraining();
+      });
+      chip.className = "chip tint";
+      chip.style.cssText = `--l:${group.color[0]};--d:${group.color[1]};border-top-style:${{ dash: "dashed", dot: "dotted", dashdot: "dashed" }[dash(group)] || "solid"}`;
       label.append(box, chip, group.label);
       return label;
     }));
@@ -216,7 +201,7 @@
   function renew(news) {
     const focused = document.activeElement && document.activeElement.id;
     const scrolled = [...document.querySelectorAll(".scroll")].map((each) => [each.scrollLeft, each.scrollTop]);
-    for (const id of ["plot-main", "plot-training", ...noise.plots]) if (byId(id)) Plotly.purge(byId(id));
+    plots.forget();
     byId("content").innerHTML = news.main; // escaped by the server; the content security policy runs no script in it
     state.data = news.plots;
     prepareAll();
@@ -240,7 +225,7 @@
     setTimeout(ask, LIVE_MS);
   }
 
-  function prepareAll() { prepareTables(); prepareControls(); noise.prepare(); drawAll(); }
+  function prepareAll() { prepareTables(); prepareViews(); prepareControls(); noise.prepare(); drawAll(); }
   paint();
   prepareAll();
   if (tag) ask();
