@@ -31,7 +31,7 @@ GUIDES = Path(__file__).parents[2] / "docs" / "guides"
         (["advise", "digits", "--device", "metal"], "did you mean mps?"),
         (["train", "digits", "--device", "toaster"], "must be auto, cpu, cuda or mps; leave it out for auto"),
         (["--debug", "doctor"], "unrecognized arguments: --debug"),
-        (["bench"], "required: layers|net|memory|lab"),
+        (["bench"], "required: layers|net|recipe|memory|lab"),
         (["bench", "layers", "--rounds", "0"], "--rounds: 0: must be an integer of 1 or more"),
         (["bench", "layers", "--rounds", "many"], "--rounds: many: must be an integer"),
         (["bench", "layers", "--seconds", "-1"], "--seconds: -1: must be a number above 0"),

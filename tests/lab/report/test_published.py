@@ -167,3 +167,43 @@ def test_the_gap_between_training_and_inference_is_in_the_records(root):
     records.import_files([(path, "tiny", records.read(path).runs)], root / "imported")
     records.export(root / "imported" / "tiny", root / "again.jsonl", pytest.fail)
     assert (root / "again.jsonl").read_bytes() == path.read_bytes()
+
+
+COST = {
+    "n": 400, "clock": "CPU time", "device_name": "AMD EPYC", "threads": 1, "torch": "2.8.0+cpu", "date": "2026-01-31",
+}  # fmt: skip
+
+
+def test_a_table_with_the_cost_of_each_method(root):
+    (root / "README.md").write_text("<!-- generated: table tiny --cost cost.json -->\n<!-- end generated -->\n")
+    rows = [
+        COST | {"contender": name, "ratio_paired": ratio, "ratio_low": ratio - 0.1, "ratio_high": ratio + 0.1}
+        for name, ratio in {"BN": 1.0, "GNI ghost_size=4": 1.234}.items()
+    ]
+    (root / "cost.json").write_text(json.dumps({"records": rows}))
+    rebuilt(root)
+    lines = (root / "README.md").read_text().splitlines()
+    assert lines[1].endswith(" | time per training step, relative to BN \\[95 % interval\\] |")
+    assert lines[3].startswith("| BN |")
+    assert lines[3].endswith(" | – |")
+    assert lines[4].endswith(" | 1.23 \\[1.13, 1.33\\] |")
+    assert lines[5].endswith(" | – |")  # not measured
+    assert (
+        "Training steps: medians of the ratios in n = 400 interleaved rounds, CPU time, AMD EPYC, 1 thread, torch "
+        "2.8.0+cpu, 2026-01-31."
+    ) in lines
+
+
+@pytest.mark.parametrize(
+    ("arguments", "line"),
+    [
+        ("table tiny --cost", "--cost: needs a file"),
+        ("table tiny --cost cost.json", "cost.json: cannot be read"),
+        ("table tiny --cost results/tiny/records.jsonl", "records.jsonl: cannot be read"),
+    ],
+)
+def test_a_cost_that_cannot_be_read(root, arguments, line):
+    (root / "README.md").write_text(f"<!-- generated: {arguments} -->\n<!-- end generated -->\n")
+    with pytest.raises(UserError) as caught:
+        publisher(root).changes()
+    assert line in str(caught.value)

@@ -1,6 +1,7 @@
 """Fragments of Markdown about an experiment, for pages that are generated from records."""
 
 import csv
+import json
 import statistics
 from collections.abc import Callable, Hashable, Sequence
 from pathlib import Path
@@ -17,8 +18,11 @@ FIELDS = ("accuracy", "mean", "n", "interval", "difference", "p", "seconds")
 CLAIM_FIELDS = ("verdict", "difference", "n", "p")
 
 
-def table(findings: Findings) -> str:
-    """Return the table of a report, with the interval of each mean, in Markdown."""
+def table(findings: Findings, cost: Path | None = None) -> str:
+    """Return the table of a report, with the interval of each mean, in Markdown.
+
+    `cost` is the JSON file of `ghostnoise bench recipe`; the table then has a column with the time of a training step.
+    """
     headings, rows = tables.lines(findings)
     place = 2 + len(tables.axes_of(findings.rows))
     headings = [*headings[:place], "95 % interval of the mean", *headings[place:]]
@@ -28,7 +32,38 @@ def table(findings: Findings) -> str:
     if all(row.paper is None for row in findings.rows):
         drop = headings.index("paper")
         headings, rows = [*headings[:drop], *headings[drop + 1 :]], [[*row[:drop], *row[drop + 1 :]] for row in rows]
-    return tables.markdown_table(headings, rows)
+    if cost is None:
+        return tables.markdown_table(headings, rows)
+    column = _costs(cost, findings.baseline)
+    headings.append(f"time per training step, relative to {findings.baseline} [95 % interval]")
+    rows = [[*row, column.texts.get(each.name, NOTHING)] for row, each in zip(rows, findings.rows, strict=True)]
+    return f"{tables.markdown_table(headings, rows)}\n{tables.markdown_text(column.conditions)}\n"
+
+
+class Costs(NamedTuple):
+    """The time of a training step of each cell as text, and a sentence about the measurement."""
+
+    texts: dict[str, str]
+    conditions: str
+
+
+def _costs(path: Path, baseline: str) -> Costs:
+    """Read the file of `ghostnoise bench recipe`."""
+    try:
+        records = json.loads(path.read_bytes())["records"]
+        texts = {
+            each["contender"]: NOTHING if each["contender"] == baseline else
+            f"{each['ratio_paired']:.2f} [{each['ratio_low']:.2f}, {each['ratio_high']:.2f}]"
+            for each in records
+        }  # fmt: skip
+        first = records[0]
+        conditions = (
+            f"Training steps: medians of the ratios in n = {first['n']} interleaved rounds, {first['clock']}, "
+            f"{first['device_name']}, {counted(first['threads'], 'thread')}, torch {first['torch']}, {first['date']}."
+        )
+    except (OSError, ValueError, KeyError, TypeError, IndexError) as error:
+        raise UserError(f"{path}: cannot be read ({error}); give a file that `ghostnoise bench recipe` wrote") from None
+    return Costs(texts, conditions)
 
 
 def claims(findings: Findings) -> str:

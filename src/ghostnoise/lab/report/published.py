@@ -61,10 +61,11 @@ class Publisher:
     ) -> None:
         self.root, self.load, self.others = root, load, dict(others or {})
         about = {
-            "table": fragments.table, "about": fragments.about, "claims": fragments.claims, "gap": fragments.gap_table,
+            "about": fragments.about, "claims": fragments.claims, "gap": fragments.gap_table,
         }  # fmt: skip
         self.kinds: dict[str, Renderer] = {
-            "report": self._report, **{kind: partial(self._about, render) for kind, render in about.items()},
+            "report": self._report, "table": self._table,
+            **{kind: partial(self._about, render) for kind, render in about.items()},
             "figure": self._figure, "value": self._value, "noise": self._noise, "evidence": self._evidence,
             **self.others,
         }  # fmt: skip
@@ -132,6 +133,15 @@ class Publisher:
 
     def _about(self, render: Callable[[Findings], str], words: list[str]) -> str:
         return render(self.findings(words))
+
+    def _table(self, words: list[str]) -> str:
+        """Return the table of an experiment, with the costs of its methods if `--cost FILE` is given."""
+        if "--cost" not in words:
+            return fragments.table(self.findings(words))
+        at = words.index("--cost")
+        if at + 1 == len(words):
+            raise UserError("--cost: needs a file, such as results/bench/demo.json")
+        return fragments.table(self.findings([*words[:at], *words[at + 2 :]]), self.root / words[at + 1])
 
     def _report(self, words: list[str]) -> str:
         findings = self.findings(_without_name(words)[0])
