@@ -12,7 +12,6 @@ import argparse
 import importlib
 import inspect
 import json
-import os
 import pkgutil
 import posixpath
 import re
@@ -26,7 +25,7 @@ from typing import Any
 
 ROOT = Path(__file__).resolve().parents[2]
 HERE = ROOT / "docs" / "site"
-SOURCE, SITE = ROOT / "build" / "site-source", ROOT / "build" / "site"
+BUILD = ROOT / "build"
 FENCE = re.compile(r"^ {0,3}(```+|~~~+)[^\n]*\n.*?^ {0,3}\1[ \t]*$|`[^`\n]+`", re.DOTALL | re.MULTILINE)
 LINK = re.compile(r"\]\(([^)\s]+)\)")
 GENERATED = re.compile(r"<!-- (?:end generated|generated: [^\n]*?|methods: begin|methods: end) -->")
@@ -114,7 +113,7 @@ class Stage:
             return link
         address, mark, anchor = link.partition("#")
         target = posixpath.normpath(posixpath.join(posixpath.dirname(path), address))
-        there = self._staged(target)
+        there = self._asset(target) if target == path and path.endswith(".ipynb") else self._staged(target)
         if there is None:
             raise BrokenLink(f"{path}: {link} does not exist")
         return posixpath.relpath(there, posixpath.dirname(place) or ".") + mark + anchor
@@ -132,13 +131,17 @@ class Stage:
         if not full.is_file():
             return None
         if full.suffix in ASSETS:
-            place = target.removeprefix("docs/")
-            self._write(place, full.read_bytes())
-            return place
+            return self._asset(target)
         place = f"source/{target}.md"
         language = LANGUAGES.get(full.suffix, "text")
         code = full.read_text(encoding="utf-8").rstrip()
         self._write(place, f"{_front(PurePosixPath(target).name)}# {target}\n\n`````{language}\n{code}\n`````\n")
+        return place
+
+    def _asset(self, target: str) -> str:
+        """Copy a file as it is."""
+        place = target.removeprefix("docs/")
+        self._write(place, (ROOT / target).read_bytes())
         return place
 
     def _listing(self, folder: str) -> str:
@@ -254,11 +257,11 @@ def navigation(stage: Stage) -> list[object]:
     experiments = _listed(stage, "docs/guides/README.md", "Experiments")
     results = sorted(place for place in stage.written if place.startswith("results/") and place.endswith("/index.md"))
     results.remove("results/index.md")
+    notebooks = sorted(place for place in stage.written if re.fullmatch(r"notebooks/.*\.md", place))
     api = ["api/index.md", *_places(stage.written["api/index.md"].decode(), "api/x.md")]
     return [
         {"Start here": ["index.md"]},
-        {"Tutorials": _with_rest(stage, "tutorials", _listed(stage, "docs/tutorials/README.md"))},
-        {"Notebooks": sorted(place for place in stage.written if re.fullmatch(r"notebooks/.*\.md", place))},
+        {"Tutorials": [*_with_rest(stage, "tutorials", _listed(stage, "docs/tutorials/README.md")), *notebooks]},
         {"Guides": ["guides/index.md", *(each for each in guides if each not in experiments)]},
         {"Experiments": _with_rest(stage, "guides", experiments, guides)},
         {"Methods": _with_rest(stage, "methods", _listed(stage, "docs/methods/README.md"))},
@@ -293,15 +296,15 @@ def _with_rest(stage: Stage, folder: str, listed: list[str], elsewhere: list[str
 
 def configure(stage: Stage) -> Path:
     """Write the configuration of zensical, and return its path."""
-    folder = SOURCE.parent
+    folder = stage.target.parent
     (folder / "classes.json").write_text(json.dumps(runtime_classes()), encoding="utf-8")
     head, mark, rest = (HERE / "zensical.toml").read_text(encoding="utf-8").partition("[project]\n")
-    place = os.path.relpath
     extension = {"file": str(folder / "classes.json")}
     added = [
-        f"docs_dir = {json.dumps(place(stage.target, folder))}", f"site_dir = {json.dumps(place(SITE, folder))}",
+        f"docs_dir = {json.dumps(stage.target.name)}",
+        'site_dir = "site"',
         f"nav = {_toml(navigation(stage))}",
-    ]  # fmt: skip
+    ]
     handler = [
         "[project.plugins.mkdocstrings.handlers.python]", f"paths = [{json.dumps(str(ROOT / 'src'))}]",
         "[[project.plugins.mkdocstrings.handlers.python.options.extensions]]",
@@ -320,12 +323,10 @@ def _toml(value: object) -> str:
     return json.dumps(value)
 
 
-def build() -> int:
-    """Build the site, and return 0 if there is nothing to report."""
-    SOURCE.mkdir(parents=True, exist_ok=True)
-    stage = Stage(SOURCE)
-    stage.run()
-    shutil.rmtree(SITE, ignore_errors=True)
+def build(folder: Path = BUILD) -> int:
+    """Build the site in `folder/site`, and return 0 if there is nothing to report."""
+    stage = staged(folder)
+    shutil.rmtree(folder / "site", ignore_errors=True)
     process = _zensical("build", "--clean", "--strict", config=configure(stage), stdout=subprocess.PIPE,
                         stderr=subprocess.STDOUT)  # fmt: skip
     printed = process.communicate()[0].decode()
@@ -334,17 +335,23 @@ def build() -> int:
     return process.returncode or int(bool(docstrings))
 
 
+def staged(folder: Path) -> Stage:
+    """Stage all pages in `folder/site-source`."""
+    target = folder / "site-source"
+    target.mkdir(parents=True, exist_ok=True)
+    stage = Stage(target)
+    stage.run()
+    return stage
+
+
 def serve() -> int:
     """Serve the site, and copy pages again when they change."""
-    SOURCE.mkdir(parents=True, exist_ok=True)
-    stage = Stage(SOURCE)
-    stage.run()
-    server = _zensical("serve", config=configure(stage))
+    server = _zensical("serve", config=configure(staged(BUILD)))
     try:
         while server.poll() is None:
             time.sleep(1)
             try:
-                Stage(SOURCE).run()
+                staged(BUILD)
             except (BrokenLink, OSError, ValueError) as error:
                 print(f"{error}; correct it and save", file=sys.stderr)
     except KeyboardInterrupt:

@@ -207,3 +207,27 @@ def test_a_cost_that_cannot_be_read(root, arguments, line):
     with pytest.raises(UserError) as caught:
         publisher(root).changes()
     assert line in str(caught.value)
+
+
+def test_the_result_of_a_cell(root):
+    (root / "docs").mkdir()
+    (root / "docs" / "card.md").write_text(
+        "- <!-- generated: result BN tiny --><!-- end generated -->\n"
+        '- <!-- generated: result "GNI ghost_size=4" tiny --><!-- end generated -->\n'
+    )
+    rebuilt(root)
+    first, second = (root / "docs" / "card.md").read_text().splitlines()
+    link = "in [tiny](../results/tiny/README.md)"
+    assert f"-->BN {link}: test accuracy 90.14 ± 0.14 % (n = 3, 95 % interval 89.79 to 90.50).<!--" in first
+    assert f"-->GNI ghost\\_size=4 {link}: test accuracy " in second
+    assert ", difference to BN " in second
+    assert " points, p (Holm) " in second
+
+
+@pytest.mark.parametrize(
+    ("arguments", "line"), [("result BN", "needs a cell and a recipe"), ("result XX tiny", "must be one cell or claim")]
+)
+def test_a_result_that_does_not_exist(root, arguments, line):
+    (root / "README.md").write_text(f"- <!-- generated: {arguments} --><!-- end generated -->\n")
+    with pytest.raises(UserError, match=line):
+        publisher(root).changes()

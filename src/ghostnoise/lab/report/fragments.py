@@ -98,11 +98,8 @@ def value(findings: Findings, field: str, name: str) -> str:
     claim = next((each for each in findings.claims if each.text == name), None)
     if claim is not None:
         return _of_claim(claim, field)
-    rows = [row for row in findings.rows if name in (row.method, row.name)]
-    if len(rows) != 1:
-        known = ", ".join([*(row.name for row in findings.rows), *(each.text for each in findings.claims)])
-        raise UserError(f"value {field} {name!r}: must be one cell or claim of {known}; give its full name")
-    row, score = rows[0], rows[0].score
+    row = _row(findings, name, f"value {field}")
+    score = row.score
     texts: dict[str, Callable[[], str]] = {
         "accuracy": lambda: tables.mean_text(score),
         "mean": lambda: NOTHING if score is None or score.mean is None else f"{score.mean:.2f}",
@@ -115,6 +112,30 @@ def value(findings: Findings, field: str, name: str) -> str:
     if field not in texts:
         raise UserError(f"value {field}: no such field; use one of {', '.join(FIELDS)}")
     return texts[field]()
+
+
+def result(findings: Findings, name: str, link: str) -> str:
+    """Return a sentence with the result of a cell: accuracy, interval, and the difference to the baseline."""
+    row = _row(findings, name, "result")
+    if row.score is None or not row.score.n:
+        raise UserError(f"result {name!r}: has no finished runs; remove the block, or add records")
+    text = (
+        f"{tables.split(findings)} {tables.mean_text(row.score)} % (n = {row.score.n}, 95 % interval {_interval(row)})"
+    )
+    if row.difference is not None:
+        difference = f"{tables.difference_text(row.difference)} points, p (Holm) {tables.holm_text(row.difference)}"
+        text += f", difference to {findings.baseline} {difference}"
+    recipe = findings.collected.experiment.recipe.name
+    return f"{tables.markdown_text(row.name)} in [{recipe}]({link}): {tables.markdown_text(text)}."
+
+
+def _row(findings: Findings, name: str, kind: str) -> ResultRow:
+    """Return the cell with this name; raises a UserError if it is not exactly one."""
+    rows = [row for row in findings.rows if name in (row.method, row.name)]
+    if len(rows) != 1:
+        known = ", ".join([*(row.name for row in findings.rows), *(each.text for each in findings.claims)])
+        raise UserError(f"{kind} {name!r}: must be one cell or claim of {known}; give its full name")
+    return rows[0]
 
 
 class Gap(NamedTuple):

@@ -66,8 +66,8 @@ class Publisher:
         self.kinds: dict[str, Renderer] = {
             "report": self._report, "table": self._table,
             **{kind: partial(self._about, render) for kind, render in about.items()},
-            "figure": self._figure, "value": self._value, "noise": self._noise, "evidence": self._evidence,
-            **self.others,
+            "figure": self._figure, "value": self._value, "result": self._result, "noise": self._noise,
+            "evidence": self._evidence, **self.others,
         }  # fmt: skip
         self._findings: dict[tuple[str, ...], Findings] = {}
         self._records: dict[Path, records.Records] = {}
@@ -157,7 +157,7 @@ class Publisher:
         for suffix, content in drawn.items():
             if self._files.setdefault(folder / f"{name}{suffix}", content) != content:
                 raise UserError(f"{name}{suffix}: another figure has this name; give this one a name with --as NAME")
-        link = os.path.relpath(folder / f"{name}.svg", self._page.parent).replace(os.sep, "/")
+        link = self._relative(folder / f"{name}.svg")
         return f"![{tables.split(findings)} of {findings.collected.experiment.recipe.name}]({link})"
 
     def _value(self, words: list[str]) -> str:
@@ -166,6 +166,18 @@ class Publisher:
             raise UserError('value: needs a field, a cell or claim, and a recipe: value accuracy "GNI" demo')
         field, name, *rest = words
         return fragments.value(self.findings(rest), field, name)
+
+    def _result(self, words: list[str]) -> str:
+        """Return a sentence about a cell, with a link to the page of its experiment."""
+        if len(words) < 2:
+            raise UserError('result: needs a cell and a recipe: result "GNI" demo')
+        findings = self.findings(words[1:])
+        page = self.root / RESULTS / findings.collected.experiment.recipe.name / PAGE
+        return fragments.result(findings, words[0], self._relative(page))
+
+    def _relative(self, path: Path) -> str:
+        """Return a link from the page that is being rendered."""
+        return os.path.relpath(path, self._page.parent).replace(os.sep, "/")
 
     def _evidence(self, words: list[str]) -> str:
         """Return the table of a file of claims."""
