@@ -180,14 +180,16 @@ class Publisher:
         return os.path.relpath(path, self._page.parent).replace(os.sep, "/")
 
     def _evidence(self, words: list[str]) -> str:
-        """Return the table of a file of claims."""
-        if len(words) != 1:
+        """Return the table of a file of claims, or with `--short` a line for each claim."""
+        files = [word for word in words if word != "--short"]
+        if len(files) != 1:
             raise UserError("evidence: needs exactly one file, such as results/claims.toml")
 
         def load(name: str) -> Findings | None:
             return self.findings([name]) if (self.root / RESULTS / name / RECORDS).exists() else None
 
-        return evidence.table(self.root / words[0], load)
+        render = evidence.summary if "--short" in words else evidence.table
+        return render(self.root / files[0], load)
 
     def _noise(self, words: list[str]) -> str:
         if len(words) != 1:
