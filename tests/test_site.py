@@ -134,7 +134,7 @@ def tree(tmp_path, monkeypatch):
     files = {
         "docs/index.md": "# A\n\n[guide](guides/x.md#part) `[code](nowhere.md)` [`b`](../src/b.py)\n"
         "```\n[code](nowhere.md)\n```\n[out](https://example.org/) [x](#a)\n",
-        "docs/guides/README.md": "# Guides\n",
+        "docs/guides/README.md": "# Guides\n\np \\< 0.001 `a \\< b`\n",
         "docs/guides/x.md": "# X\n\n## Part\n\n![p](../p.svg) [all](README.md) [e](../../examples) "
         "[r](../../results/)\n",
         "docs/p.svg": "<svg/>",
@@ -165,6 +165,7 @@ def test_links_become_those_of_the_site(tree, tmp_path):
     assert "- [e.py](e.py.md)" in written["source/examples/index.md"].decode()
     assert "`````python\nb = 1\n`````" in written["source/src/b.py.md"].decode()
     assert "exclude: true" in written["source/src/b.py.md"].decode()
+    assert written["guides/index.md"].decode() == "# Guides\n\np &lt; 0.001 `a \\< b`\n"
     assert written["results/index.md"].decode().strip() == "# R"
     notebook = written["n.md"].decode()
     assert notebook.startswith("# N\n\n[Download this notebook](n.ipynb)\n")
@@ -228,6 +229,12 @@ def test_a_missing_anchor_and_a_wrong_docstring_are_errors(tmp_path, monkeypatch
     assert "anchor does not exist" in printed or "'nothing' does not appear in the function signature" in printed
 
 
+# The dialog of the search is in a shadow tree.
+DIALOG = "const dialog = [...document.querySelectorAll('div')].find(each => each.shadowRoot)?.shadowRoot;"
+FIELD = DIALOG + "const field = dialog?.querySelector('dialog[open] input');"
+RESULTS = DIALOG + "return [...dialog.querySelectorAll('a[role=option]')].map(link => link.href)"
+
+
 class Quiet(http.server.SimpleHTTPRequestHandler):
     """Serve files, and print nothing."""
 
@@ -275,7 +282,8 @@ def test_in_a_browser(tmp_path):
         with browser(tmp_path / "profile-search") as driver:
             driver.get(address)
             driver.find_element("css selector", ".md-search__button").click()
-            field = wait(20, lambda: driver.find_elements("css selector", "input[placeholder]"))[0]
-            field.send_keys("EvalNorm")
-            wait(20, lambda: [link for link in driver.find_elements("css selector", "a[href*='eval-norm']")
-                              if link.is_displayed()])  # fmt: skip
+            wait(20, lambda: driver.execute_script(FIELD + "return field && !(field.focus())"))
+            driver.switch_to.active_element.send_keys("EvalNorm")
+            places = wait(20, lambda: driver.execute_script(RESULTS))
+            assert places[0].startswith(f"{address}methods/eval-norm/")
+            assert any(place.startswith(f"{address}api/eval-norm/") for place in places)

@@ -105,7 +105,9 @@ class Stage:
         def replaced(match: re.Match[str]) -> str:
             return f"]({self._link(match[1], path, place)})"
 
-        return LINK.sub(replaced, GENERATED.sub("", text))
+        # Python-Markdown knows fewer escapes than GitHub.
+        text = GENERATED.sub("", text).replace("\\<", "&lt;").replace("\\~", "~")
+        return LINK.sub(replaced, text)
 
     def _link(self, link: str, path: str, place: str) -> str:
         """Return a link of the page `path` as it is on the site, at `place`; stages what it links to."""
@@ -209,7 +211,7 @@ def api_pages() -> Iterator[tuple[str, str]]:
 
 
 def _reference(title: str, intro: str, paths: list[str], members: bool = False) -> str:
-    options = "    options:\n      members: true\n      filters: ['!^_']\n" if members else ""
+    options = "    options:\n      members: null\n      filters: ['!^_']\n" if members else ""
     return f"# {title}\n\n{intro}\n" + "".join(f"::: {path}\n{options}\n" for path in paths)
 
 

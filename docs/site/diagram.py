@@ -38,8 +38,8 @@ WALKS = (
         Box("apply", "y = scale·(x − c) + shift", "engine/backends"),
     )),
     Walk("A batch, backward", "#fff3e0", (
-        Box("input gradient", "dx: two reads, one write", "engine/backends"),
-        Box("linear term", "slope·(x − center) + offset", "statistics/samples.py"),
+        Box("input gradient", "dx, one write", "engine/backends"),
+        Box("linear term", "slope, center, offset", "statistics/samples.py"),
         Box("small gradients", "weight, bias, statistics", "engine/steps.py"),
         Box("gradient sums", "Σ dy, Σ dy·(x − mean)", "engine/backends"),
         Box("autograd", "dy, x, saved tables", "engine/op.py"),
