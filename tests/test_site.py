@@ -188,8 +188,11 @@ def test_pages_that_were_removed_disappear(tree, tmp_path):
     assert (tmp_path / "out" / "site-source" / "index.md").read_text() == "# A\n"
 
 
-def test_code_with_prompts_is_marked():
-    assert build._prompted("```python\n>>> 1\n1\n```") == "```pycon\n>>> 1\n1\n```"
+def test_code_with_prompts():
+    assert build._prompted("```python\n>>> 1\n1\n\n```") == "```pycon\n>>> 1\n1\n\n```"
+    assert build._prompted("```python\n>>> for x in y:\n...     x\n>>> z\n\n```") == (
+        "```python\nfor x in y:\n    x\nz\n```"
+    )
     assert build._prompted("```python\nx = 1\n```") == "```python\nx = 1\n```"
 
 

@@ -161,8 +161,14 @@ def _front(title: str) -> str:
 
 
 def _prompted(fence: str) -> str:
-    """Mark Python code with prompts as such, for its colours."""
-    return re.sub(r"\A(\s*`+)python\n(?=\s*>>> )", r"\1pycon\n", fence)
+    """Mark Python code with prompts as such, for its colours; remove them from code without output, to be copied."""
+    if not re.match(r"\s*`+python\n\s*>>> ", fence):
+        return fence
+    first, *lines, last = fence.split("\n")
+    code = [line for line in lines if line.strip()]
+    if all(re.match(r"(?:>>>|\.\.\.)(?: |$)", line) for line in code):
+        return "\n".join([first, *(line[4:] for line in code), last])
+    return "\n".join([first.replace("python", "pycon"), *lines, last])
 
 
 def _text(path: Path) -> str:
