@@ -14,6 +14,7 @@ from urllib.parse import unquote, urlsplit
 
 import pytest
 
+import ghostnoise
 from support.browser import browser
 
 ROOT = Path(__file__).parents[1]
@@ -126,6 +127,14 @@ def test_every_page_is_in_the_navigation_once(tmp_path):
     assert len(set(listed)) == len(listed)
     pages = {place for place in stage.written if place.endswith(".md") and not place.startswith("source/")}
     assert set(listed) == pages
+
+
+def test_every_public_name_is_in_the_api_reference():
+    found = dict(build.api_pages())
+    index = found.pop("api/index.md")
+    for name in set(ghostnoise.__all__) - {"functional", "layers", "meter"} | set(ghostnoise.functional.__all__):
+        assert f"`{name}`" in index
+        assert sum(len(re.findall(rf"^::: \S+\.{name}$", page, re.MULTILINE)) for page in found.values()) == 1, name
 
 
 @pytest.fixture

@@ -33,15 +33,10 @@ ASSETS = {".svg", ".png", ".pdf", ".csv", ".json", ".jsonl", ".ipynb"}
 LANGUAGES = {".py": "python", ".toml": "toml", ".sh": "sh", ".cpp": "cpp", ".h": "cpp"}
 # Pages outside docs/ that are part of the site, and their places on it.
 OTHERS = {"CONTRIBUTING.md": "contributing.md", "CHANGELOG.md": "changelog.md", "README.md": "index.md"}
-# Public names besides those of the methods: page, title, and the paths of the objects.
-API = {
-    "conversion": ("Converting models", ["convert", "revert", "summary"]),
-    "schedules": ("Schedules of the ghost size",
-                  ["Schedule", "ConstantSchedule", "LinearSchedule", "CosineSchedule", "OffAfter"]),
-    "meter": ("Measuring noise",
-              ["Meter", "meter.Reading", "meter.LayerReading", "meter.NoiseReading", "meter.Distribution", "meter.Gap",
-               "meter.advise", "meter.Advice"]),
-    "backends": ("Choosing a backend", ["backend"]),
+# Titles of the pages of the API reference for modules outside ghostnoise.methods.
+TITLES = {
+    "calibration": "Statistics for inference", "conversion": "Converting models",
+    "engine.backends.select": "Choosing a backend", "meter": "Measuring noise",
 }  # fmt: skip
 
 
@@ -210,8 +205,10 @@ def api_pages() -> Iterator[tuple[str, str]]:
         intro = f"Definition, cost and pitfalls are on the card: {links}.\n"
         yield f"api/{page}.md", _reference(title, intro, [f"{module}.{name}" for name in names])
         index.append(f"| [{title}]({page}.md) | {', '.join(f'`{name}`' for name in names)} |")
-    for page, (title, names) in API.items():
-        yield f"api/{page}.md", _reference(title, "", [_path(name) for name in names], members=True)
+    for module, names in _other_names().items():
+        title = TITLES.get(module, module.rpartition(".")[2].replace("_", " ").capitalize())
+        page = title.lower().replace(" ", "-")
+        yield f"api/{page}.md", _reference(title, "", [_path(module, name) for name in names], members=True)
         index.append(f"| [{title}]({page}.md) | {', '.join(f'`{name}`' for name in names)} |")
     yield "api/index.md", "\n".join(index) + "\n"
 
@@ -221,10 +218,20 @@ def _reference(title: str, intro: str, paths: list[str], members: bool = False) 
     return f"# {title}\n\n{intro}\n" + "".join(f"::: {path}\n{options}\n" for path in paths)
 
 
-def _path(name: str) -> str:
-    value: Any = importlib.import_module("ghostnoise")
-    for part in name.split("."):
-        value = getattr(value, part)
+def _other_names() -> dict[str, list[str]]:
+    """Return the public names that are not those of methods by module, functions first."""
+    import ghostnoise
+
+    found: dict[str, list[str]] = {}
+    for name, module in ghostnoise._DEFINED_IN.items():
+        found.setdefault(module, []).append(name)
+    for module in set(ghostnoise._MODULES) & set(found):
+        found[module] += importlib.import_module(f"ghostnoise.{module}").__all__
+    return {module: sorted(set(names), key=lambda name: (name[0].isupper(), name)) for module, names in found.items()}
+
+
+def _path(module: str, name: str) -> str:
+    value = getattr(importlib.import_module(f"ghostnoise.{module}"), name)
     return f"{value.__module__}.{value.__qualname__}"
 
 
