@@ -22,11 +22,11 @@ test-all: test sanitize
 
 # Serves the documentation on this machine, and renews it when a page changes.
 docs: .venv/ready
-	$(BIN)/python docs/site/build.py --serve
+	$(BIN)/python docs/site/build_site.py --serve
 
 # Builds the documentation in build/site; broken links, missing anchors and wrong docstrings are errors.
 site: .venv/ready
-	$(BIN)/python docs/site/build.py
+	$(BIN)/python docs/site/build_site.py
 
 # Runs the tests of the C++ library with AddressSanitizer and UndefinedBehaviorSanitizer.
 sanitize: .venv/ready

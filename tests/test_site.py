@@ -3,7 +3,6 @@
 import contextlib
 import functools
 import http.server
-import importlib.util
 import json
 import re
 import threading
@@ -14,7 +13,11 @@ from urllib.parse import unquote, urlsplit
 
 import pytest
 
+import api_reference
+import build_site
+import diagram
 import ghostnoise
+import staging
 from support.browser import browser
 
 ROOT = Path(__file__).parents[1]
@@ -22,16 +25,6 @@ OTHER_HOST = re.compile(r"(?:[a-z]+:)?//", re.IGNORECASE)
 # The script of the theme names them, for features that these pages do not have: diagrams, code that runs in the page,
 # enlarged images and the numbers of a repository.
 KNOWN_IN_SCRIPTS = {"unpkg.com", "cdn.jsdelivr.net", "api.github.com", "gitlab.com", "codeberg.org"}
-
-
-def load(name):
-    spec = importlib.util.spec_from_file_location(f"site_{name}", ROOT / "docs" / "site" / f"{name}.py")
-    module = importlib.util.module_from_spec(spec)
-    spec.loader.exec_module(module)
-    return module
-
-
-build, diagram = load("build"), load("diagram")
 
 
 class Page(HTMLParser):
@@ -66,7 +59,7 @@ def resolve(site, page, link):
 
 def test_the_site_builds_and_every_link_resolves(tmp_path, capfd):
     """If this fails, run `make site`: it reports the file and the line."""
-    assert build.build(tmp_path) == 0, capfd.readouterr().out
+    assert build_site.build(tmp_path) == 0, capfd.readouterr().out
     site = tmp_path / "site"
     pages = {path.resolve(): Page(path) for path in site.rglob("*.html")}
     assert len(pages) > 60
@@ -122,15 +115,15 @@ def flat(entries):
 
 
 def test_every_page_is_in_the_navigation_once(tmp_path):
-    stage = build.staged(tmp_path)
-    listed = list(flat(build.navigation(stage)))
+    stage = build_site.staged(tmp_path)
+    listed = list(flat(build_site.navigation(stage)))
     assert len(set(listed)) == len(listed)
     pages = {place for place in stage.written if place.endswith(".md") and not place.startswith("source/")}
     assert set(listed) == pages
 
 
 def test_every_public_name_is_in_the_api_reference():
-    found = dict(build.api_pages())
+    found = dict(api_reference.api_pages())
     index = found.pop("api/index.md")
     for name in set(ghostnoise.__all__) - {"functional", "layers", "meter"} | set(ghostnoise.functional.__all__):
         assert f"`{name}`" in index
@@ -159,14 +152,14 @@ def tree(tmp_path, monkeypatch):
         path = tmp_path / "repository" / name
         path.parent.mkdir(parents=True, exist_ok=True)
         path.write_text(text)
-    monkeypatch.setattr(build, "ROOT", tmp_path / "repository")
-    monkeypatch.setattr(build, "OTHERS", {})
-    monkeypatch.setattr(build, "api_pages", lambda: iter(()))
+    monkeypatch.setattr(staging, "ROOT", tmp_path / "repository")
+    monkeypatch.setattr(staging, "OTHERS", {})
+    monkeypatch.setattr(build_site, "api_pages", lambda: iter(()))
     return tmp_path / "repository"
 
 
 def test_links_become_those_of_the_site(tree, tmp_path):
-    written = build.staged(tmp_path / "out").written
+    written = build_site.staged(tmp_path / "out").written
     index, guide = written["index.md"].decode(), written["guides/x.md"].decode()
     assert "[guide](guides/x.md#part) `[code](nowhere.md)` [`b`](source/src/b.py.md)" in index
     assert "```\n[code](nowhere.md)\n```\n[out](https://example.org/) [x](#a)" in index
@@ -184,25 +177,25 @@ def test_links_become_those_of_the_site(tree, tmp_path):
 
 def test_a_broken_link_is_reported_with_its_page(tree, tmp_path):
     (tree / "docs" / "guides" / "x.md").write_text("[x](../missing.md)")
-    with pytest.raises(build.BrokenLink, match=r"docs/guides/x.md: \.\./missing.md does not exist"):
-        build.staged(tmp_path / "out")
+    with pytest.raises(staging.BrokenLinkError, match=r"docs/guides/x.md: \.\./missing.md does not exist"):
+        build_site.staged(tmp_path / "out")
 
 
 def test_pages_that_were_removed_disappear(tree, tmp_path):
-    build.staged(tmp_path / "out")
+    build_site.staged(tmp_path / "out")
     (tree / "docs" / "index.md").write_text("# A\n")
     (tree / "docs" / "n.ipynb").unlink()
-    build.staged(tmp_path / "out")
+    build_site.staged(tmp_path / "out")
     assert not list((tmp_path / "out").rglob("n.*"))
     assert (tmp_path / "out" / "site-source" / "index.md").read_text() == "# A\n"
 
 
 def test_code_with_prompts():
-    assert build._prompted("```python\n>>> 1\n1\n\n```") == "```pycon\n>>> 1\n1\n\n```"
-    assert build._prompted("```python\n>>> for x in y:\n...     x\n>>> z\n\n```") == (
+    assert staging._prompted("```python\n>>> 1\n1\n\n```") == "```pycon\n>>> 1\n1\n\n```"
+    assert staging._prompted("```python\n>>> for x in y:\n...     x\n>>> z\n\n```") == (
         "```python\nfor x in y:\n    x\nz\n```"
     )
-    assert build._prompted("```python\nx = 1\n```") == "```python\nx = 1\n```"
+    assert staging._prompted("```python\nx = 1\n```") == "```python\nx = 1\n```"
 
 
 def test_the_diagram_is_up_to_date_and_names_what_exists():
@@ -232,11 +225,11 @@ def test_a_missing_anchor_and_a_wrong_docstring_are_errors(tmp_path, monkeypatch
         assert old in (ROOT / path).read_text()
         monkeypatch.setattr(Path, "read_text", changed)
     else:
-        classes = build.runtime_classes()
+        classes = api_reference.runtime_classes()
         found = classes["ghostnoise.methods.elementwise.AdditiveGaussianNoise"]
         found["docstring"] = found["docstring"].replace("std: the", "nothing: the")
-        monkeypatch.setattr(build, "runtime_classes", lambda: classes)
-    assert build.build(tmp_path) != 0
+        monkeypatch.setattr(build_site, "runtime_classes", lambda: classes)
+    assert build_site.build(tmp_path) != 0
     printed = capfd.readouterr().out
     assert "anchor does not exist" in printed or "'nothing' does not appear in the function signature" in printed
 
@@ -274,7 +267,7 @@ def wait(seconds, condition):
 @pytest.mark.slow
 def test_in_a_browser(tmp_path):
     """Pages load nothing from other hosts, fit on a phone, follow the colour scheme, and can be searched."""
-    assert build.build(tmp_path) == 0
+    assert build_site.build(tmp_path) == 0
     with served(tmp_path / "site") as address:
         for dark in (False, True):
             with browser(tmp_path / f"profile-{dark}", dark=dark) as driver:
