@@ -24,6 +24,9 @@ from staging import LINK, ROOT, BrokenLinkError, Stage, page_text
 
 HERE = Path(__file__).resolve().parent
 BUILD = ROOT / "build"
+# Pages at the top of the site, by section; those that are not listed here are guides.
+RESULTS = ("evidence.md", "performance.md", "fidelity.md")
+DEVELOPMENT = ("how-it-is-built.md", "adding-a-method.md", "contributing.md", "changelog.md")
 
 
 def navigation(stage: Stage) -> list[object]:
@@ -33,16 +36,20 @@ def navigation(stage: Stage) -> list[object]:
     results = sorted(place for place in stage.written if place.startswith("results/") and place.endswith("/index.md"))
     results.remove("results/index.md")
     notebooks = sorted(place for place in stage.written if re.fullmatch(r"notebooks/.*\.md", place))
+    others = sorted(
+        place for place in stage.written if re.fullmatch(r"[^/]+\.md", place)
+        and place not in ("index.md", *RESULTS, *DEVELOPMENT)
+    )  # fmt: skip
     api = ["api/index.md", *_places(stage.written["api/index.md"].decode(), "api/x.md")]
     return [
         {"Start here": ["index.md"]},
         {"Tutorials": [*_with_rest(stage, "tutorials", _listed(stage, "docs/tutorials/README.md")), *notebooks]},
-        {"Guides": ["guides/index.md", *(each for each in guides if each not in experiments)]},
+        {"Guides": ["guides/index.md", *(each for each in guides if each not in experiments), *others]},
         {"Experiments": _with_rest(stage, "guides", experiments, guides)},
         {"Methods": _with_rest(stage, "methods", _listed(stage, "docs/methods/README.md"))},
-        {"Results": ["evidence.md", "performance.md", "fidelity.md", {"Experiments": ["results/index.md", *results]}]},
+        {"Results": [*RESULTS, {"Experiments": ["results/index.md", *results]}]},
         {"API reference": api},
-        {"Development": ["how-it-is-built.md", "adding-a-method.md", "contributing.md", "changelog.md"]},
+        {"Development": list(DEVELOPMENT)},
     ]
 
 
