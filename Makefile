@@ -2,7 +2,7 @@
 PYTHON ?= python3
 BIN := .venv/bin
 
-.PHONY: demo test test-all results sanitize lint clean
+.PHONY: demo test test-all results docs site sanitize lint clean
 
 demo: .venv/ready
 	$(BIN)/ghostnoise sweep demo
@@ -19,6 +19,14 @@ results:
 # Also what takes longer.
 test-all: test sanitize
 	$(BIN)/pytest -n 2 -m slow
+
+# Serves the documentation on this machine, and renews it when a page changes.
+docs: .venv/ready
+	$(BIN)/python docs/site/build_site.py --serve
+
+# Builds the documentation in build/site; broken links, missing anchors and wrong docstrings are errors.
+site: .venv/ready
+	$(BIN)/python docs/site/build_site.py
 
 # Runs the tests of the C++ library with AddressSanitizer and UndefinedBehaviorSanitizer.
 sanitize: .venv/ready
@@ -40,7 +48,7 @@ lint: .venv/ready
 	$(PYTHON) -m venv .venv
 	$(BIN)/pip install --quiet --disable-pip-version-check --no-deps --require-hashes -r requirements.lock
 	$(BIN)/pip install --quiet --disable-pip-version-check -c constraints.txt torch
-	$(BIN)/pip install --quiet --disable-pip-version-check --no-build-isolation -c constraints.txt -e '.[lab,dev]'
+	$(BIN)/pip install --quiet --disable-pip-version-check --no-build-isolation -c constraints.txt -e '.[lab,docs,dev]'
 	touch $@
 
 clean:

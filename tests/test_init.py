@@ -26,7 +26,7 @@ LAYERS = [
     ["statistics"],
     ["checks", "randomness", "tracing"],
     ["torch_private", "terminal"],
-    ["text", "version"],
+    ["docstrings", "text", "version"],
 ]
 DEPTH = {part: depth for depth, parts in enumerate(LAYERS) for part in parts}
 COMMANDS = {"cli", "bench"}

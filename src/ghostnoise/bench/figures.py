@@ -18,6 +18,7 @@ COLORS = {
 HEADINGS = {
     "layers": "time of forward + backward",
     "net": "time of a training step",
+    "recipe": "time of a training step",
     "lab": "time of a few training steps",
     "memory": "bytes of forward + backward",
 }

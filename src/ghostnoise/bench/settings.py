@@ -26,6 +26,8 @@ class Settings:
     rounds: int | None = None
     batch: int | None = None
     compiled: bool = False
+    recipe: str = ""
+    cpu_time: bool = False
 
     def selects(self, name: str) -> bool:
         """Return whether the row with this name is selected."""

@@ -18,6 +18,7 @@ PACKAGES = ("rich", "matplotlib", "filelock")
 KINDS = {
     "layers": "time forward + backward of single layers, and the bandwidth limit",
     "net": "time training steps of ResNet-20 and ResNet-18 on CIFAR-sized images",
+    "recipe": "time a training step of each method of a recipe, as a ratio to its baseline",
     "memory": "count the bytes saved for the backward, and the peak",
     "lab": "time the trainer, the bare training step and a plain DataLoader loop",
 }
@@ -28,10 +29,16 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     """Add a parser for each kind of measurement."""
     kinds: Any = parser.add_subparsers(dest="bench", required=True, metavar="|".join(KINDS))
     added = {name: kinds.add_parser(name, help=text) for name, text in KINDS.items()}
-    for name, formats in (("layers", "both"), ("net", "contiguous"), ("memory", "both"), ("lab", "contiguous")):
+    for name, formats in (("layers", "both"), ("net", "contiguous"), ("memory", "both"), ("lab", "contiguous"),
+                          ("recipe", "contiguous")):  # fmt: skip
         _add_shared(added[name], formats)
-    for name, length in (("layers", 15), ("net", 60), ("lab", 60)):
+    for name, length in (("layers", 15), ("net", 60), ("lab", 60), ("recipe", 60)):
         _add_timing(added[name], length)
+    added["recipe"].add_argument("recipe", metavar="RECIPE", help="the name of a recipe with a [grid], or its file")
+    added["recipe"].add_argument(
+        "--cpu-time", action="store_true",
+        help="time the processor instead of the clock, with --threads 1: for a machine that also does other work",
+    )  # fmt: skip
     added["layers"].add_argument(
         "--compile", action="store_true", help="also time layers through torch.compile, which takes minutes"
     )
@@ -68,10 +75,12 @@ def _add_timing(parser: argparse.ArgumentParser, length: float) -> None:
 
 def run(options: argparse.Namespace) -> int:
     """Measure in one or both allocator modes and return the exit code."""
-    if options.bench in ("net", "lab"):
+    if options.bench in ("net", "lab", "recipe"):
         require(("pydantic",))
     from ghostnoise.bench import run as bench
 
+    if getattr(options, "cpu_time", False) and (options.threads != 1 or options.device != "cpu"):
+        raise UserError("--cpu-time: adds up the time of all threads; give --threads 1, and no other device than cpu")
     modes = _modes(options)
     try:
         options.out.mkdir(parents=True, exist_ok=True)
@@ -122,6 +131,8 @@ def _settings(options: argparse.Namespace) -> "Settings":
         rounds=QUICK_ROUNDS if options.quick and rounds is None else rounds,
         batch=getattr(options, "batch", None),
         compiled=getattr(options, "compile", False),
+        recipe=getattr(options, "recipe", ""),
+        cpu_time=getattr(options, "cpu_time", False),
     )
 
 

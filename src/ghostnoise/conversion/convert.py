@@ -40,7 +40,8 @@ def convert(
             "gni-shift"; `ghostnoise.methods.registry.names()` has them all.
         ghost_size: the number of samples in a ghost batch; or a `Schedule`; or a mapping from patterns of module names
             to these, whose first matching pattern applies. None disables ghost batches.
-        after, before: a type of module, or a tuple of types, at which to insert noise, for methods that have noise.
+        after: a type of module, or a tuple of types, after which to insert noise, for methods that have noise.
+        before: the same, before these modules.
         where: a function of a module's name and the module that returns whether to convert it. Alone, with a method
             that has noise, it also selects modules that are not batch norms: noise is inserted after them.
         channel_dim: the channel dimension of inserted noise, where it is not known from the type of the module.
@@ -48,12 +49,13 @@ def convert(
         process_group: the ranks that share a batch, as in the layers: None is this process alone, "world" is all
             ranks, or a process group or its name. If neither this nor `scope` is given, an `nn.SyncBatchNorm` keeps its
             group, and every other layer uses this process alone.
-        options: options of the method's layer, such as `noise_eps`, `components`, `alpha`, `generator` or `uneven`.
+        **options: options of the method's layer, such as `noise_eps`, `components`, `alpha`, `generator` or `uneven`.
 
-    >>> model = nn.Sequential(nn.Conv2d(3, 8, 3), nn.BatchNorm2d(8), nn.ReLU())
-    >>> convert(model, "gni", ghost_size=32)[1]
-    GhostNoiseBatchNorm2d(8, eps=1e-05, momentum=0.1, affine=True, bias=True, track_running_stats=True,
-    ghost_size=32, noise_eps=0.001, components='both', draw='replacement', normalizer='batch')
+    Examples:
+        >>> model = nn.Sequential(nn.Conv2d(3, 8, 3), nn.BatchNorm2d(8), nn.ReLU())
+        >>> convert(model, "gni", ghost_size=32)[1]
+        GhostNoiseBatchNorm2d(8, eps=1e-05, momentum=0.1, affine=True, bias=True, track_running_stats=True,
+        ghost_size=32, noise_eps=0.001, components='both', draw='replacement', normalizer='batch')
     """
     targets.check_model(model, "convert")
     chosen = Method(method, *registry.find(method))
@@ -97,9 +99,10 @@ def revert(model: Model) -> Model:
     Layers of this library that were not made by `convert` become the `nn.BatchNorm*d` of the same rank. A model without
     such layers is returned unchanged.
 
-    >>> model = nn.Sequential(nn.Linear(4, 8), nn.BatchNorm1d(8))
-    >>> revert(convert(model, "gbn", ghost_size=16))[1]
-    BatchNorm1d(8, eps=1e-05, momentum=0.1, affine=True, bias=True, track_running_stats=True)
+    Examples:
+        >>> model = nn.Sequential(nn.Linear(4, 8), nn.BatchNorm1d(8))
+        >>> revert(convert(model, "gbn", ghost_size=16))[1]
+        BatchNorm1d(8, eps=1e-05, momentum=0.1, affine=True, bias=True, track_running_stats=True)
     """
     targets.check_model(model, "revert")
     found = targets.everything(model)

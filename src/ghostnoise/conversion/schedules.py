@@ -101,8 +101,9 @@ def release(layer: nn.Module) -> None:
 class ConstantSchedule(Schedule):
     """The same ghost size at every step.
 
-    >>> ConstantSchedule(32).ghost_size
-    32
+    Examples:
+        >>> ConstantSchedule(32).ghost_size
+        32
     """
 
     def __init__(self, ghost_size: int | None) -> None:
@@ -117,9 +118,10 @@ class ConstantSchedule(Schedule):
 class LinearSchedule(Schedule):
     """Interpolate linearly from `start` to `end` over `steps` steps, rounded to integers.
 
-    >>> schedule = LinearSchedule(8, 32, steps=3)
-    >>> [schedule.at(step) for step in range(4)]
-    [8, 16, 24, 32]
+    Examples:
+        >>> schedule = LinearSchedule(8, 32, steps=3)
+        >>> [schedule.at(step) for step in range(4)]
+        [8, 16, 24, 32]
     """
 
     def __init__(self, start: int, end: int, steps: int) -> None:
@@ -138,9 +140,10 @@ class LinearSchedule(Schedule):
 class CosineSchedule(LinearSchedule):
     """Interpolate from `start` to `end` over `steps` steps along half a cosine, rounded to integers.
 
-    >>> schedule = CosineSchedule(8, 32, steps=4)
-    >>> [schedule.at(step) for step in range(5)]
-    [8, 12, 20, 28, 32]
+    Examples:
+        >>> schedule = CosineSchedule(8, 32, steps=4)
+        >>> [schedule.at(step) for step in range(5)]
+        [8, 12, 20, 28, 32]
     """
 
     def progress(self, fraction: float) -> float:
@@ -151,9 +154,10 @@ class CosineSchedule(LinearSchedule):
 class OffAfter(Schedule):
     """Use `ghost_size` for `steps` steps, then disable ghost batches.
 
-    >>> schedule = OffAfter(16, steps=2)
-    >>> [schedule.at(step) for step in range(3)]
-    [16, 16, None]
+    Examples:
+        >>> schedule = OffAfter(16, steps=2)
+        >>> [schedule.at(step) for step in range(3)]
+        [16, 16, None]
     """
 
     def __init__(self, ghost_size: int, steps: int) -> None:

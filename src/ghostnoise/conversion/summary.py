@@ -46,11 +46,12 @@ def summary(model: nn.Module) -> Summary:
     The `method` is the most specific name that `convert` has for the layer, such as "gni-shift". The `scope` is "local"
     for statistics of this process alone, and "global" for those of a process group.
 
-    >>> from ghostnoise import convert
-    >>> print(summary(convert(nn.Sequential(nn.Linear(4, 8), nn.BatchNorm1d(8)), "gni", ghost_size=16)))
-    name  layer                  was          method  ghost_size  scope  notes
-    ----  ---------------------  -----------  ------  ----------  -----  -----
-    1     GhostNoiseBatchNorm1d  BatchNorm1d  gni     16          local
+    Examples:
+        >>> from ghostnoise import convert
+        >>> print(summary(convert(nn.Sequential(nn.Linear(4, 8), nn.BatchNorm1d(8)), "gni", ghost_size=16)))
+        name  layer                  was          method  ghost_size  scope  notes
+        ----  ---------------------  -----------  ------  ----------  -----  -----
+        1     GhostNoiseBatchNorm1d  BatchNorm1d  gni     16          local
     """
     check_model(model, "summary")
     rows = []

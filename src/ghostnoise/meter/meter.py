@@ -47,7 +47,7 @@ class Meter:
         gap: whether to compare training with inference as well, which takes a few passes over the activations.
         seed: seed of the draws.
 
-    Example:
+    Examples:
         >>> model = nn.Sequential(nn.Linear(20, 8), nn.BatchNorm1d(8), nn.ReLU())
         >>> with torch.no_grad(), Meter(model, ghost_size=16) as meter:
         ...     for _ in range(10):

@@ -57,7 +57,8 @@ def analytical_ghost_noise(
         process_group: the ranks that share the batch.
         uneven: if True, ranks may hold different numbers of samples.
 
-    Shape: (B, C, *spatial) with 2 to 5 dimensions, or with the channels in `channel_dim`.
+    Shape:
+        (B, C, *spatial) with 2 to 5 dimensions, or with the channels in `channel_dim`.
     """
     ghost_size = checks.ghost_size_or_none(ghost_size)
     _check(noise_eps, components, generator, law, dof)
@@ -154,9 +155,11 @@ class AnalyticalGhostNoise(Leaf):
         components: "both", or only the "shift" or the "scale".
         channel_dim: the dimension of the channels: 1, or -1 for tokens (B, T, C).
         generator: draws the noise; None is the default generator of the device.
-        process_group, uneven: as in `BatchNorm*d`.
+        process_group: the ranks that share a batch in training: None is this process alone, "world" is all ranks.
+        uneven: if True, ranks may hold different numbers of samples, or none; see `BatchNorm2d`.
 
-    Shape: 2 to 5 dimensions, the batch first, in any memory format; the output has the same shape.
+    Shape:
+        2 to 5 dimensions, the batch first, in any memory format; the output has the same shape.
     """
 
     def __init__(
@@ -206,11 +209,12 @@ class AnalyticalGhostNoiseBatchNorm(NormLayer):
     Parameters, buffers, state_dict and eval output are those of `nn.BatchNorm*d`.
 
     Args:
-        num_features, eps, momentum, affine, track_running_stats, device, dtype, bias: as in `nn.BatchNorm*d`.
-        process_group, uneven: as in `BatchNorm*d`.
-        ghost_size, noise_eps, law, dof, components, generator: as in `AnalyticalGhostNoise`.
-
-    Shape: (B, C, *spatial); the output has the same shape.
+        ghost_size: the number of samples in a ghost batch, N; smaller is stronger noise, `None` disables the noise.
+        noise_eps: added to the two variances whose ratio is the scale noise.
+        law: "fc" for fully connected layers (eqs. 11-12), or "conv" for convolutional ones (eqs. 15-16).
+        dof: "paper" draws squares around the true mean, χ²(N)/N; "exact" around the drawn one, χ²(N-1)/N for "fc".
+        components: "both", or only the "shift" or the "scale".
+        generator: draws the noise; None is the default generator of the device.
     """
 
     function = staticmethod(analytical_ghost_noise_batch_norm)

@@ -8,7 +8,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from ghostnoise import checks
+from ghostnoise import checks, docstrings
 from ghostnoise.engine import op, ranks
 from ghostnoise.engine.plan import Noise, Normalizer, Plan, Reference
 from ghostnoise.engine.ranks import Extent, Group
@@ -155,13 +155,17 @@ class NormLayer(Leaf, AnyBatchNorm):
 
     A subclass names its function and the attributes that the function takes as keywords; those that start with an
     underscore are internal state. It serves inputs of every rank; the layers with 1d, 2d or 3d in their name accept
-    that rank only.
+    that rank only. The docstring of a subclass describes the arguments that are its own; the others are added to it.
     """
 
     function: ClassVar[Callable[..., Tensor]]
     options: ClassVar[tuple[str, ...]] = ("process_group", "uneven")
     least_ghost_size: ClassVar[int] = 1
     ndims: ClassVar[tuple[int, ...]] = (2, 3, 4, 5)
+
+    def __init_subclass__(cls, **kwargs: Any) -> None:
+        super().__init_subclass__(**kwargs)
+        docstrings.complete(cls, docstrings.BATCH_NORM, cls.ndims)
 
     def __init__(
         self,

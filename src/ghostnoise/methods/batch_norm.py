@@ -39,7 +39,8 @@ def batch_norm(
 
     Without running buffers, the statistics of the batch are used in evaluation too.
 
-    Shape: (B, C, *spatial) with 2 to 5 dimensions, or with the channels in `channel_dim`.
+    Shape:
+        (B, C, *spatial) with 2 to 5 dimensions, or with the channels in `channel_dim`.
     """
     call = checked(
         "batch_norm", input, running_mean, running_var, weight, bias, training, momentum, eps, num_batches_tracked,
@@ -60,14 +61,6 @@ class BatchNorm(NormLayer):
 
     With a `process_group`, training normalizes over the batch of all its ranks, as `nn.SyncBatchNorm` does, and also on
     CPUs: all ranks must run the layer, forward and backward.
-
-    Args:
-        num_features, eps, momentum, affine, track_running_stats, device, dtype, bias: as in `nn.BatchNorm*d`.
-        process_group: the ranks that share a batch: None is this process alone, "world" is all ranks.
-        uneven: if True, ranks may hold different numbers of samples, or none, and exchange these numbers first. If
-            False, unequal batch sizes are not detected and may hang or crash.
-
-    Shape: (B, C, *spatial); `BatchNorm1d`, `BatchNorm2d` and `BatchNorm3d` accept the ranks of torch's own layers.
     """
 
     function = staticmethod(batch_norm)

@@ -134,18 +134,16 @@ class BatchRenorm(NormLayer):
     `nn.BatchNorm*d`. A forward pass that is recomputed by a checkpoint uses the r and d of the first pass.
 
     Args:
-        num_features, eps, momentum, affine, device, dtype, bias: as in `nn.BatchNorm*d`.
         track_running_stats: must be True: r and d are computed from the running statistics.
-        process_group, uneven: as in `BatchNorm*d`.
-        r_max, d_max: the limits of r and d; 1 and 0 give batch norm.
+        r_max: the largest r, and the inverse of the smallest; `r_max=1` with `d_max=0` gives batch norm.
+        d_max: the largest absolute value of d.
         warmup_steps: the number of batches that are normalized as in batch norm, counted by `num_batches_tracked`.
         transition_steps: the number of batches after these over which the limits grow linearly to `r_max` and `d_max`.
 
-    Shape: (B, C, *spatial); the output has the same shape.
-
-    >>> layer = BatchRenorm2d(16, warmup_steps=0, transition_steps=0)
-    >>> layer(torch.randn(8, 16, 4, 4)).shape
-    torch.Size([8, 16, 4, 4])
+    Examples:
+        >>> layer = BatchRenorm2d(16, warmup_steps=0, transition_steps=0)
+        >>> layer(torch.randn(8, 16, 4, 4)).shape
+        torch.Size([8, 16, 4, 4])
     """
 
     function = staticmethod(batch_renorm)

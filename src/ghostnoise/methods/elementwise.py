@@ -73,10 +73,12 @@ class NoisyDropout(Leaf):
         channel_dim: the dimension of the channels, for `per="channel"`.
         generator: draws the noise; None is the default generator of the device.
 
-    Shape: any; the output has the same shape.
+    Shape:
+        any; the output has the same shape.
 
-    >>> NoisyDropout(0.2, distribution="gaussian", per="channel")
-    NoisyDropout(p=0.2, distribution='gaussian', per='channel')
+    Examples:
+        >>> NoisyDropout(0.2, distribution="gaussian", per="channel")
+        NoisyDropout(p=0.2, distribution='gaussian', per='channel')
     """
 
     def __init__(
@@ -119,10 +121,12 @@ class AdditiveGaussianNoise(Leaf):
         std: the standard deviation of the noise.
         generator: draws the noise; None is the default generator of the device.
 
-    Shape: any; the output has the same shape.
+    Shape:
+        any; the output has the same shape.
 
-    >>> AdditiveGaussianNoise(0.1)
-    AdditiveGaussianNoise(std=0.1)
+    Examples:
+        >>> AdditiveGaussianNoise(0.1)
+        AdditiveGaussianNoise(std=0.1)
     """
 
     def __init__(self, std: float, *, generator: Generator | None = None) -> None:

@@ -83,13 +83,9 @@ class EvalNorm(NormLayer):
     base class, so `torch.optim.swa_utils.update_bn` updates them.
 
     Args:
-        num_features, eps, momentum, affine, track_running_stats, device, dtype, bias: as in `nn.BatchNorm*d`.
-        process_group, uneven: as in `BatchNorm*d`.
         ghost_size: the number of samples in a ghost batch, N; None takes the whole batch, and needs `alpha`.
         alpha: the weight of the sample itself; None is 1/N, its weight in training, and "1/N^2" that of the paper's
             released code.
-
-    Shape: (B, C, *spatial); the output has the same shape.
     """
 
     function = staticmethod(eval_norm)

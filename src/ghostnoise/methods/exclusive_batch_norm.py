@@ -78,19 +78,16 @@ class ExclusiveBatchNorm(NormLayer):
     batches are unstable. Parameters, buffers, state_dict and eval output are those of `nn.BatchNorm*d`.
 
     Args:
-        num_features, eps, momentum, affine, track_running_stats, device, dtype, bias: as in `nn.BatchNorm*d`.
-        process_group, uneven: as in `BatchNorm*d`.
         ghost_size: the number of samples in a ghost batch, 2 or more; None takes the whole batch.
         min_std: the least standard deviation to divide by.
         clamp_output: the largest absolute value of the normalized output, before weight and bias.
 
-    Shape: (B, C, *spatial); the output has the same shape.
-
-    >>> layer = ExclusiveBatchNorm1d(1, affine=False)
-    >>> layer(torch.tensor([[0.0], [1.0], [3.0]]))  # for 0, the others are 1 and 3: mean 2, standard deviation 1
-    tensor([[-2.0000],
-            [-0.3333],
-            [ 4.9999]])
+    Examples:
+        >>> layer = ExclusiveBatchNorm1d(1, affine=False)
+        >>> layer(torch.tensor([[0.0], [1.0], [3.0]]))  # for 0, the others are 1 and 3: mean 2, standard deviation 1
+        tensor([[-2.0000],
+                [-0.3333],
+                [ 4.9999]])
     """
 
     function = staticmethod(exclusive_batch_norm)

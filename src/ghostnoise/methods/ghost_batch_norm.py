@@ -70,18 +70,15 @@ class GhostBatchNorm(NormLayer):
     ghost batch. Parameters, buffers, state_dict and eval output are those of `nn.BatchNorm*d`.
 
     Args:
-        num_features, eps, momentum, affine, track_running_stats, device, dtype, bias: as in `nn.BatchNorm*d`.
-        process_group, uneven: as in `BatchNorm*d`.
         ghost_size: the number of samples in a ghost batch, N; `None` disables ghost batches.
         running_var_from: "ghost" updates the running variance towards the average of the ghost batches' biased
             variances, "batch" towards the unbiased variance of the whole batch.
 
-    Shape: (B, C, *spatial); the output has the same shape.
-
-    >>> layer = GhostBatchNorm2d(16, ghost_size=32)
-    >>> y = layer(torch.randn(100, 16, 8, 8))  # ghost batches of 32, 32 and 36
-    >>> y[:32].mean().abs() < 1e-5
-    tensor(True)
+    Examples:
+        >>> layer = GhostBatchNorm2d(16, ghost_size=32)
+        >>> y = layer(torch.randn(100, 16, 8, 8))  # ghost batches of 32, 32 and 36
+        >>> y[:32].mean().abs() < 1e-5
+        tensor(True)
     """
 
     function = staticmethod(ghost_batch_norm)
@@ -153,10 +150,11 @@ def decompose(input: Tensor, ghost_size: int, *, channel_dim: int = 1) -> Decomp
 
     A channel that is constant over the batch has no noise: 0 and 1.
 
-    >>> x = torch.randn(64, 3, 8, 8, dtype=torch.float64)
-    >>> d = decompose(x, ghost_size=16)
-    >>> torch.allclose(x[:16].mean((0, 2, 3)), d.mean + d.std * d.ghost_mean[0])
-    True
+    Examples:
+        >>> x = torch.randn(64, 3, 8, 8, dtype=torch.float64)
+        >>> d = decompose(x, ghost_size=16)
+        >>> torch.allclose(x[:16].mean((0, 2, 3)), d.mean + d.std * d.ghost_mean[0])
+        True
     """
     ghost_size = checks.ghost_size(ghost_size)
     checks.layout(input, "decompose", channel_dim)

@@ -67,7 +67,8 @@ def ghost_noise(
             count the samples of all ranks.
         uneven: if True, ranks may hold different numbers of samples.
 
-    Shape: (B, C, *spatial) with 2 to 5 dimensions, or with the channels in `channel_dim`.
+    Shape:
+        (B, C, *spatial) with 2 to 5 dimensions, or with the channels in `channel_dim`.
     """
     ghost_size = checks.ghost_size_or_none(ghost_size)
     check_noise(noise_eps, components, generator)
@@ -216,13 +217,16 @@ class GhostNoise(Leaf):
         draw: with "replacement" for each sample, or a "partition" of the shuffled batch; see `functional.ghost_noise`.
         channel_dim: the dimension of the channels: 1, or -1 for tokens (B, T, C).
         generator: draws the samples; None is the default generator of the device.
-        process_group, uneven: as in `BatchNorm*d`.
+        process_group: the ranks that share a batch in training: None is this process alone, "world" is all ranks.
+        uneven: if True, ranks may hold different numbers of samples, or none; see `BatchNorm2d`.
 
-    Shape: 2 to 5 dimensions, the batch first, in any memory format; the output has the same shape.
+    Shape:
+        2 to 5 dimensions, the batch first, in any memory format; the output has the same shape.
 
-    >>> after_layer_norm = nn.Sequential(nn.LayerNorm(32), GhostNoise(ghost_size=12, channel_dim=-1))
-    >>> after_layer_norm(torch.randn(64, 10, 32)).shape
-    torch.Size([64, 10, 32])
+    Examples:
+        >>> after_layer_norm = nn.Sequential(nn.LayerNorm(32), GhostNoise(ghost_size=12, channel_dim=-1))
+        >>> after_layer_norm(torch.randn(64, 10, 32)).shape
+        torch.Size([64, 10, 32])
     """
 
     def __init__(
@@ -273,8 +277,6 @@ class GhostNoiseBatchNorm(NormLayer):
     and eval output are those of `nn.BatchNorm*d`.
 
     Args:
-        num_features, eps, momentum, affine, track_running_stats, device, dtype, bias: as in `nn.BatchNorm*d`.
-        process_group, uneven: as in `BatchNorm*d`.
         ghost_size: the number of samples in a ghost batch, N; smaller is stronger noise, `None` disables the noise.
         noise_eps: added to the two variances whose ratio is the scale noise.
         components: "both", or only the "shift" or the "scale".
@@ -283,13 +285,12 @@ class GhostNoiseBatchNorm(NormLayer):
             of the whole batch, and the running variance is biased.
         generator: draws the samples; None is the default generator of the device.
 
-    Shape: (B, C, *spatial); the output has the same shape.
-
-    >>> layer = GhostNoiseBatchNorm2d(16, ghost_size=32)
-    >>> layer(torch.randn(64, 16, 8, 8)).shape
-    torch.Size([64, 16, 8, 8])
-    >>> nn.BatchNorm2d(16).load_state_dict(layer.state_dict())
-    <All keys matched successfully>
+    Examples:
+        >>> layer = GhostNoiseBatchNorm2d(16, ghost_size=32)
+        >>> layer(torch.randn(64, 16, 8, 8)).shape
+        torch.Size([64, 16, 8, 8])
+        >>> nn.BatchNorm2d(16).load_state_dict(layer.state_dict())
+        <All keys matched successfully>
     """
 
     function = staticmethod(ghost_noise_batch_norm)

@@ -1,14 +1,32 @@
 """Weight standardization, with a learnable gain, at the magnitude of the layer's initialization."""
 
 import math
+from typing import Any
 
 import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
+from ghostnoise import docstrings
 from ghostnoise.tracing import Leaf
 
 __all__ = ["WSConv1d", "WSConv2d", "WSLinear", "WeightStandardized", "standardize_weight"]
+
+ARGUMENTS = {
+    "in_channels": "the number of channels of the input.",
+    "out_channels": "the number of channels of the output.",
+    "kernel_size": "the size of the kernel.",
+    "stride": "the distance between the positions of the kernel.",
+    "padding": 'the number of positions that are added on every side, "same" or "valid".',
+    "dilation": "the distance between the elements of the kernel.",
+    "groups": "the number of groups into which the channels of input and output are divided.",
+    "in_features": "the number of features of the input.",
+    "out_features": "the number of features of the output.",
+    "bias": "whether the layer has a learnable `bias`.",
+    "padding_mode": 'what the added positions contain: "zeros", "reflect", "replicate" or "circular".',
+    "device": "where parameters and buffers are created.",
+    "dtype": "the dtype of the parameters.",
+}
 
 
 def standardize_weight(
@@ -18,7 +36,8 @@ def standardize_weight(
 
         Ŵ = gain · std · (W - mean(W)) / sqrt(var(W) + eps)
 
-    Shape: weight (out, ...), gain (out,).
+    Shape:
+        weight (out, ...), gain (out,).
     """
     dims = tuple(range(1, weight.ndim))
     var, mean = torch.var_mean(weight, dims, correction=0, keepdim=True)
@@ -32,12 +51,17 @@ class WeightStandardized(Leaf):
     """A layer with a standardized weight: zero mean and a learnable magnitude for each output channel.
 
     `gain` (out,) starts at 1. The buffer `init_std`, kept in the state_dict, is the standard deviation that the
-    initializer gives the weight, so that the layer starts with weights of their usual magnitude.
+    initializer gives the weight, so that the layer starts with weights of their usual magnitude. Subclasses take the
+    arguments of the layer whose weight they standardize.
     """
 
     weight: Tensor
     gain: Tensor
     init_std: Tensor
+
+    def __init_subclass__(cls, **kwargs: Any) -> None:
+        super().__init_subclass__(**kwargs)
+        docstrings.complete(cls, ARGUMENTS)
 
     def reset_parameters(self) -> None:
         """Initialize as the plain layer does, and the gain to 1."""
@@ -55,7 +79,11 @@ class WeightStandardized(Leaf):
 
 
 class WSConv1d(WeightStandardized, nn.Conv1d):
-    """Convolve with a standardized weight; the arguments are those of `nn.Conv1d`."""
+    """Convolve with a standardized weight; the arguments are those of `nn.Conv1d`.
+
+    Shape:
+        (B, in_channels, L); the output is (B, out_channels, L'), where L' is that of `nn.Conv1d`.
+    """
 
     def forward(self, input: Tensor) -> Tensor:
         """Convolve."""
@@ -66,9 +94,13 @@ class WSConv1d(WeightStandardized, nn.Conv1d):
 class WSConv2d(WeightStandardized, nn.Conv2d):
     """Convolve with a standardized weight; the arguments are those of `nn.Conv2d`.
 
-    >>> weight = WSConv2d(3, 8, kernel_size=3).standardized_weight()
-    >>> torch.allclose(weight.std((1, 2, 3), correction=0), torch.tensor(1 / 9), rtol=2e-3)  # 1/sqrt(3·27), up to eps
-    True
+    Shape:
+        (B, in_channels, H, W); the output is (B, out_channels, H', W'), where H' and W' are those of `nn.Conv2d`.
+
+    Examples:
+        >>> weight = WSConv2d(3, 8, kernel_size=3).standardized_weight()
+        >>> torch.allclose(weight.std((1, 2, 3), correction=0), torch.tensor(1 / 9), rtol=2e-3)  # 1/sqrt(3·27)
+        True
     """
 
     def forward(self, input: Tensor) -> Tensor:
@@ -78,7 +110,11 @@ class WSConv2d(WeightStandardized, nn.Conv2d):
 
 
 class WSLinear(WeightStandardized, nn.Linear):
-    """Multiply by a standardized weight; the arguments are those of `nn.Linear`."""
+    """Multiply by a standardized weight; the arguments are those of `nn.Linear`.
+
+    Shape:
+        (*, in_features); the output is (*, out_features).
+    """
 
     def forward(self, input: Tensor) -> Tensor:
         """Multiply."""

@@ -1,7 +1,5 @@
 """The page in a real browser: renders, sorts, toggles, in light and dark, on a phone, and is updated by its server."""
 
-import contextlib
-import shutil
 import threading
 import time
 from datetime import UTC, datetime
@@ -13,6 +11,7 @@ from ghostnoise.lab.report import colors
 from ghostnoise.lab.report.files import SERVED, ExperimentReport
 from ghostnoise.lab.report.page import Provenance
 from ghostnoise.lab.report.server import CachedFiles, Server
+from support.browser import browser
 from support.readings import NASTY, connected, convolutional, record
 from support.run_folders import evaluate_only, experiment, fill, points, write
 
@@ -23,31 +22,6 @@ GOOD = {
     "GNI ghost_size=4": {0: 89.0, 1: 89.1},
     "GNI ghost_size=16": {0: 93.0, 1: 93.6, 2: 93.3},
 }
-FLAGS = ("--headless=new", "--no-sandbox", "--disable-gpu", "--disable-background-networking", "--window-size=1280,900")
-
-
-@contextlib.contextmanager
-def browser(profile, dark=False):
-    """Start the system's Chromium; nothing is downloaded."""
-    found = {name: shutil.which(name) for name in ("chromium", "chromedriver")}
-    missing = [name for name, path in found.items() if path is None]
-    if missing:
-        pytest.fail(f"{' and '.join(missing)} not found; on Debian: apt-get install chromium chromium-driver")
-    from selenium import webdriver
-
-    options = webdriver.ChromeOptions()
-    options.binary_location = found["chromium"]
-    for flag in (*FLAGS, f"--user-data-dir={profile}"):
-        options.add_argument(flag)
-    options.set_capability("goog:loggingPrefs", {"browser": "ALL"})
-    driver = webdriver.Chrome(options=options, service=webdriver.ChromeService(found["chromedriver"]))
-    try:
-        scheme = {"name": "prefers-color-scheme", "value": "dark" if dark else "light"}
-        driver.execute_cdp_cmd("Emulation.setEmulatedMedia", {"features": [scheme]})
-        yield driver
-        assert driver.get_log("browser") == []
-    finally:
-        driver.quit()
 
 
 def page_in(tmp_path, form="bars"):

@@ -45,7 +45,7 @@ def claims(tmp_path):
     return path
 
 
-def table(claims, accuracies, gaps=None):
+def table(claims, accuracies, gaps=None, render=evidence.table):
     folder = claims.parent / str(len(list(claims.parent.iterdir())))
     folder.mkdir()
     recipe = experiment(folder, seeds=str(list(SEEDS)), claims=["A > BN", "B > BN"], more=METHODS)
@@ -55,7 +55,7 @@ def table(claims, accuracies, gaps=None):
     with pytest.MonkeyPatch.context() as patch:
         measured = {name: {seed: value / 100 for seed, value in found.items()} for name, found in gaps.items()}
         patch.setattr(fragments, "_own", lambda row, measure: measured.get(row.name, {}))
-        return rows(evidence.table(claims, {"tiny": made}.get))
+        return rows(render(claims, {"tiny": made}.get))
 
 
 def test_verdicts(claims):
@@ -71,6 +71,14 @@ def test_verdicts(claims):
     assert other[2:] == ["`other`: A > B", "0", "–", "–", "not run yet"]
     assert last[0] == "more without augmentation"
     assert last[-1] == "needs a GPU"
+
+
+def test_the_short_table_counts_verdicts(claims):
+    short = table(claims, {"BN": noisy(90), "A": noisy(92), "B": noisy(91)}, render=evidence.summary)
+    assert short == [
+        ["A helps", "table 1", "4 supported, 1 not supported, 1 not run yet"],
+        ["more without augmentation", "table 3", "needs a GPU"],
+    ]
 
 
 def test_a_significant_loss_is_not_supported_and_noise_is_inconclusive(claims):

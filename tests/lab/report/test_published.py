@@ -167,3 +167,67 @@ def test_the_gap_between_training_and_inference_is_in_the_records(root):
     records.import_files([(path, "tiny", records.read(path).runs)], root / "imported")
     records.export(root / "imported" / "tiny", root / "again.jsonl", pytest.fail)
     assert (root / "again.jsonl").read_bytes() == path.read_bytes()
+
+
+COST = {
+    "n": 400, "clock": "CPU time", "device_name": "AMD EPYC", "threads": 1, "torch": "2.8.0+cpu", "date": "2026-01-31",
+}  # fmt: skip
+
+
+def test_a_table_with_the_cost_of_each_method(root):
+    (root / "README.md").write_text("<!-- generated: table tiny --cost cost.json -->\n<!-- end generated -->\n")
+    rows = [
+        COST | {"contender": name, "ratio_paired": ratio, "ratio_low": ratio - 0.1, "ratio_high": ratio + 0.1}
+        for name, ratio in {"BN": 1.0, "GNI ghost_size=4": 1.234}.items()
+    ]
+    (root / "cost.json").write_text(json.dumps({"records": rows}))
+    rebuilt(root)
+    lines = (root / "README.md").read_text().splitlines()
+    assert lines[1].endswith(" | time per training step, relative to BN \\[95 % interval\\] |")
+    assert lines[3].startswith("| BN |")
+    assert lines[3].endswith(" | – |")
+    assert lines[4].endswith(" | 1.23 \\[1.13, 1.33\\] |")
+    assert lines[5].endswith(" | – |")  # not measured
+    assert (
+        "Training steps: medians of the ratios in n = 400 interleaved rounds, CPU time, AMD EPYC, 1 thread, torch "
+        "2.8.0+cpu, 2026-01-31."
+    ) in lines
+
+
+@pytest.mark.parametrize(
+    ("arguments", "line"),
+    [
+        ("table tiny --cost", "--cost: needs a file"),
+        ("table tiny --cost cost.json", "cost.json: cannot be read"),
+        ("table tiny --cost results/tiny/records.jsonl", "records.jsonl: cannot be read"),
+    ],
+)
+def test_a_cost_that_cannot_be_read(root, arguments, line):
+    (root / "README.md").write_text(f"<!-- generated: {arguments} -->\n<!-- end generated -->\n")
+    with pytest.raises(UserError) as caught:
+        publisher(root).changes()
+    assert line in str(caught.value)
+
+
+def test_the_result_of_a_cell(root):
+    (root / "docs").mkdir()
+    (root / "docs" / "card.md").write_text(
+        "- <!-- generated: result BN tiny --><!-- end generated -->\n"
+        '- <!-- generated: result "GNI ghost_size=4" tiny --><!-- end generated -->\n'
+    )
+    rebuilt(root)
+    first, second = (root / "docs" / "card.md").read_text().splitlines()
+    link = "in [tiny](../results/tiny/README.md)"
+    assert f"-->BN {link}: test accuracy 90.14 ± 0.14 % (n = 3, 95 % interval 89.79 to 90.50).<!--" in first
+    assert f"-->GNI ghost\\_size=4 {link}: test accuracy " in second
+    assert ", difference to BN " in second
+    assert " points, p (Holm) " in second
+
+
+@pytest.mark.parametrize(
+    ("arguments", "line"), [("result BN", "needs a cell and a recipe"), ("result XX tiny", "must be one cell or claim")]
+)
+def test_a_result_that_does_not_exist(root, arguments, line):
+    (root / "README.md").write_text(f"- <!-- generated: {arguments} --><!-- end generated -->\n")
+    with pytest.raises(UserError, match=line):
+        publisher(root).changes()

@@ -26,9 +26,10 @@ class backend:
     The choice is local to the current context (`contextvars`), so other threads are not affected. Blocks may end in any
     order: the latest choice whose block has not ended counts.
 
-    >>> import ghostnoise
-    >>> with ghostnoise.backend("aten"):
-    ...     pass
+    Examples:
+        >>> import ghostnoise
+        >>> with ghostnoise.backend("aten"):
+        ...     pass
     """
 
     def __init__(self, name: Name) -> None:

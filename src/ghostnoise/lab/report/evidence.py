@@ -90,7 +90,22 @@ def table(path: Path, load: Callable[[str], Findings | None]) -> str:
         for at, test in enumerate(each.tests):
             found = outcome(test, load)
             rows.append([*(("", "") if at else (each.text, each.paper)), *found])
-    lines = [HEADINGS, ["---"] * len(HEADINGS), *rows]  # not escaped: claims and notes are Markdown
+    return _markdown(HEADINGS, rows)
+
+
+def summary(path: Path, load: Callable[[str], Findings | None]) -> str:
+    """Return a short table in Markdown: a line for each claim, with the number of tests that have each verdict."""
+    rows = []
+    for each in statements(path):
+        verdicts: list[str] = [each.verdict] if each.verdict else [outcome(test, load).verdict for test in each.tests]
+        counts = {verdict: verdicts.count(verdict) for verdict in verdicts}
+        words = [verdict if len(verdicts) == 1 else f"{count} {verdict}" for verdict, count in counts.items()]
+        rows.append([each.text, each.paper, ", ".join(words)])
+    return _markdown(["the paper's claim", "where", "our tests of it"], rows)
+
+
+def _markdown(headings: list[str], rows: list[list[str]]) -> str:
+    lines = [headings, ["---"] * len(headings), *rows]  # not escaped: claims and notes are Markdown
     return "".join(f"| {' | '.join(cell.replace('|', chr(92) + '|') for cell in line)} |\n" for line in lines)
 
 

@@ -1,6 +1,7 @@
 """Fragments of Markdown about an experiment, for pages that are generated from records."""
 
 import csv
+import json
 import statistics
 from collections.abc import Callable, Hashable, Sequence
 from pathlib import Path
@@ -17,8 +18,11 @@ FIELDS = ("accuracy", "mean", "n", "interval", "difference", "p", "seconds")
 CLAIM_FIELDS = ("verdict", "difference", "n", "p")
 
 
-def table(findings: Findings) -> str:
-    """Return the table of a report, with the interval of each mean, in Markdown."""
+def table(findings: Findings, cost: Path | None = None) -> str:
+    """Return the table of a report, with the interval of each mean, in Markdown.
+
+    `cost` is the JSON file of `ghostnoise bench recipe`; the table then has a column with the time of a training step.
+    """
     headings, rows = tables.lines(findings)
     place = 1 + next((at for at, heading in enumerate(headings) if heading.endswith("(n)")), len(headings) - 1)
     headings = [*headings[:place], "95 % interval of the mean", *headings[place:]]
@@ -26,7 +30,40 @@ def table(findings: Findings) -> str:
         [*row[:place], tables.mean_interval_text(each.score), *row[place:]]
         for row, each in zip(rows, findings.rows, strict=True)
     ]  # fmt: skip
-    return tables.markdown_table(*tables.without_empty(headings, rows))
+    if cost is None:
+        return tables.markdown_table(*tables.without_empty(headings, rows))
+    column = _costs(cost, findings.baseline)
+    headings.append(f"time per training step, relative to {findings.baseline} [95 % interval]")
+    rows = [[*row, column.texts.get(each.name, NOTHING)] for row, each in zip(rows, findings.rows, strict=True)]
+    return (
+        f"{tables.markdown_table(*tables.without_empty(headings, rows))}\n{tables.markdown_text(column.conditions)}\n"
+    )
+
+
+class Costs(NamedTuple):
+    """The time of a training step of each cell as text, and a sentence about the measurement."""
+
+    texts: dict[str, str]
+    conditions: str
+
+
+def _costs(path: Path, baseline: str) -> Costs:
+    """Read the file of `ghostnoise bench recipe`."""
+    try:
+        records = json.loads(path.read_bytes())["records"]
+        texts = {
+            each["contender"]: NOTHING if each["contender"] == baseline else
+            f"{each['ratio_paired']:.2f} [{each['ratio_low']:.2f}, {each['ratio_high']:.2f}]"
+            for each in records
+        }  # fmt: skip
+        first = records[0]
+        conditions = (
+            f"Training steps: medians of the ratios in n = {first['n']} interleaved rounds, {first['clock']}, "
+            f"{first['device_name']}, {counted(first['threads'], 'thread')}, torch {first['torch']}, {first['date']}."
+        )
+    except (OSError, ValueError, KeyError, TypeError, IndexError) as error:
+        raise UserError(f"{path}: cannot be read ({error}); give a file that `ghostnoise bench recipe` wrote") from None
+    return Costs(texts, conditions)
 
 
 def claims(findings: Findings) -> str:
@@ -61,11 +98,8 @@ def value(findings: Findings, field: str, name: str) -> str:
     claim = next((each for each in findings.claims if each.text == name), None)
     if claim is not None:
         return _of_claim(claim, field)
-    rows = [row for row in findings.rows if name in (row.method, row.name)]
-    if len(rows) != 1:
-        known = ", ".join([*(row.name for row in findings.rows), *(each.text for each in findings.claims)])
-        raise UserError(f"value {field} {name!r}: must be one cell or claim of {known}; give its full name")
-    row, score = rows[0], rows[0].score
+    row = _row(findings, name, f"value {field}")
+    score = row.score
     texts: dict[str, Callable[[], str]] = {
         "accuracy": lambda: tables.mean_text(score),
         "mean": lambda: NOTHING if score is None or score.mean is None else f"{score.mean:.2f}",
@@ -78,6 +112,30 @@ def value(findings: Findings, field: str, name: str) -> str:
     if field not in texts:
         raise UserError(f"value {field}: no such field; use one of {', '.join(FIELDS)}")
     return texts[field]()
+
+
+def result(findings: Findings, name: str, link: str) -> str:
+    """Return a sentence with the result of a cell: accuracy, interval, and the difference to the baseline."""
+    row = _row(findings, name, "result")
+    if row.score is None or not row.score.n:
+        raise UserError(f"result {name!r}: has no finished runs; remove the block, or add records")
+    text = (
+        f"{tables.split(findings)} {tables.mean_text(row.score)} % (n = {row.score.n}, 95 % interval {_interval(row)})"
+    )
+    if row.difference is not None:
+        difference = f"{tables.difference_text(row.difference)} points, p (Holm) {tables.holm_text(row.difference)}"
+        text += f", difference to {findings.baseline} {difference}"
+    recipe = findings.collected.experiment.recipe.name
+    return f"{tables.markdown_text(row.name)} in [{recipe}]({link}): {tables.markdown_text(text)}."
+
+
+def _row(findings: Findings, name: str, kind: str) -> ResultRow:
+    """Return the cell with this name; raises a UserError if it is not exactly one."""
+    rows = [row for row in findings.rows if name in (row.method, row.name)]
+    if len(rows) != 1:
+        known = ", ".join([*(row.name for row in findings.rows), *(each.text for each in findings.claims)])
+        raise UserError(f"{kind} {name!r}: must be one cell or claim of {known}; give its full name")
+    return rows[0]
 
 
 class Gap(NamedTuple):

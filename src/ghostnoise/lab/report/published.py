@@ -61,12 +61,13 @@ class Publisher:
     ) -> None:
         self.root, self.load, self.others = root, load, dict(others or {})
         about = {
-            "table": fragments.table, "about": fragments.about, "claims": fragments.claims, "gap": fragments.gap_table,
+            "about": fragments.about, "claims": fragments.claims, "gap": fragments.gap_table,
         }  # fmt: skip
         self.kinds: dict[str, Renderer] = {
-            "report": self._report, **{kind: partial(self._about, render) for kind, render in about.items()},
-            "figure": self._figure, "value": self._value, "noise": self._noise, "evidence": self._evidence,
-            **self.others,
+            "report": self._report, "table": self._table,
+            **{kind: partial(self._about, render) for kind, render in about.items()},
+            "figure": self._figure, "value": self._value, "result": self._result, "noise": self._noise,
+            "evidence": self._evidence, **self.others,
         }  # fmt: skip
         self._findings: dict[tuple[str, ...], Findings] = {}
         self._records: dict[Path, records.Records] = {}
@@ -133,6 +134,15 @@ class Publisher:
     def _about(self, render: Callable[[Findings], str], words: list[str]) -> str:
         return render(self.findings(words))
 
+    def _table(self, words: list[str]) -> str:
+        """Return the table of an experiment, with the costs of its methods if `--cost FILE` is given."""
+        if "--cost" not in words:
+            return fragments.table(self.findings(words))
+        at = words.index("--cost")
+        if at + 1 == len(words):
+            raise UserError("--cost: needs a file, such as results/bench/demo.json")
+        return fragments.table(self.findings([*words[:at], *words[at + 2 :]]), self.root / words[at + 1])
+
     def _report(self, words: list[str]) -> str:
         findings = self.findings(_without_name(words)[0])
         parts = [self._figure(words), fragments.table(findings), fragments.claims(findings), fragments.about(findings)]
@@ -147,7 +157,7 @@ class Publisher:
         for suffix, content in drawn.items():
             if self._files.setdefault(folder / f"{name}{suffix}", content) != content:
                 raise UserError(f"{name}{suffix}: another figure has this name; give this one a name with --as NAME")
-        link = os.path.relpath(folder / f"{name}.svg", self._page.parent).replace(os.sep, "/")
+        link = self._relative(folder / f"{name}.svg")
         return f"![{tables.split(findings)} of {findings.collected.experiment.recipe.name}]({link})"
 
     def _value(self, words: list[str]) -> str:
@@ -157,15 +167,29 @@ class Publisher:
         field, name, *rest = words
         return fragments.value(self.findings(rest), field, name)
 
+    def _result(self, words: list[str]) -> str:
+        """Return a sentence about a cell, with a link to the page of its experiment."""
+        if len(words) < 2:
+            raise UserError('result: needs a cell and a recipe: result "GNI" demo')
+        findings = self.findings(words[1:])
+        page = self.root / RESULTS / findings.collected.experiment.recipe.name / PAGE
+        return fragments.result(findings, words[0], self._relative(page))
+
+    def _relative(self, path: Path) -> str:
+        """Return a link from the page that is being rendered."""
+        return os.path.relpath(path, self._page.parent).replace(os.sep, "/")
+
     def _evidence(self, words: list[str]) -> str:
-        """Return the table of a file of claims."""
-        if len(words) != 1:
+        """Return the table of a file of claims, or with `--short` a line for each claim."""
+        files = [word for word in words if word != "--short"]
+        if len(files) != 1:
             raise UserError("evidence: needs exactly one file, such as results/claims.toml")
 
         def load(name: str) -> Findings | None:
             return self.findings([name]) if (self.root / RESULTS / name / RECORDS).exists() else None
 
-        return evidence.table(self.root / words[0], load)
+        render = evidence.summary if "--short" in words else evidence.table
+        return render(self.root / files[0], load)
 
     def _noise(self, words: list[str]) -> str:
         if len(words) != 1:
