@@ -30,7 +30,10 @@ X86 = platform.machine().lower() in ("x86_64", "amd64", "i686")
 SUFFIX = ".dylib" if MACOS else ".dll" if WINDOWS else ".so"
 
 # GCC and Clang. No exceptions: nothing throws, and the unwinder would need a newer glibc or a shared libgcc.
-FLAGS = ["-O3", "-std=c++17", "-fPIC", "-fno-exceptions", "-fno-math-errno", "-fno-trapping-math"]
+FLAGS = [
+    *("-O3", "-std=c++17", "-fPIC", "-fvisibility=hidden", "-fno-exceptions"),
+    *("-fno-math-errno", "-fno-trapping-math"),
+]
 # libgomp alone stays shared: it is the one that torch has loaded, so both use the same threads.
 LINK = ["-shared"] if MACOS or WINDOWS else ["-shared", "-static-libgcc", "-static-libstdc++"]
 OPENMP = ["-fopenmp"], ["-fopenmp-simd"], []  # the first that works; Apple's Clang has no OpenMP runtime
