@@ -91,12 +91,14 @@ class BuildNative(build_ext):
 
     def compile_with_gnu(self, target: Path) -> None:
         """Run GCC or Clang, without OpenMP if the compiler lacks it."""
-        for openmp in OPENMP:
+        *preferred, without = OPENMP
+        for openmp in preferred:
             try:
-                return self.run_gnu(target, openmp)
+                self.run_gnu(target, openmp)
             except subprocess.CalledProcessError:
-                if openmp == OPENMP[-1]:
-                    raise
+                continue
+            return
+        self.run_gnu(target, without)
 
     def run_gnu(self, target: Path, openmp: list[str]) -> None:
         """Run the compiler CXX with the flags of CXXFLAGS."""

@@ -21,6 +21,12 @@ pytestmark = [pytest.mark.slow, pytest.mark.skipif(sys.platform != "linux", reas
 
 ROOT = Path(__file__).parents[1]
 NATIVE = "ghostnoise/engine/backends/native/"
+TESTED = (
+    "tests/methods/test_ghost_batch_norm.py",
+    "tests/conversion/test_convert.py",
+    "tests/engine/backends/native/test_library.py",
+)
+LIBRARY_TESTS = "tests/engine/backends/native/test_library.py"
 
 
 @pytest.fixture(scope="module")
@@ -69,7 +75,8 @@ def python(wheel, tmp_path_factory):
         for top in {file.parts[0] for file in distribution.files if file.parts[0] not in ("..", "__pycache__")}:
             (packages / top).symlink_to(distribution.locate_file(top))
     install = [sys.executable, "-m", "pip", "--python", str(folder / "bin/python"), "install", "--no-index", str(wheel)]
-    subprocess.run(install, cwd=elsewhere, capture_output=True, check=True)
+    alone = {name: value for name, value in os.environ.items() if name != "PYTHONPATH"}
+    subprocess.run(install, cwd=elsewhere, env=alone, capture_output=True, check=True)
     environment = {"PATH": str(folder / "bin"), "CC": "/bin/false", "CXX": "/bin/false", "HOME": str(elsewhere)}
 
     def run(*arguments, cwd=elsewhere, **more):
@@ -115,7 +122,9 @@ def test_commands_of_the_installed_wheel(python):
 
 
 def test_the_installed_library_computes_what_torch_does(python):
-    done = python("-c", """
+    done = python(
+        "-c",
+        """
 import torch, ghostnoise
 from ghostnoise.engine.backends.select import backend
 x = torch.randn(64, 8, 16, requires_grad=True)
@@ -126,7 +135,8 @@ for name in ("aten", "native"):
         results.append((y, *torch.autograd.grad(y.pow(3).sum(), x)))
 for theirs, ours in zip(*results):
     torch.testing.assert_close(ours, theirs, rtol=1e-4, atol=1e-4)
-""")
+""",
+    )
     assert done.returncode == 0, done.stderr
 
 
@@ -171,7 +181,6 @@ def test_the_sdist_has_every_file_of_the_repository_and_its_tests_run(dist, tmp_
         listed = subprocess.run(["git", "ls-files"], cwd=ROOT, capture_output=True, text=True, check=True).stdout
         assert not [name for name in listed.splitlines() if (ROOT / name).exists() and not (folder / name).exists()]
     # The tests of the sdist with the library that was built from it: the packages of tests are added after its own.
-    tested = ["tests/methods/test_ghost_batch_norm.py", "tests/engine/backends/native", "tests/conversion"]
-    command = f"import sys, pytest; sys.path += {sys.path!r}; sys.exit(pytest.main({['-p', 'no:cacheprovider', '-x', *tested]!r}))"
+    command = f"import sys; sys.path += {sys.path!r}; import pytest; sys.exit(pytest.main({['-x', *TESTED]!r}))"
     done = python("-c", command, cwd=folder, PATH=os.environ["PATH"], CXX="c++")
     assert done.returncode == 0, done.stdout + done.stderr

@@ -2,8 +2,10 @@
 
 import copy
 import pickle
+import re
 import subprocess
 import sys
+from pathlib import Path
 
 import pytest
 import torch
@@ -14,15 +16,14 @@ import ghostnoise
 from ghostnoise.conversion import wrappers
 from support import ghost_wrappers
 
+TUTORIAL = Path(__file__).parents[2] / "docs/tutorials/tabular.md"
 SIZE = 8
 # The wrapper, the shape of its input without the batch, and the option that updates the running statistics as it does.
 WRAPPERS = {
     "pytorch-tabnet": (lambda: tab_network.GBN(3, SIZE, momentum=0.02), (3,), "each"),
     "pytorch_tabular": (lambda: ghost_wrappers.GBN(3, SIZE), (3,), "each"),
-    "Composer": (
-        lambda: ghost_wrappers.ComposerGhostBatchNorm2d(nn.BatchNorm2d(3, momentum=0.3), SIZE), (3, 4, 4), "each-scaled",
-    ),
-}  # fmt: skip
+    "Composer": (lambda: ghost_wrappers.ComposerGhostBatchNorm2d(nn.BatchNorm2d(3), SIZE), (3, 4, 4), "each-scaled"),
+}
 
 
 @pytest.fixture(params=WRAPPERS)
@@ -202,3 +203,21 @@ for name in ("pytorch_tabnet", "pytorch_tabular", "composer"):
 ghostnoise.convert(torch.nn.Sequential(torch.nn.BatchNorm1d(3)), "gbn", 4)
 """
     subprocess.run([sys.executable, "-c", code], check=True)
+
+
+@pytest.mark.slow
+def test_the_callback_of_the_tutorial_converts_the_network_of_a_classifier():
+    (code,) = re.findall(r"^```python\n(import ghostnoise\n.*?)^```", TUTORIAL.read_text(), re.DOTALL | re.MULTILINE)
+    data = """
+import numpy
+table = numpy.random.default_rng(0).normal(size=(512, 5)).astype("float32")
+labels = (table[:, 0] > 0).astype(int)
+"""
+    smaller = code.replace(
+        "batch_size=16384, virtual_batch_size=128", "batch_size=256, virtual_batch_size=32, max_epochs=2"
+    )
+    assert smaller != code
+    shown = "rows = ghostnoise.summary(classifier.network)\nprint(len(rows), {row.ghost_size for row in rows})\n"
+    done = subprocess.run([sys.executable, "-c", data + smaller + shown], capture_output=True, text=True, check=False)
+    assert done.returncode == 0, done.stderr
+    assert done.stdout.splitlines()[-1] == "19 {32}"  # 4 in the splitter, 4 and an attention in each of 3 steps

@@ -135,7 +135,9 @@ def test_options_are_checked_when_built():
 
 def test_options_outside_their_range():
     x = torch.randn(4, 3, 2)
-    with pytest.raises(ValueError, match=r"running_var_from='both': must be one of 'ghost', 'batch', 'each', 'each-scaled'"):
+    with pytest.raises(
+        ValueError, match=r"running_var_from='both': must be one of 'ghost', 'batch', 'each', 'each-scaled'"
+    ):
         functional.ghost_batch_norm(x, None, None, ghost_size=2, running_var_from="both")
 
 

@@ -69,7 +69,8 @@ def _norm(found: Found, wrapper: wrappers.Wrapper | None) -> LayerSummary:
     module = found.module
     notes = ["lazy"] if isinstance(module, Lazy) else []
     if wrapper is not None:
-        notes.append(f"in {wrapper.defined.__module__.partition('.')[0]}'s {wrapper.defined.__name__}")
+        library = wrapper.defined.__module__.partition(".")[0]
+        notes.append(f"in {library}'s {type(wrapper.found.module).__name__}")
     if parametrize.is_parametrized(module):
         notes.append(f"parametrized: {', '.join(module.parametrizations)}")  # type: ignore[arg-type]
     return _row(found, module, swap.current(module), swap.origin(module).layer.__name__, notes)

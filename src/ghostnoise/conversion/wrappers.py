@@ -35,7 +35,7 @@ class Wrapper(NamedTuple):
 
     found: Found
     kind: Kind
-    defined: type[nn.Module]
+    defined: Any
 
     @property
     def norm(self) -> Any:
@@ -60,8 +60,8 @@ class Undivided(nn.Module):
 
     def __reduce_ex__(self, protocol: Any) -> Any:
         """Refer to the class of the other library, since this one is created here and cannot be found by its name."""
-        _, _, state, *_ = super().__reduce_ex__(protocol)
-        return _empty, (type(self).__bases__[1],), state
+        made: Any = super().__reduce_ex__(protocol)
+        return _empty, (type(self).__bases__[1],), made[2]
 
 
 @functools.cache
@@ -74,12 +74,12 @@ def undivided(theirs: Any) -> type[Any]:
     return type(theirs.__name__, (Undivided, theirs), attributes)
 
 
-def _empty(theirs: type[Any]) -> Any:
-    kind = undivided(theirs)
+def _empty(theirs: Any) -> Any:
+    kind: Any = undivided(theirs)
     return kind.__new__(kind)
 
 
-def defined_in(layer: type[nn.Module]) -> tuple[Kind, type[nn.Module]] | None:
+def defined_in(layer: type[nn.Module]) -> tuple[Kind, Any] | None:
     """Return the entry of a class in `KINDS`, and which of its bases has it; None if it is no wrapper."""
     for base in layer.__mro__:
         kind = KINDS.get(f"{base.__module__}.{base.__qualname__}")
@@ -101,13 +101,14 @@ def wrappers(model: nn.Module) -> dict[nn.Module, Wrapper]:
 
 def plan(wrapper: Wrapper) -> list[Swap]:
     """Plan that a wrapper calls its batch norm once with the whole batch; raises if it is not possible."""
-    found, theirs = wrapper.found, type(wrapper.found.module)
+    found = wrapper.found
+    theirs: Any = type(found.module)
     if issubclass(theirs, Undivided):
         return []
     if theirs.forward is not wrapper.defined.forward or "forward" in vars(found.module):
         raise ValueError(
-            f"{found} is a {wrapper.defined.__module__}.{wrapper.defined.__qualname__} with a forward of its own, which "
-            "conversion would lose: exclude the batch norm inside it with where="
+            f"{found} is a {wrapper.defined.__module__}.{wrapper.defined.__qualname__} with a forward of its own, "
+            "which conversion would lose: exclude the batch norm inside it with where="
         )
     if parametrize.is_parametrized(found.module):
         raise ValueError(f"{found} is parametrized, and its class cannot be changed: remove the parametrizations first")
@@ -116,5 +117,5 @@ def plan(wrapper: Wrapper) -> list[Swap]:
 
 def plan_back(found: Sequence[Found]) -> list[Swap]:
     """Plan that wrappers divide the batch again."""
-    ours = [each.module for each in found if isinstance(each.module, Undivided)]
+    ours: list[Any] = [each.module for each in found if isinstance(each.module, Undivided)]
     return [Swap(module, type(module).__bases__[1], {}, None) for module in ours]

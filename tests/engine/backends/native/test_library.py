@@ -8,7 +8,7 @@ import pytest
 
 from ghostnoise.engine.backends.native import abi, library
 
-SOURCES = Path(library.__file__).parent / "src"
+SOURCES = Path(__file__).parents[4] / "src/ghostnoise/engine/backends/native/src"
 
 
 def test_no_library(monkeypatch, tmp_path):

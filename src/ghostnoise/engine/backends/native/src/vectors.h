@@ -134,8 +134,8 @@ template <class A> struct alignas(64) Vector {
     Vector &operator-=(A value) {
         return apply([&](i64 l) { lane[l] -= value; });
     }
-    friend Vector operator*(Vector a, const Vector &b) { return a *= b; }
-    friend Vector operator-(Vector a, const Vector &b) { return a -= b; }
+    friend Vector operator*(const Vector &a, const Vector &b) { return Vector(a) *= b; }
+    friend Vector operator-(const Vector &a, const Vector &b) { return Vector(a) -= b; }
 };
 #endif
 
