@@ -84,12 +84,26 @@ def _update_for_each(call: Call, measured: op.Measured, ghost_size: int | None, 
     if (running.is_absent and running.num_batches_tracked is None) or is_recomputed():
         return
     sizes = [batch_size] if ghost_size is None else ghost_sizes(batch_size, ghost_size)
-    if scaled and running.momentum is not None:
-        running = running._replace(momentum=running.momentum / len(sizes))
-    for row, size in enumerate(sizes):
-        mean, var = (table[row : row + 1] for table in measured.pooled)
-        count = size * call.extent.spatial
-        running.update(Moments(mean, var * (count / (count - 1))), measured)
+    values, count, momentum = [size * call.extent.spatial for size in sizes], len(sizes), running.momentum
+
+    def column(numbers: list[float]) -> Tensor:
+        return measured.pooled.mean.new_tensor(numbers).unsqueeze(1)
+
+    stats = Moments(measured.pooled.mean, measured.pooled.var * column([n / (n - 1) for n in values]))
+    if not momentum:  # a cumulative average
+        for row in range(count):
+            running.update(Moments(*(table[row : row + 1] for table in stats)), measured)
+        return
+    # In closed form: after all updates, ghost batch g has the weight momentum * (1 - momentum)^(count - 1 - g).
+    momentum = momentum / count if scaled else momentum
+    total = 1 - (1 - momentum) ** count
+    weights = column([momentum * (1 - momentum) ** (count - 1 - row) / total for row in range(count)])
+    tracked = running.num_batches_tracked
+    before = None if tracked is None else tracked.clone()
+    averages = Moments(*((weights * table).sum(0, keepdim=True) for table in stats))
+    running._replace(momentum=total).update(averages, measured)
+    if tracked is not None:
+        tracked.add_((tracked - before) * (count - 1))  # 0 if the statistics were not finite
 
 
 class GhostBatchNorm(NormLayer):
