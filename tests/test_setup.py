@@ -5,6 +5,8 @@ from pathlib import Path
 
 import pytest
 
+from ghostnoise.version import __version__
+
 ROOT = Path(__file__).parents[1]
 
 
@@ -33,4 +35,4 @@ def test_a_wheel_without_the_library_is_for_every_platform(tmp_path):
     command += ["bdist_wheel", "--dist-dir", str(tmp_path), "--bdist-dir", str(tmp_path / "bdist")]
     done = build(tmp_path, "false", *command)
     assert done.returncode == 0, done.stderr
-    assert [path.name for path in tmp_path.glob("*.whl")] == ["ghostnoise-0.1.0-py3-none-any.whl"]
+    assert [path.name for path in tmp_path.glob("*.whl")] == [f"ghostnoise-{__version__}-py3-none-any.whl"]
