@@ -64,7 +64,7 @@ def test_by_default_the_momentum_is_applied_once_per_batch(case):
     x = batch(4 * SIZE)
     torch.testing.assert_close(ours(x), theirs(x), rtol=1e-12, atol=1e-12)
     buffers = {name.rsplit(".")[-1]: buffer for name, buffer in ours.named_buffers()}
-    momentum = wrappers.wrappers(ours).popitem()[1].norm.momentum
+    momentum = wrappers.wrappers(ours)[0].norm.momentum
     expected = momentum * x.transpose(0, 1).flatten(1).mean(1)
     torch.testing.assert_close(buffers["running_mean"], expected, rtol=1e-12, atol=1e-12)
     assert buffers["num_batches_tracked"] == 1
@@ -119,7 +119,7 @@ def test_any_method_and_a_ghost_size_that_is_given(case):
     for method, size in (("gni", 4), ("xbn", SIZE), ("bn", ...)):
         ghostnoise.convert(ours, method, size)
         ours(batch(12))
-    assert wrappers.wrappers(ours).popitem()[1].size == SIZE
+    assert wrappers.wrappers(ours)[0].size == SIZE
     (row,) = ghostnoise.summary(ours)
     assert row.method == "bn"
     assert row.notes.startswith("in ")
@@ -154,6 +154,15 @@ def test_excluded_batch_norms_keep_their_wrapper():
     model = nn.Sequential(tab_network.GBN(3, SIZE), tab_network.GBN(3, SIZE))
     ghostnoise.convert(model, "gbn", where=lambda name, module: name == "1.bn")
     assert [type(wrapper) is tab_network.GBN for wrapper in model] == [True, False]
+
+
+def test_wrappers_that_share_a_batch_norm():
+    model = nn.Sequential(tab_network.GBN(3, SIZE), tab_network.GBN(3, SIZE))
+    model[1].bn = model[0].bn
+    ghostnoise.convert(model, "gbn")
+    assert all(isinstance(wrapper, wrappers.Undivided) for wrapper in model)
+    ghostnoise.revert(model)
+    assert all(type(wrapper) is tab_network.GBN for wrapper in model)
 
 
 class OwnForward(tab_network.GBN):

@@ -79,13 +79,15 @@ def convert(
             f"channel_dim={channel_dim!r} without after= or before=: batch norms have their channels in dimension 1; "
             "leave it out"
         )
-    wrapped = wrappers.wrappers(model)
+    others = wrappers.wrappers(model)
+    wrapped = {wrapper.norm: wrapper for wrapper in others}
     if ghost_size is ... and where is None and chosen.spec.ghost_size == "required":
         norms = [each for each in norms if each.module in wrapped] or norms
     sizes = targets.ghost_sizes(ghost_size, [*norms, *hosts], chosen.spec, method, wrapped)
     count = len(norms)
     swaps = [swap.plan(each, chosen, size, options, group) for each, size in zip(norms, sizes[:count], strict=True)]
-    swaps += [change for each in norms if each.module in wrapped for change in wrappers.plan(wrapped[each.module])]
+    selected = {each.module for each in norms}
+    swaps += [change for wrapper in others if wrapper.norm in selected for change in wrappers.plan(wrapper)]
     insertions = _insertions(hosts, chosen, sizes[count:], options, channel_dim, before is not None, group)
     for place in insertions:
         place.report()

@@ -53,7 +53,7 @@ def summary(model: nn.Module) -> Summary:
     1     GhostNoiseBatchNorm1d  BatchNorm1d  gni     16          local
     """
     check_model(model, "summary")
-    rows, wrapped = [], wrappers.wrappers(model)
+    rows, wrapped = [], {wrapper.norm: wrapper for wrapper in wrappers.wrappers(model)}
     for found in everything(model):
         if swap.is_ours(found.module):
             rows.append(_norm(found, wrapped.get(found.module)))

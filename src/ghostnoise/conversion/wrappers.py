@@ -39,8 +39,8 @@ class Wrapper(NamedTuple):
 
     @property
     def norm(self) -> Any:
-        """Return the batch norm inside."""
-        return getattr(self.found.module, self.kind.norm)
+        """Return the batch norm inside, if there is one."""
+        return getattr(self.found.module, self.kind.norm, None)
 
     @property
     def size(self) -> Any:
@@ -88,15 +88,11 @@ def defined_in(layer: type[nn.Module]) -> tuple[Kind, Any] | None:
     return None
 
 
-def wrappers(model: nn.Module) -> dict[nn.Module, Wrapper]:
-    """Return the wrappers in a model, by the batch norm inside; a wrapper without one is left out."""
-    found: dict[nn.Module, Wrapper] = {}
-    for each in everything(model):
-        known = defined_in(type(each.module))
-        if known is not None and isinstance(getattr(each.module, known[0].norm, None), nn.Module):
-            wrapper = Wrapper(each, *known)
-            found[wrapper.norm] = wrapper
-    return found
+def wrappers(model: nn.Module) -> list[Wrapper]:
+    """Return the wrappers in a model that have a batch norm."""
+    found = [(each, defined_in(type(each.module))) for each in everything(model)]
+    known = [Wrapper(each, *entry) for each, entry in found if entry is not None]
+    return [wrapper for wrapper in known if isinstance(wrapper.norm, nn.Module)]
 
 
 def plan(wrapper: Wrapper) -> list[Swap]:

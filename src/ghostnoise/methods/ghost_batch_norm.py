@@ -102,7 +102,7 @@ def _update_for_each(call: Call, measured: op.Measured, ghost_size: int | None, 
     before = None if tracked is None else tracked.clone()
     averages = Moments(*((weights * table).sum(0, keepdim=True) for table in stats))
     running._replace(momentum=total).update(averages, measured)
-    if tracked is not None:
+    if tracked is not None and before is not None:
         tracked.add_((tracked - before) * (count - 1))  # 0 if the statistics were not finite
 
 
