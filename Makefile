@@ -2,7 +2,7 @@
 PYTHON ?= python3
 BIN := .venv/bin
 
-.PHONY: demo test test-all results docs site sanitize lint clean
+.PHONY: demo test test-all results docs site wheel sanitize lint clean
 
 demo: .venv/ready
 	$(BIN)/ghostnoise sweep demo
@@ -35,6 +35,16 @@ sanitize: .venv/ready
 	GHOSTNOISE_NATIVE_FOLDER=build/sanitized/ghostnoise/engine/backends/native ASAN_OPTIONS=detect_leaks=0 \
 		LD_PRELOAD="$$($${CXX:-c++} -print-file-name=libasan.so) $$($${CXX:-c++} -print-file-name=libubsan.so)" \
 		$(BIN)/pytest -p no:xdist tests/engine/backends/native --ignore tests/engine/backends/native/test_memory.py
+
+# Builds the sdist, and from it the wheel, in dist/. On Linux, the wheel is tagged with the oldest glibc that its library
+# needs; libgomp is not copied into it, because the library must share the threads of torch.
+wheel: .venv/ready
+	rm -rf dist
+	GHOSTNOISE_REQUIRE_NATIVE=1 $(BIN)/python -m build --no-isolation --outdir dist
+	if [ "$$(uname)" = Linux ]; then \
+		PATH="$(CURDIR)/$(BIN):$$PATH" $(BIN)/auditwheel repair --exclude libgomp.so.1 --wheel-dir dist dist/*-linux_*.whl && \
+		rm dist/*-linux_*.whl; fi
+	$(BIN)/python tools/sbom.py dist/*.whl
 
 lint: .venv/ready
 	$(BIN)/ruff format --check .

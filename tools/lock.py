@@ -20,11 +20,17 @@ from pathlib import Path
 ROOT = Path(__file__).resolve().parent.parent
 CONSTRAINTS, LOCK = ROOT / "constraints.txt", ROOT / "requirements.lock"
 NOT_LOCKED = ("torch",)
-INDEX = "https://pypi.org/simple/"
 LEAST_PYTHON = 11  # 3.11
 PLATFORM = re.compile(
     r"(?:any|(?:many|musl)linux.*_(?:x86_64|aarch64)|macosx.*_(?:x86_64|arm64|universal2)|win_amd64)$"
 )
+
+
+def default_index() -> str:
+    """Return the address of the index that pip uses if none is configured."""
+    from pip._internal.models.index import PyPI
+
+    return str(PyPI.simple_url)
 
 
 def pins(text: str) -> dict[str, str]:
@@ -85,7 +91,7 @@ def locked(index: str, requirement: str) -> str:
 def main() -> None:
     """Write the lock file."""
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
-    parser.add_argument("--index", default=os.environ.get("PIP_INDEX_URL", INDEX), help="address of the package index")
+    parser.add_argument("--index", default=os.environ.get("PIP_INDEX_URL") or default_index(), help="of packages")
     index = parser.parse_args().index
     wanted = [line for name, line in pins(CONSTRAINTS.read_text()).items() if name not in NOT_LOCKED]
     with ThreadPoolExecutor(8) as pool:

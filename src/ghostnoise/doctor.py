@@ -9,7 +9,7 @@ import torch
 
 import ghostnoise
 from ghostnoise.engine.backends import select as backends
-from ghostnoise.engine.backends.native.library import huge_pages
+from ghostnoise.engine.backends.native.library import huge_pages, thread_limit
 
 CPUINFO = Path("/proc/cpuinfo")
 # The features that affect the speed of the kernels, among many more flags.
@@ -30,7 +30,7 @@ def report() -> str:
         "cpu": model,
         "features": " ".join(features) or "unknown",
         "torch uses": torch.backends.cpu.get_cpu_capability(),
-        "threads": str(torch.get_num_threads()),
+        "threads": thread_limit(),
         "huge pages": huge_pages(),
     }
     usable = {name: reason(name) for name in backends.NAMES if name != "auto"}

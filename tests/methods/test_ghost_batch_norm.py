@@ -135,7 +135,9 @@ def test_options_are_checked_when_built():
 
 def test_options_outside_their_range():
     x = torch.randn(4, 3, 2)
-    with pytest.raises(ValueError, match=r"running_var_from='both': must be one of 'ghost', 'batch'"):
+    with pytest.raises(
+        ValueError, match=r"running_var_from='both': must be one of 'ghost', 'batch', 'each', 'each-scaled'"
+    ):
         functional.ghost_batch_norm(x, None, None, ghost_size=2, running_var_from="both")
 
 
@@ -187,3 +189,31 @@ def test_decompose_bad_input():
         functional.decompose(torch.randn(8, 2), 0)
     with pytest.raises(ValueError, match="got an empty input"):
         functional.decompose(torch.randn(0, 2), 4)
+
+
+@pytest.mark.parametrize(("ghost_size", "shape"), [(4, (12, 3, 5)), (4, (14, 3)), (None, (6, 3, 2))])
+@pytest.mark.parametrize("momentum", [0.1, None])
+@pytest.mark.parametrize("scaled", [False, True])
+def test_running_statistics_of_each_ghost_batch_are_those_of_batch_norm_called_for_each(
+    ghost_size, shape, momentum, scaled
+):
+    torch.manual_seed(0)
+    source = "each-scaled" if scaled else "each"
+    layer = GhostBatchNorm1d(3, ghost_size=ghost_size, running_var_from=source, momentum=momentum, dtype=torch.float64)
+    plain = torch.nn.BatchNorm1d(3, momentum=momentum, dtype=torch.float64)
+    for _ in range(2):
+        x = torch.randn(shape, dtype=torch.float64) * 3 + 1
+        starts = range(0, shape[0] - (ghost_size or shape[0]) + 1, ghost_size or shape[0])
+        parts = [x[start:end] for start, end in zip(starts, [*starts[1:], shape[0]], strict=True)]
+        plain.momentum = momentum / len(parts) if scaled and momentum else momentum
+        expected = torch.cat([plain(part) for part in parts])
+        torch.testing.assert_close(layer(x), expected, rtol=1e-12, atol=1e-12)
+    for name, buffer in plain.named_buffers():
+        torch.testing.assert_close(layer.get_buffer(name), buffer, rtol=1e-12, atol=1e-12)
+
+
+def test_without_running_statistics_there_is_none_to_update_for_each_ghost_batch():
+    x = example(2)
+    layer = GhostBatchNorm2d(3, ghost_size=3, running_var_from="each", track_running_stats=False)
+    assert torch.equal(layer(x), GhostBatchNorm2d(3, ghost_size=3)(x))
+    assert not dict(layer.named_buffers())

@@ -7,7 +7,7 @@ from typing import Any, TypeVar
 
 from torch import nn
 
-from ghostnoise.conversion import insertion, swap, targets, watch
+from ghostnoise.conversion import insertion, swap, targets, watch, wrappers
 from ghostnoise.conversion.swap import Method
 from ghostnoise.conversion.targets import Found, Types, Where
 from ghostnoise.methods import registry
@@ -39,7 +39,9 @@ def convert(
         method: the name of a method that has a batch norm, such as "gbn", "xbn", "en" or "gni", or a shorthand such as
             "gni-shift"; `ghostnoise.methods.registry.names()` has them all.
         ghost_size: the number of samples in a ghost batch; or a `Schedule`; or a mapping from patterns of module names
-            to these, whose first matching pattern applies. None disables ghost batches.
+            to these, whose first matching pattern applies. None disables ghost batches. If it is left out, the ghost
+            batch norms of pytorch-tabnet, pytorch_tabular and Composer keep their size, and all other batch norms stay
+            as they are.
         after: a type of module, or a tuple of types, after which to insert noise, for methods that have noise.
         before: the same, before these modules.
         where: a function of a module's name and the module that returns whether to convert it. Alone, with a method
@@ -79,9 +81,15 @@ def convert(
             f"channel_dim={channel_dim!r} without after= or before=: batch norms have their channels in dimension 1; "
             "leave it out"
         )
-    sizes = targets.ghost_sizes(ghost_size, [*norms, *hosts], chosen.spec, method)
+    others = wrappers.wrappers(model)
+    wrapped = {wrapper.norm: wrapper for wrapper in others}
+    if ghost_size is ... and where is None and chosen.spec.ghost_size == "required":
+        norms = [each for each in norms if each.module in wrapped] or norms
+    sizes = targets.ghost_sizes(ghost_size, [*norms, *hosts], chosen.spec, method, wrapped)
     count = len(norms)
     swaps = [swap.plan(each, chosen, size, options, group) for each, size in zip(norms, sizes[:count], strict=True)]
+    selected = {each.module for each in norms}
+    swaps += [change for wrapper in others if wrapper.norm in selected for change in wrappers.plan(wrapper)]
     insertions = _insertions(hosts, chosen, sizes[count:], options, channel_dim, before is not None, group)
     for place in insertions:
         place.report()
@@ -107,7 +115,7 @@ def revert(model: Model) -> Model:
     targets.check_model(model, "revert")
     found = targets.everything(model)
     ours = [each for each in found if swap.is_ours(each.module)]
-    swaps = [swap.plan_back(each) for each in ours]
+    swaps = [swap.plan_back(each) for each in ours] + wrappers.plan_back(found)
     specs = [swap.spec_of(type(each.module)) for each in ours]
     for spec in registry.specs().values():
         if spec.changes_inference and spec in specs:

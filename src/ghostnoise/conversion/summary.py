@@ -5,7 +5,7 @@ from typing import Any, NamedTuple
 from torch import nn
 from torch.nn.utils import parametrize
 
-from ghostnoise.conversion import insertion, swap, watch
+from ghostnoise.conversion import insertion, swap, watch, wrappers
 from ghostnoise.conversion.schedules import schedule_of
 from ghostnoise.conversion.targets import Found, check_model, everything
 from ghostnoise.conversion.variants import Lazy
@@ -54,10 +54,10 @@ def summary(model: nn.Module) -> Summary:
         1     GhostNoiseBatchNorm1d  BatchNorm1d  gni     16          local
     """
     check_model(model, "summary")
-    rows = []
+    rows, wrapped = [], {wrapper.norm: wrapper for wrapper in wrappers.wrappers(model)}
     for found in everything(model):
         if swap.is_ours(found.module):
-            rows.append(_norm(found))
+            rows.append(_norm(found, wrapped.get(found.module)))
         noise = insertion.inserted(found.module)
         if noise is not None:
             rows.append(_row(found, noise, type(noise), "", [_side(found, noise)]))
@@ -66,9 +66,12 @@ def summary(model: nn.Module) -> Summary:
     return Summary(rows)
 
 
-def _norm(found: Found) -> LayerSummary:
+def _norm(found: Found, wrapper: wrappers.Wrapper | None) -> LayerSummary:
     module = found.module
     notes = ["lazy"] if isinstance(module, Lazy) else []
+    if wrapper is not None:
+        library = wrapper.defined.__module__.partition(".")[0]
+        notes.append(f"in {library}'s {type(wrapper.found.module).__name__}")
     if parametrize.is_parametrized(module):
         notes.append(f"parametrized: {', '.join(module.parametrizations)}")  # type: ignore[arg-type]
     return _row(found, module, swap.current(module), swap.origin(module).layer.__name__, notes)

@@ -202,10 +202,19 @@ def is_activation(module: nn.Module) -> bool:
 # Ghost sizes: a number, a schedule, None, or a mapping from patterns of names to these.
 
 
-def ghost_sizes(sizes: Sizes, found: Sequence[Found], spec: MethodSpec, name: str) -> list[Any]:
-    """Return the ghost size of each module; Ellipsis where the layer's default applies."""
+def ghost_sizes(
+    sizes: Sizes, found: Sequence[Found], spec: MethodSpec, name: str, wrapped: Mapping[nn.Module, Any]
+) -> list[Any]:
+    """Return the ghost size of each module; Ellipsis where the layer's default applies.
+
+    `wrapped` has the wrappers of other libraries, whose own sizes apply if none is given.
+    """
     if spec.ghost_size == "none" and sizes is not ...:
         raise ValueError(f"ghost_size={sizes!r}: {name!r} normalizes the whole batch; leave it out, or use 'gbn'")
+    if spec.ghost_size != "none" and sizes is ... and any(each.module in wrapped for each in found):
+        own = [wrapped[each.module].size if each.module in wrapped else ... for each in found]
+        if spec.ghost_size == "optional" or ... not in own:
+            return own
     if spec.ghost_size == "required" and sizes is ...:
         raise ValueError(
             f"ghost_size is missing: {name!r} needs the number of samples in a ghost batch; use ghost_size=32 to start "

@@ -1,6 +1,6 @@
 """Ghost batch normalization: small normalization batches inside a large one; and its decomposition into noise."""
 
-from typing import Literal, NamedTuple
+from typing import Literal, NamedTuple, get_args
 
 import torch
 from torch import Tensor, nn
@@ -9,8 +9,18 @@ from ghostnoise import checks
 from ghostnoise.engine import op
 from ghostnoise.engine.plan import Normalizer
 from ghostnoise.engine.ranks import Group
-from ghostnoise.methods.base import NormLayer, checked, ghost_average, whole_batch_unbiased
+from ghostnoise.methods.base import (
+    Call,
+    NormLayer,
+    Running,
+    checked,
+    ghost_average,
+    is_recomputed,
+    whole_batch,
+    whole_batch_unbiased,
+)
 from ghostnoise.methods.registry import MeterSpec, MethodSpec, register
+from ghostnoise.statistics.moments import Moments
 from ghostnoise.statistics.samples import GhostBatch, ghost_sizes, pool_all
 
 __all__ = [
@@ -23,7 +33,7 @@ __all__ = [
     "ghost_batch_norm",
 ]
 
-RunningVarFrom = Literal["ghost", "batch"]
+RunningVarFrom = Literal["ghost", "batch", "each", "each-scaled"]
 
 
 def ghost_batch_norm(
@@ -47,11 +57,12 @@ def ghost_batch_norm(
 
     The remaining samples join the last ghost batch; a batch smaller than `ghost_size` is one ghost batch, and
     `ghost_size=None` disables ghost batches. The running variance is updated towards the average of the ghost batches'
-    biased variances, or with `running_var_from="batch"` towards that of the whole batch as in `batch_norm`. Evaluation,
-    shapes and the other arguments are those of `batch_norm`.
+    biased variances, or with `running_var_from="batch"` towards that of the whole batch as in `batch_norm`. With "each"
+    and "each-scaled" the running statistics are updated once per ghost batch, as `GhostBatchNorm` describes.
+    Evaluation, shapes and the other arguments are those of `batch_norm`.
     """
     ghost_size = checks.ghost_size_or_none(ghost_size)
-    checks.choice("running_var_from", running_var_from, ("ghost", "batch"))
+    checks.choice("running_var_from", running_var_from, get_args(RunningVarFrom))
     call = checked(
         "ghost_batch_norm", input, running_mean, running_var, weight, bias, training, momentum, eps,
         num_batches_tracked, channel_dim, process_group, uneven,
@@ -59,8 +70,40 @@ def ghost_batch_norm(
     if not training:
         return call.infer()
     checks.ghost_values(call.extent.shape, "ghost_batch_norm", call.extent.spatial, ghost_size)
-    population = ghost_average(ghost_size) if running_var_from == "ghost" else whole_batch_unbiased
-    return call.train(Normalizer(GhostBatch(ghost_size), eps), population)
+    normalizer = Normalizer(GhostBatch(ghost_size), eps)
+    if running_var_from in ("each", "each-scaled"):
+        y, measured = call._replace(running=Running(None, None)).train_and_measure(normalizer, whole_batch)
+        _update_for_each(call, measured, ghost_size, scaled=running_var_from == "each-scaled")
+        return y
+    return call.train(normalizer, ghost_average(ghost_size) if running_var_from == "ghost" else whole_batch_unbiased)
+
+
+def _update_for_each(call: Call, measured: op.Measured, ghost_size: int | None, scaled: bool) -> None:
+    """Update the running buffers once per ghost batch, as `nn.BatchNorm*d` does if it is called for each of them."""
+    running, batch_size = call.running, call.extent.shape[0]
+    if (running.is_absent and running.num_batches_tracked is None) or is_recomputed():
+        return
+    sizes = [batch_size] if ghost_size is None else ghost_sizes(batch_size, ghost_size)
+    values, count, momentum = [size * call.extent.spatial for size in sizes], len(sizes), running.momentum
+
+    def column(numbers: list[float]) -> Tensor:
+        return measured.pooled.mean.new_tensor(numbers).unsqueeze(1)
+
+    stats = Moments(measured.pooled.mean, measured.pooled.var * column([n / (n - 1) for n in values]))
+    if not momentum:  # a cumulative average
+        for row in range(count):
+            running.update(Moments(*(table[row : row + 1] for table in stats)), measured)
+        return
+    # In closed form: after all updates, ghost batch g has the weight momentum * (1 - momentum)^(count - 1 - g).
+    momentum = momentum / count if scaled else momentum
+    total = 1 - (1 - momentum) ** count
+    weights = column([momentum * (1 - momentum) ** (count - 1 - row) / total for row in range(count)])
+    tracked = running.num_batches_tracked
+    before = None if tracked is None else tracked.clone()
+    averages = Moments(*((weights * table).sum(0, keepdim=True) for table in stats))
+    running._replace(momentum=total).update(averages, measured)
+    if tracked is not None and before is not None:
+        tracked.add_((tracked - before) * (count - 1))  # 0 if the statistics were not finite
 
 
 class GhostBatchNorm(NormLayer):
@@ -72,7 +115,9 @@ class GhostBatchNorm(NormLayer):
     Args:
         ghost_size: the number of samples in a ghost batch, N; `None` disables ghost batches.
         running_var_from: "ghost" updates the running variance towards the average of the ghost batches' biased
-            variances, "batch" towards the unbiased variance of the whole batch.
+            variances, "batch" towards the unbiased variance of the whole batch. "each" updates both running statistics
+            once per ghost batch, with its mean and unbiased variance, so that `momentum` is applied several times per
+            batch, as in pytorch-tabnet; "each-scaled" divides `momentum` by the number of ghost batches, as Composer.
 
     Examples:
         >>> layer = GhostBatchNorm2d(16, ghost_size=32)
@@ -104,7 +149,7 @@ class GhostBatchNorm(NormLayer):
             num_features, eps, momentum, affine, track_running_stats, device, dtype, bias=bias,
             process_group=process_group, uneven=uneven,
         )  # fmt: skip
-        checks.choice("running_var_from", running_var_from, ("ghost", "batch"))
+        checks.choice("running_var_from", running_var_from, get_args(RunningVarFrom))
         self.ghost_size = checks.ghost_size_or_none(ghost_size)
         self.running_var_from = running_var_from
 

@@ -8,17 +8,16 @@ import pytest
 
 from ghostnoise.engine.backends.native import abi, library
 
-SOURCES = Path(library.__file__).parent / "src"
+SOURCES = Path(__file__).parents[4] / "src/ghostnoise/engine/backends/native/src"
 
 
 def test_no_library(monkeypatch, tmp_path):
     monkeypatch.setenv("GHOSTNOISE_NATIVE_FOLDER", str(tmp_path))
-    assert "was not built; reinstall with a C++ compiler" in library.library.__wrapped__()
+    assert "was not built; install a wheel, or reinstall with a C++ compiler" in library.library.__wrapped__()
 
 
 def test_a_file_that_is_not_a_library(monkeypatch, tmp_path):
-    suffix = library.importlib.machinery.EXTENSION_SUFFIXES[0]
-    (tmp_path / f"_library{suffix}").write_text("nothing")
+    (tmp_path / library.FILE).write_text("nothing")
     monkeypatch.setenv("GHOSTNOISE_NATIVE_FOLDER", str(tmp_path))
     assert "does not load" in library.library.__wrapped__()
 
@@ -26,9 +25,8 @@ def test_a_file_that_is_not_a_library(monkeypatch, tmp_path):
 @pytest.mark.parametrize("source", ["long long gn_abi() { return 1; }", "int gn_level() { return 0; }"])
 def test_a_library_from_other_sources_is_not_used(tmp_path, source):
     """It would be called with the wrong arguments: there is one warning, and `aten` serves."""
-    suffix = library.importlib.machinery.EXTENSION_SUFFIXES[0]
     (tmp_path / "old.cpp").write_text(f'extern "C" {source}')
-    command = ["c++", "-shared", "-fPIC", str(tmp_path / "old.cpp"), "-o", str(tmp_path / f"_library{suffix}")]
+    command = ["c++", "-shared", "-fPIC", str(tmp_path / "old.cpp"), "-o", str(tmp_path / library.FILE)]
     subprocess.run(command, check=True)
     script = """
 import warnings, torch, ghostnoise

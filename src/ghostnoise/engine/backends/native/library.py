@@ -1,12 +1,13 @@
 """The C++ library that is built at installation: find it, check its ABI, load it, and call its functions.
 
-It has a C ABI (`abi`) and does not depend on torch.
+It has a C ABI (`abi`), so the same file serves every version of Python, and it does not depend on torch. On Linux it
+needs libgomp, which is not part of the wheel: torch has loaded its own before, and both use the same threads.
 """
 
 import ctypes
 import functools
-import importlib.machinery
 import os
+import sys
 import warnings
 from pathlib import Path
 from typing import Any
@@ -15,6 +16,7 @@ import torch
 
 from ghostnoise.engine.backends.native import abi
 
+FILE = "_library" + {"darwin": ".dylib", "win32": ".dll"}.get(sys.platform, ".so")  # as in setup.py
 LEVELS = ("baseline", "avx2", "avx512")
 GRAIN = 2**15  # elements, as for torch's own operators
 DTYPES = {torch.float32: 0, torch.float64: 1, torch.bfloat16: 2, torch.float16: 3}
@@ -56,11 +58,10 @@ def _error(status: int, name: str, arguments: tuple[Argument, ...]) -> Exception
 def library() -> Library | str:
     """Return the library, or the reason why there is none."""
     folder = Path(os.environ.get("GHOSTNOISE_NATIVE_FOLDER") or Path(__file__).parent)  # elsewhere: another build
-    files = [path for suffix in importlib.machinery.EXTENSION_SUFFIXES for path in folder.glob(f"_library{suffix}")]
-    if not files:
-        return "the C++ library was not built; reinstall with a C++ compiler on the machine"
+    if not (folder / FILE).is_file():
+        return "the C++ library was not built; install a wheel, or reinstall with a C++ compiler on the machine"
     try:
-        handle = ctypes.CDLL(str(files[0]))
+        handle = ctypes.CDLL(str(folder / FILE))
     except OSError as error:
         return f"the C++ library does not load: {error}"
     if _abi_number(handle) != abi.number():
@@ -90,6 +91,14 @@ def huge_pages() -> str:
     if _requests_huge_pages():
         return f"requested for large results (set {HUGE_PAGES}=0 to disable)"
     return f"not requested ({HUGE_PAGES}=0)"
+
+
+def thread_limit() -> str:
+    """Describe for `ghostnoise doctor` how many threads the library uses."""
+    found = library()
+    if isinstance(found, str) or found.handle.gn_openmp():
+        return f"{torch.get_num_threads()} (set by torch.set_num_threads)"
+    return f"{torch.get_num_threads()} (the native backend uses 1: it was built without OpenMP)"
 
 
 def run(name: str, *arguments: Argument) -> None:

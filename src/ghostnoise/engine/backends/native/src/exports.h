@@ -16,7 +16,7 @@ enum Status { OK = 0, UNKNOWN_DTYPE = 1, OUT_OF_MEMORY = 2, INDEX_OUT_OF_RANGE =
 #define GN_JOIN_(name, isa) gn_##name##_##isa
 #define GN_JOIN(name, isa) GN_JOIN_(name, isa)
 #define GN_FUNCTION(name) GN_JOIN(name, GN_ISA)
-#define GN_EXPORT(name) extern "C" int GN_FUNCTION(name)
+#define GN_EXPORT(name) GN_PUBLIC int GN_FUNCTION(name)
 #define GN_TENSOR(name) void *name, i64 name##_b, i64 name##_inner
 #define GN_TABLE(name) const void *name, i64 name##_per_row, i64 name##_last
 

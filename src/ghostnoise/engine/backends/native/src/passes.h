@@ -164,17 +164,12 @@ template <class A> void add(A *to, const Pack<A> &pack) {
 }  // namespace
 
 // clang-format off
-#ifdef __FLT16_MAX__
-#define GN_FLOAT16(call) case 3: { using T = float16; using A = float; call; return OK; }
-#else
-#define GN_FLOAT16(call)
-#endif
 #define GN_DISPATCH(call)                                                                                              \
     switch (dtype) {                                                                                                   \
         case 0: { using T = float; using A = float; call; return OK; }                                                 \
         case 1: { using T = double; using A = double; call; return OK; }                                               \
         case 2: { using T = bfloat16; using A = float; call; return OK; }                                              \
-        GN_FLOAT16(call)                                                                                               \
+        case 3: { using T = float16; using A = float; call; return OK; }                                               \
         default: return UNKNOWN_DTYPE;                                                                                 \
     }
 #define GN_IN(name) Tensor<const T>{static_cast<const T *>(name), name##_b, name##_inner}

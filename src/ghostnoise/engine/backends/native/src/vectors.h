@@ -2,13 +2,12 @@
 
 #pragma once
 
+#include "platform.h"
+
 #include <cstdint>
 #include <cstring>
 #include <type_traits>
 #include <utility>
-#if defined(__SSE2__)
-#include <immintrin.h>
-#endif
 
 namespace {
 
@@ -43,10 +42,47 @@ inline void store(bfloat16 &to, float value) {
     to.bits = std::uint16_t((value != value ? (bits | 0x400000u) : even) >> 16);
 }
 
-#ifdef __FLT16_MAX__
+#if defined(GN_FLOAT16_TYPE)
 using float16 = _Float16;
 inline float load(float16 value) { return float(value); }
 inline void store(float16 &to, float value) { to = float16(value); }
+#else
+struct float16 {
+    std::uint16_t bits;
+};
+
+inline float load(float16 value) {
+    const std::uint32_t sign = std::uint32_t(value.bits & 0x8000u) << 16, rest = value.bits & 0x7fffu;
+    const float subnormal = float(rest) * 5.9604644775390625e-8f;  // multiples of 2^-24
+    std::uint32_t bits = (rest << 13) + (rest < 0x7c00u ? 0x38000000u : 0x70000000u);  // infinite or not a number
+    if (rest < 0x400u)
+        std::memcpy(&bits, &subnormal, 4);
+    bits |= sign;
+    float result;
+    std::memcpy(&result, &bits, 4);
+    return result;
+}
+
+inline void store(float16 &to, float value) {
+    std::uint32_t bits;
+    std::memcpy(&bits, &value, 4);
+    const std::uint32_t sign = (bits >> 16) & 0x8000u, size = bits & 0x7fffffffu;
+    std::uint32_t half;
+    if (size > 0x7f800000u)
+        half = 0x7e00u | ((size >> 13) & 0x3ffu);  // not a number
+    else if (size >= 0x477ff000u)
+        half = 0x7c00u;  // rounds to infinity
+    else if (size >= 0x38800000u)
+        half = (size - 0x38000000u + 0xfffu + ((size >> 13) & 1u)) >> 13;  // to nearest, ties to even
+    else {
+        float magnitude;  // subnormal: the sum with 0.5 rounds to a multiple of 2^-24, the spacing of subnormal values
+        std::memcpy(&magnitude, &size, 4);
+        magnitude += 0.5f;
+        std::memcpy(&half, &magnitude, 4);
+        half -= 0x3f000000u;
+    }
+    to.bits = std::uint16_t(sign | half);
+}
 #endif
 
 // Writes 64 bytes with a non-temporal store where the instruction set has one, so that the line is not read first.
@@ -57,7 +93,7 @@ inline void stream(void *to, const void *from) {
     const __m256i *source = static_cast<const __m256i *>(from);
     for (int k = 0; k < 2; ++k)
         _mm256_stream_si256(static_cast<__m256i *>(to) + k, _mm256_load_si256(source + k));
-#elif defined(__SSE2__)
+#elif defined(GN_SSE2)
     const __m128i *source = static_cast<const __m128i *>(from);
     for (int k = 0; k < 4; ++k)
         _mm_stream_si128(static_cast<__m128i *>(to) + k, _mm_load_si128(source + k));
@@ -68,15 +104,49 @@ inline void stream(void *to, const void *from) {
 
 // Orders non-temporal stores before whatever the other threads do next.
 inline void fence() {
-#if defined(__SSE2__)
+#if defined(GN_SSE2)
     _mm_sfence();
 #endif
 }
 
+#if !defined(GN_VECTOR_TYPES)
+// What is used here of a vector type.
+template <class A> struct alignas(64) Vector {
+    static constexpr i64 LANES = 64 / sizeof(A);
+    A lane[LANES];
+
+    A &operator[](i64 l) { return lane[l]; }
+    const A &operator[](i64 l) const { return lane[l]; }
+    template <class Change> Vector &apply(Change change) {
+        for (i64 l = 0; l < LANES; ++l)
+            change(l);
+        return *this;
+    }
+    Vector &operator+=(const Vector &other) {
+        return apply([&](i64 l) { lane[l] += other.lane[l]; });
+    }
+    Vector &operator-=(const Vector &other) {
+        return apply([&](i64 l) { lane[l] -= other.lane[l]; });
+    }
+    Vector &operator*=(const Vector &other) {
+        return apply([&](i64 l) { lane[l] *= other.lane[l]; });
+    }
+    Vector &operator-=(A value) {
+        return apply([&](i64 l) { lane[l] -= value; });
+    }
+    friend Vector operator*(const Vector &a, const Vector &b) { return Vector(a) *= b; }
+    friend Vector operator-(const Vector &a, const Vector &b) { return Vector(a) -= b; }
+};
+#endif
+
 // 64 bytes of values; the compiler splits them into registers of the width that the instruction set has.
 template <class A> struct Pack {
     static constexpr i64 LANES = 64 / sizeof(A);
+#if defined(GN_VECTOR_TYPES)
     A lanes __attribute__((vector_size(64)));
+#else
+    Vector<A> lanes;
+#endif
 
     template <class T> void load_from(const T *from) {
         alignas(64) A line[LANES];
@@ -99,7 +169,7 @@ template <class A> struct Pack {
 // Sets lane l of `a` to the sum of lanes l and l ^ H, taken from b where l has the bit H and from a elsewhere.
 template <i64 H, class A, i64... L>
 inline void add_halves(Pack<A> &a, const Pack<A> &b, std::integer_sequence<i64, L...>) {
-#if defined(__has_builtin)
+#if defined(GN_VECTOR_TYPES) && defined(__has_builtin)
 #if __has_builtin(__builtin_shufflevector)
 #define GN_SHUFFLE
 #endif

@@ -1,0 +1,22 @@
+// The differences between compilers and systems: how a function is exported, and whether there are vector types.
+
+#pragma once
+
+#if defined(_WIN32)
+#define GN_PUBLIC extern "C" __declspec(dllexport)
+#else
+#define GN_PUBLIC extern "C" __attribute__((visibility("default")))
+#endif
+
+// GN_PORTABLE selects the code for compilers without GCC's extensions, so that it can be tested with GCC.
+#if (defined(__GNUC__) || defined(__clang__)) && !defined(GN_PORTABLE)
+#define GN_VECTOR_TYPES
+#endif
+#if defined(__FLT16_MAX__) && !defined(GN_PORTABLE)
+#define GN_FLOAT16_TYPE
+#endif
+
+#if defined(__SSE2__) || defined(_M_X64)
+#define GN_SSE2
+#include <immintrin.h>
+#endif

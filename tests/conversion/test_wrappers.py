@@ -1,0 +1,232 @@
+"""Ghost batch norms of other libraries, before and after their conversion."""
+
+import copy
+import pickle
+import re
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+import torch
+from pytorch_tabnet import tab_network
+from torch import nn
+
+import ghostnoise
+from ghostnoise.conversion import wrappers
+from support import ghost_wrappers
+
+TUTORIAL = Path(__file__).parents[2] / "docs/tutorials/tabular.md"
+SIZE = 8
+# The wrapper, the shape of its input without the batch, and the option that updates the running statistics as it does.
+WRAPPERS = {
+    "pytorch-tabnet": (lambda: tab_network.GBN(3, SIZE, momentum=0.02), (3,), "each"),
+    "pytorch_tabular": (lambda: ghost_wrappers.GBN(3, SIZE), (3,), "each"),
+    "Composer": (lambda: ghost_wrappers.ComposerGhostBatchNorm2d(nn.BatchNorm2d(3), SIZE), (3, 4, 4), "each-scaled"),
+}
+
+
+@pytest.fixture(params=WRAPPERS)
+def case(request):
+    """A model with a wrapper in float64, a copy of it, a function that makes an input, and the option."""
+    build, shape, option = WRAPPERS[request.param]
+    torch.manual_seed(0)
+    model = nn.Sequential(build()).double()
+    for parameter in model.parameters():
+        nn.init.normal_(parameter)
+    return model, copy.deepcopy(model), lambda size: torch.randn(size, *shape, dtype=torch.float64) * 2 + 1, option
+
+
+def assert_equal_states(ours, theirs):
+    torch.testing.assert_close(ours.state_dict(), theirs.state_dict(), rtol=1e-12, atol=1e-12)
+
+
+def test_outputs_gradients_and_running_statistics_equal_theirs(case):
+    theirs, ours, batch, option = case
+    ghostnoise.convert(ours, "gbn", running_var_from=option)
+    for _ in range(3):
+        x = batch(4 * SIZE)
+        results = []
+        for model in (ours, theirs):
+            leaf = x.clone().requires_grad_()
+            y = model(leaf)
+            results.append((y, *torch.autograd.grad(y.pow(3).sum(), [leaf, *model.parameters()])))
+        torch.testing.assert_close(*results, rtol=1e-9, atol=1e-9)
+    assert_equal_states(ours, theirs)
+    assert int(ours.state_dict()[next(key for key in ours.state_dict() if "num_batches" in key)]) == 12
+    x = batch(3 * SIZE)
+    torch.testing.assert_close(ours.eval()(x), theirs.eval()(x), rtol=1e-12, atol=1e-12)
+
+
+def test_by_default_the_momentum_is_applied_once_per_batch(case):
+    theirs, ours, batch, _ = case
+    ghostnoise.convert(ours, "gbn")
+    x = batch(4 * SIZE)
+    torch.testing.assert_close(ours(x), theirs(x), rtol=1e-12, atol=1e-12)
+    buffers = {name.rsplit(".")[-1]: buffer for name, buffer in ours.named_buffers()}
+    momentum = wrappers.wrappers(ours)[0].norm.momentum
+    expected = momentum * x.transpose(0, 1).flatten(1).mean(1)
+    torch.testing.assert_close(buffers["running_mean"], expected, rtol=1e-12, atol=1e-12)
+    assert buffers["num_batches_tracked"] == 1
+
+
+def test_state_dict_keys_stay_and_load_both_ways(case):
+    theirs, ours, batch, _ = case
+    optimizer = torch.optim.SGD(ours.parameters(), lr=0.1)
+    keys = list(ours.state_dict())
+    ghostnoise.convert(ours, "gbn")
+    assert list(ours.state_dict()) == keys
+    ours(batch(2 * SIZE)).pow(3).sum().backward()
+    optimizer.step()
+    theirs.load_state_dict(ours.state_dict())
+    assert_equal_states(ours, theirs)
+    theirs(batch(2 * SIZE))
+    ours.load_state_dict(theirs.state_dict())
+    assert_equal_states(ours, theirs)
+
+
+def test_revert_restores_the_wrapper(case):
+    theirs, ours, batch, _ = case
+    wrapper = ours[0]
+    ghostnoise.revert(ghostnoise.convert(ours, "gni", ghost_size=2))
+    assert ours[0] is wrapper
+    assert type(wrapper) is type(theirs[0])
+    x = batch(20)
+    assert torch.equal(ours(x), theirs(x))
+    assert_equal_states(ours, theirs)
+
+
+def test_copies_and_pickles_compute_the_same(case):
+    _, ours, batch, _ = case
+    ghostnoise.convert(ours, "gbn")
+    x = batch(4 * SIZE)
+    expected = ours(x)
+    assert isinstance(copy.deepcopy(ours)[0], type(ours[0]))
+    assert torch.equal(copy.deepcopy(ours)(x), expected)
+
+
+def test_a_converted_network_can_be_saved():
+    ours = ghostnoise.convert(nn.Sequential(tab_network.GBN(3, SIZE)), "gbn")
+    x = torch.randn(4 * SIZE, 3)
+    expected, loaded = ours(x), pickle.loads(pickle.dumps(ours))
+    assert torch.equal(loaded(x), expected)
+    assert type(loaded[0]) is type(ours[0])
+    assert isinstance(loaded[0], tab_network.GBN)
+
+
+def test_any_method_and_a_ghost_size_that_is_given(case):
+    _, ours, batch, _ = case
+    for method, size in (("gni", 4), ("xbn", SIZE), ("bn", ...)):
+        ghostnoise.convert(ours, method, size)
+        ours(batch(12))
+    assert wrappers.wrappers(ours)[0].size == SIZE
+    (row,) = ghostnoise.summary(ours)
+    assert row.method == "bn"
+    assert row.notes.startswith("in ")
+    ghostnoise.convert(ours, "gbn")
+    assert ghostnoise.summary(ours)[0].ghost_size == SIZE
+
+
+def test_without_a_ghost_size_other_batch_norms_stay(case):
+    _, ours, _, _ = case
+    ours.append(nn.BatchNorm1d(3))
+    ghostnoise.convert(ours, "gbn")
+    assert type(ours[1]) is nn.BatchNorm1d
+    assert len(ghostnoise.summary(ours)) == 1
+    with pytest.raises(ValueError, match="ghost_size is missing"):
+        ghostnoise.convert(ours, "gbn", where=lambda name, module: True)
+    ghostnoise.convert(ours, "gbn", ghost_size=16)
+    assert [row.ghost_size for row in ghostnoise.summary(ours)] == [16, 16]
+
+
+def test_batches_that_do_not_divide_evenly():
+    """Theirs divides 20 samples into 7, 7 and 6; ours into 8 and 12."""
+    theirs = tab_network.GBN(3, SIZE)
+    ours = ghostnoise.convert(nn.Sequential(copy.deepcopy(theirs)), "gbn")
+    x = torch.randn(20, 3)
+    assert [len(part) for part in x.chunk(3)] == [7, 7, 6]
+    expected = torch.cat([nn.BatchNorm1d(3)(x[:8]), nn.BatchNorm1d(3)(x[8:])])
+    torch.testing.assert_close(ours(x), expected)
+    torch.testing.assert_close(theirs(x)[:7], nn.BatchNorm1d(3)(x[:7]))
+
+
+def test_excluded_batch_norms_keep_their_wrapper():
+    model = nn.Sequential(tab_network.GBN(3, SIZE), tab_network.GBN(3, SIZE))
+    ghostnoise.convert(model, "gbn", where=lambda name, module: name == "1.bn")
+    assert [type(wrapper) is tab_network.GBN for wrapper in model] == [True, False]
+
+
+def test_wrappers_that_share_a_batch_norm():
+    model = nn.Sequential(tab_network.GBN(3, SIZE), tab_network.GBN(3, SIZE))
+    model[1].bn = model[0].bn
+    ghostnoise.convert(model, "gbn")
+    assert all(isinstance(wrapper, wrappers.Undivided) for wrapper in model)
+    ghostnoise.revert(model)
+    assert all(type(wrapper) is tab_network.GBN for wrapper in model)
+
+
+class OwnForward(tab_network.GBN):
+    def forward(self, x):
+        return super().forward(x) + 1
+
+
+def test_a_subclass_with_its_own_forward_is_refused():
+    model = nn.Sequential(OwnForward(3, SIZE))
+    with pytest.raises(ValueError, match=r"'0' \(OwnForward\) is a pytorch_tabnet.tab_network.GBN with a forward of"):
+        ghostnoise.convert(model, "gbn")
+    assert type(model[0].bn) is nn.BatchNorm1d
+
+
+def train(model, steps):
+    """Return the losses of a network that learns the sign of a column."""
+    torch.manual_seed(0)
+    optimizer = torch.optim.Adam(model.parameters(), lr=0.02)
+    losses = []
+    for _ in range(steps):
+        x = torch.randn(64, 6, dtype=torch.float64)
+        output, sparsity = model(x)
+        loss = nn.functional.cross_entropy(output, (x[:, 0] > 0).long()) - 1e-3 * sparsity
+        optimizer.zero_grad()
+        loss.backward()
+        optimizer.step()
+        losses.append(loss.item())
+    return losses
+
+
+def test_a_small_tabnet_learns_as_before():
+    torch.manual_seed(0)
+    settings = {"n_d": 4, "n_a": 4, "n_steps": 2, "virtual_batch_size": 16}
+    theirs = tab_network.TabNet(6, 2, **settings, group_attention_matrix=torch.eye(6).double()).double()
+    ours = ghostnoise.convert(copy.deepcopy(theirs), "gbn", running_var_from="each")
+    before, after = train(theirs, 30), train(ours, 30)
+    assert after == pytest.approx(before, rel=1e-6)
+    assert after[-1] < 0.7 * after[0]
+    torch.testing.assert_close(ours.state_dict(), theirs.state_dict(), rtol=1e-5, atol=1e-5)
+
+
+def test_the_libraries_are_not_imported():
+    code = """
+import sys, torch, ghostnoise
+for name in ("pytorch_tabnet", "pytorch_tabular", "composer"):
+    sys.modules[name] = None
+ghostnoise.convert(torch.nn.Sequential(torch.nn.BatchNorm1d(3)), "gbn", 4)
+"""
+    subprocess.run([sys.executable, "-c", code], check=True)
+
+
+@pytest.mark.slow
+def test_the_callback_of_the_tutorial_converts_the_network_of_a_classifier():
+    (code,) = re.findall(r"^```python\n(import ghostnoise\n.*?)^```", TUTORIAL.read_text(), re.DOTALL | re.MULTILINE)
+    data = """
+import numpy
+table = numpy.random.default_rng(0).normal(size=(512, 5)).astype("float32")
+labels = (table[:, 0] > 0).astype(int)
+"""
+    smaller = code.replace(
+        "batch_size=16384, virtual_batch_size=128", "batch_size=256, virtual_batch_size=32, max_epochs=2"
+    )
+    assert smaller != code
+    shown = "rows = ghostnoise.summary(classifier.network)\nprint(len(rows), {row.ghost_size for row in rows})\n"
+    done = subprocess.run([sys.executable, "-c", data + smaller + shown], capture_output=True, text=True, check=False)
+    assert done.returncode == 0, done.stderr
+    assert done.stdout.splitlines()[-1] == "19 {32}"  # 4 in the splitter, 4 and an attention in each of 3 steps

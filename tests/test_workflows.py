@@ -1,0 +1,47 @@
+"""The workflows for GitHub, which are not run here."""
+
+import json
+from pathlib import Path
+
+import check_jsonschema
+import jsonschema
+import pytest
+import yaml
+
+ROOT = Path(__file__).parents[1]
+WORKFLOWS = sorted((ROOT / ".github/workflows").glob("*.yml"))
+SCHEMA = Path(check_jsonschema.__file__).parent / "builtin_schemas/vendor/github-workflows.json"
+
+
+def load(path):
+    """Return a workflow; YAML 1.1 reads the key `on` as True."""
+    return {"on" if key is True else key: value for key, value in yaml.safe_load(path.read_text()).items()}
+
+
+def errors(workflow):
+    return [error.message for error in jsonschema.Draft7Validator(json.loads(SCHEMA.read_text())).iter_errors(workflow)]
+
+
+@pytest.mark.parametrize("path", WORKFLOWS, ids=lambda path: path.name)
+def test_it_fits_the_schema_of_github(path):
+    assert errors(load(path)) == []
+
+
+@pytest.mark.parametrize("path", WORKFLOWS, ids=lambda path: path.name)
+def test_it_says_that_it_has_not_run_and_has_limits(path):
+    assert path.read_text().startswith("# This workflow has not been run yet")
+    assert load(path)["permissions"] == {"contents": "read"}
+    assert all("timeout-minutes" in job for job in load(path)["jobs"].values())
+
+
+def test_the_schema_finds_mistakes():
+    workflow = load(WORKFLOWS[0])
+    job = next(iter(workflow["jobs"].values()))
+    del job["runs-on"]
+    assert errors(workflow)
+
+
+def test_there_are_workflows_for_tests_wheels_and_documentation():
+    assert [path.stem for path in WORKFLOWS] == ["docs", "tests", "wheels"]
+    platforms = load(WORKFLOWS[2])["jobs"]["wheel"]["strategy"]["matrix"]["include"]
+    assert [each["platform"] for each in platforms] == ["linux-x86_64", "linux-aarch64", "macos-arm64", "windows-amd64"]
