@@ -1,4 +1,4 @@
-// Element types, the arithmetic they are computed in, and vectors of 64 bytes.
+// Element types, the arithmetic they are computed in, and vectors of the width that the instruction set has.
 
 #pragma once
 
@@ -73,26 +73,39 @@ inline void fence() {
 #endif
 }
 
-// 64 bytes of values; the compiler splits them into registers of the width that the instruction set has.
+// The bytes of a register. Wider vectors would be correct too, but compilers keep them in memory.
+#if defined(__AVX512F__)
+constexpr i64 VECTOR = 64;
+#elif defined(__AVX2__)
+constexpr i64 VECTOR = 32;
+#else
+constexpr i64 VECTOR = 16;
+#endif
+
+// A register of values.
 template <class A> struct Pack {
-    static constexpr i64 LANES = 64 / sizeof(A);
-    A lanes __attribute__((vector_size(64)));
+    static constexpr i64 LANES = VECTOR / sizeof(A);
+    A lanes __attribute__((vector_size(VECTOR)));
 
     template <class T> void load_from(const T *from) {
-        alignas(64) A line[LANES];
+        if constexpr (std::is_same_v<T, A>) {
+            std::memcpy(&lanes, from, VECTOR);
+            return;
+        }
+        alignas(VECTOR) A line[LANES];
 #pragma omp simd
         for (i64 l = 0; l < LANES; ++l)
             line[l] = load(from[l]);
-        std::memcpy(&lanes, line, 64);
+        std::memcpy(&lanes, line, VECTOR);
     }
     // Loads the first `count` lanes and sets the remaining ones to `rest`.
     template <class T> void load_part(const T *from, i64 count, A rest) {
-        alignas(64) A line[LANES];
+        alignas(VECTOR) A line[LANES];
         for (i64 l = 0; l < LANES; ++l)
             line[l] = rest;
         for (i64 l = 0; l < count; ++l)
             line[l] = load(from[l]);
-        std::memcpy(&lanes, line, 64);
+        std::memcpy(&lanes, line, VECTOR);
     }
 };
 
