@@ -90,13 +90,17 @@ template <class A> struct Pack {
     template <class T> void load_from(const T *from) {
         if constexpr (std::is_same_v<T, A>) {
             std::memcpy(&lanes, from, VECTOR);
-            return;
-        }
-        alignas(VECTOR) A line[LANES];
+        } else if constexpr (std::is_same_v<T, float>) {
+            float half __attribute__((vector_size(VECTOR / 2)));
+            std::memcpy(&half, from, VECTOR / 2);
+            lanes = __builtin_convertvector(half, decltype(lanes));
+        } else {
+            alignas(VECTOR) A line[LANES];
 #pragma omp simd
-        for (i64 l = 0; l < LANES; ++l)
-            line[l] = load(from[l]);
-        std::memcpy(&lanes, line, VECTOR);
+            for (i64 l = 0; l < LANES; ++l)
+                line[l] = load(from[l]);
+            std::memcpy(&lanes, line, VECTOR);
+        }
     }
     // Loads the first `count` lanes and sets the remaining ones to `rest`.
     template <class T> void load_part(const T *from, i64 count, A rest) {
