@@ -70,7 +70,7 @@ void gradient_sums_last(Shape n, Tensor<const T> dy, Tensor<const T> x, Rows<A> 
             for_tile_packs<A>(from, to, wide, [&](i64 s, i64 c, auto count) {
                 const Pack<A> g = values<A>(dy.row(b, s) + c0 + c, count, A(0));
                 Pack<A> m, d = values<A>(x.row(b, s) + c0 + c, count, A(0));
-                std::memcpy(&m, around + c, 64);
+                std::memcpy(&m, around + c, VECTOR);
                 add(part + c, g);
                 d.lanes = g.lanes * (d.lanes - m.lanes);
                 add(part_product + c, d);

@@ -82,7 +82,7 @@ template <class T> void moments_last(Shape n, Tensor<const T> x, double *mean, d
             clear(TILE, part, part_square);
             for_tile_packs<A>(from, to, wide, [&](i64 s, i64 c, auto count) {
                 Pack<A> around, d = values<A>(x.row(b, s) + c0 + c, count, A(0));
-                std::memcpy(&around, rough + c, 64);
+                std::memcpy(&around, rough + c, VECTOR);
                 d.lanes -= around.lanes;
                 add(part + c, d);
                 d.lanes *= d.lanes;

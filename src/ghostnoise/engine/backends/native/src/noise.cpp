@@ -9,8 +9,11 @@
 
 namespace {
 
-constexpr i64 DRAWN = 64;   // channels of a tile: few, so that the samples' moments fit a core's first caches
+constexpr i64 PACKS = 4;    // of channels in a tile: each needs three registers of 16 or more
 constexpr i64 BLOCK = 256;  // draws that are summed before their sum is added to the total, which bounds rounding
+
+// Channels of a tile: few, so that the samples' moments fit a core's first caches.
+template <class D> constexpr i64 DRAWN = PACKS * Pack<D>::LANES;
 
 inline i64 thread_index() {
 #if defined(_OPENMP)
@@ -25,35 +28,57 @@ inline i64 thread_index() {
 template <class D> struct Copied {
     i64 step;  // of a row: means, then variances if there are any
     D *rows;
-    double reference[DRAWN];
+    D offset[DRAWN<D>];  // the reference, relative to `around`
 
     // Elements of the memory that `rows` needs.
-    static i64 size(i64 samples, bool with_var) { return samples * (with_var ? 2 * DRAWN : DRAWN); }
+    static i64 size(i64 samples, bool with_var) { return samples * (with_var ? 2 * DRAWN<D> : DRAWN<D>); }
 
-    template <class M> Copied(const Block<M> &x, i64 wide, D *memory) : step(x.var ? 2 * DRAWN : DRAWN), rows(memory) {
+    template <class M>
+    Copied(const Block<M> &x, const double *around, i64 wide, D *memory)
+        : step(x.var ? 2 * DRAWN<D> : DRAWN<D>), rows(memory), offset() {
+        M reference[DRAWN<D>] = {};
         for (i64 c = 0; c < wide; ++c) {
-            const double a = x.m(0, c), b = x.m(x.n / 2, c), e = x.m(x.n - 1, c);
-            const double low = a < b ? a : b, high = a < b ? b : a;
+            const M a = x.mean[c], b = x.mean[x.n / 2 * x.stride + c], e = x.mean[(x.n - 1) * x.stride + c];
+            const M low = a < b ? a : b, high = a < b ? b : a;
             reference[c] = e < low ? low : e > high ? high : e;
+            offset[c] = D(double(reference[c]) - around[c]);
         }
+        if (wide == DRAWN<D>)
+            copy(x, reference, std::integral_constant<i64, DRAWN<D>>());
+        else
+            copy(x, reference, wide);
+    }
+
+    template <class M, class Count> void copy(const Block<M> &x, const M *reference, Count wide) {
         for (i64 k = 0; k < x.n; ++k) {
             D *to = rows + k * step;
-            for (i64 c = 0; c < DRAWN; ++c)
-                to[c] = c < wide ? D(x.m(k, c) - reference[c]) : 0;
-            for (i64 c = 0; x.var && c < DRAWN; ++c)
-                to[DRAWN + c] = c < wide ? D(x.v(k, c)) : 0;
+            const M *mean = x.mean + k * x.stride;
+#pragma omp simd
+            for (i64 c = 0; c < wide; ++c)
+                to[c] = D(mean[c] - reference[c]);
+            for (i64 c = wide; c < DRAWN<D>; ++c)
+                to[c] = 0;
+            if (!x.var)
+                continue;
+            const double *var = x.var + k * x.stride;
+#pragma omp simd
+            for (i64 c = 0; c < wide; ++c)
+                to[DRAWN<D> + c] = D(var[c]);
+            for (i64 c = wide; c < DRAWN<D>; ++c)
+                to[DRAWN<D> + c] = 0;
         }
     }
 };
 
-// The moments of N drawn samples, the mean relative to `around`. Each drawn row is read once for both moments, relative
-// to the first drawn one: an outlier that was not drawn costs no digits, and one that was drawn makes the variance
-// large.
+// The moments of N drawn samples (DRAWN,), the mean relative to `around`. Each drawn row is read once for both moments,
+// relative to the first drawn one: an outlier that was not drawn costs no digits, and one that was drawn makes the
+// variance large. Loops over packs are unrolled, so that packs stay in registers.
 template <bool WITH_VAR, class D>
-void pool_drawn(const Copied<D> &x, const i64 *drawn, i64 N, const double *around, i64 wide, D *mean, D *var) {
-    constexpr i64 LANES = Pack<D>::LANES, PACKS = DRAWN / LANES;
+void pool_drawn(const Copied<D> &x, const i64 *drawn, i64 N, D *mean, D *var) {
+    constexpr i64 LANES = Pack<D>::LANES;
     const D *first = x.rows + drawn[0] * x.step;
     Pack<D> base[PACKS], total[PACKS] = {}, total_square[PACKS] = {};
+#pragma GCC unroll 8
     for (i64 p = 0; p < PACKS; ++p)
         base[p].load_from(first + p * LANES);
     for (i64 from = 0; from < N; from += BLOCK) {
@@ -69,25 +94,31 @@ void pool_drawn(const Copied<D> &x, const i64 *drawn, i64 N, const double *aroun
                 sums[p].lanes += d.lanes;
                 squares[p].lanes += d.lanes * d.lanes;
                 if constexpr (WITH_VAR) {
-                    d.load_from(row + DRAWN + p * LANES);
+                    d.load_from(row + DRAWN<D> + p * LANES);
                     squares[p].lanes += d.lanes;
                 }
             }
         }
+#pragma GCC unroll 8
         for (i64 p = 0; p < PACKS; ++p) {
             total[p].lanes += sums[p].lanes;
             total_square[p].lanes += squares[p].lanes;
         }
     }
-    D sum[DRAWN], square[DRAWN];
-    std::memcpy(sum, total, sizeof(sum));
-    std::memcpy(square, total_square, sizeof(square));
     const D share = D(1) / D(N);
-    for (i64 c = 0; c < wide; ++c) {
-        const D d = sum[c] * share, value = square[c] * share - d * d;
-        mean[c] = D(x.reference[c] - around[c]) + (first[c] + d);
-        var[c] = value < 0 ? 0 : value;
+#pragma GCC unroll 8
+    for (i64 p = 0; p < PACKS; ++p) {
+        Pack<D> d, start;
+        start.load_from(x.offset + p * LANES);
+        d.lanes = total[p].lanes * share;
+        total_square[p].lanes = total_square[p].lanes * share - d.lanes * d.lanes;
+        d.lanes = start.lanes + (base[p].lanes + d.lanes);
+        std::memcpy(mean + p * LANES, &d, VECTOR);
+        std::memcpy(var + p * LANES, &total_square[p], VECTOR);
     }
+#pragma omp simd
+    for (i64 c = 0; c < DRAWN<D>; ++c)
+        var[c] = var[c] < 0 ? 0 : var[c];
 }
 
 // Where the moments of K ghost batches come from: rows of N indices of B samples, or tables (K, C), which may be null.
@@ -111,9 +142,9 @@ inline bool in_range(const i64 *indices, i64 count, i64 B) {
 
 // Runs use(k, first channel, channels, mean, variance) over all K ghost batches, by tiles of channels.
 template <class M, class D, class Use> int for_ghosts(i64 threads, i64 K, i64 C, const Source<M, D> &source, Use use) {
-    const i64 tiles = (C + DRAWN - 1) / DRAWN, many = threads < tiles ? threads : tiles;
+    const i64 tiles = (C + DRAWN<D> - 1) / DRAWN<D>, many = threads < tiles ? threads : tiles;
     if (!source.indices) {
-        for_columns<DRAWN>(1, C, many, [=](i64, i64 c0, i64 wide) {
+        for_columns<DRAWN<D>>(1, C, many, [=](i64, i64 c0, i64 wide) {
             const auto row = [=](const D *table, i64 k) { return table ? table + k * C + c0 : nullptr; };
             for (i64 k = 0; k < K; ++k)
                 use(k, c0, wide, row(source.ghost_mean, k), row(source.ghost_var, k));
@@ -126,14 +157,13 @@ template <class M, class D, class Use> int for_ghosts(i64 threads, i64 K, i64 C,
     const Scratch<D> copies(many * size);
     if (!copies.at)
         return OUT_OF_MEMORY;
-    for_columns<DRAWN>(1, C, many, [=, &copies](i64, i64 c0, i64 wide) {
+    for_columns<DRAWN<D>>(1, C, many, [=, &copies](i64, i64 c0, i64 wide) {
         const Block<M> samples = {source.mean + c0, source.var ? source.var + c0 : nullptr, source.B, C};
-        const Copied<D> x(samples, wide, copies.at + thread_index() * size);
+        const Copied<D> x(samples, source.around + c0, wide, copies.at + thread_index() * size);
         with_flag(source.var, [&](auto with_var) {
-            D mean[DRAWN], var[DRAWN];
+            D mean[DRAWN<D>], var[DRAWN<D>];
             for (i64 k = 0; k < K; ++k) {
-                pool_drawn<decltype(with_var)::value>(x, source.indices + k * source.N, source.N, source.around + c0,
-                                                      wide, mean, var);
+                pool_drawn<decltype(with_var)::value>(x, source.indices + k * source.N, source.N, mean, var);
                 use(k, c0, wide, mean, var);
             }
         });

@@ -156,9 +156,9 @@ template <class A, class Part> void for_tile_packs(i64 from, i64 to, i64 wide, P
 // Adds a pack to the values at `to`, an array whose length is a multiple of a pack.
 template <class A> void add(A *to, const Pack<A> &pack) {
     Pack<A> sum;
-    std::memcpy(&sum, to, 64);
+    std::memcpy(&sum, to, VECTOR);
     sum.lanes += pack.lanes;
-    std::memcpy(to, &sum, 64);
+    std::memcpy(to, &sum, VECTOR);
 }
 
 }  // namespace

@@ -1,4 +1,4 @@
-// Element types, the arithmetic they are computed in, and vectors of 64 bytes.
+// Element types, the arithmetic they are computed in, and vectors of the width that the instruction set has.
 
 #pragma once
 
@@ -109,10 +109,19 @@ inline void fence() {
 #endif
 }
 
+// The bytes of a register. Wider vectors would be correct too, but compilers keep them in memory.
+#if defined(__AVX512F__)
+constexpr i64 VECTOR = 64;
+#elif defined(__AVX2__)
+constexpr i64 VECTOR = 32;
+#else
+constexpr i64 VECTOR = 16;
+#endif
+
 #if !defined(GN_VECTOR_TYPES)
-// What is used here of a vector type.
-template <class A> struct alignas(64) Vector {
-    static constexpr i64 LANES = 64 / sizeof(A);
+// The operations on vectors that are used here.
+template <class A> struct alignas(VECTOR) Vector {
+    static constexpr i64 LANES = VECTOR / sizeof(A);
     A lane[LANES];
 
     A &operator[](i64 l) { return lane[l]; }
@@ -134,35 +143,52 @@ template <class A> struct alignas(64) Vector {
     Vector &operator-=(A value) {
         return apply([&](i64 l) { lane[l] -= value; });
     }
+    Vector &operator*=(A value) {
+        return apply([&](i64 l) { lane[l] *= value; });
+    }
     friend Vector operator*(const Vector &a, const Vector &b) { return Vector(a) *= b; }
+    friend Vector operator*(const Vector &a, A value) { return Vector(a) *= value; }
+    friend Vector operator+(const Vector &a, const Vector &b) { return Vector(a) += b; }
     friend Vector operator-(const Vector &a, const Vector &b) { return Vector(a) -= b; }
 };
 #endif
 
-// 64 bytes of values; the compiler splits them into registers of the width that the instruction set has.
+// A register of values.
 template <class A> struct Pack {
-    static constexpr i64 LANES = 64 / sizeof(A);
+    static constexpr i64 LANES = VECTOR / sizeof(A);
 #if defined(GN_VECTOR_TYPES)
-    A lanes __attribute__((vector_size(64)));
+    A lanes __attribute__((vector_size(VECTOR)));
 #else
     Vector<A> lanes;
 #endif
 
     template <class T> void load_from(const T *from) {
-        alignas(64) A line[LANES];
+#if defined(GN_VECTOR_TYPES)
+        if constexpr (std::is_same_v<T, float> && std::is_same_v<A, double>) {
+            float half __attribute__((vector_size(VECTOR / 2)));
+            std::memcpy(&half, from, VECTOR / 2);
+            lanes = __builtin_convertvector(half, decltype(lanes));
+            return;
+        }
+#endif
+        if constexpr (std::is_same_v<T, A>) {
+            std::memcpy(&lanes, from, VECTOR);
+        } else {
+            alignas(VECTOR) A line[LANES];
 #pragma omp simd
-        for (i64 l = 0; l < LANES; ++l)
-            line[l] = load(from[l]);
-        std::memcpy(&lanes, line, 64);
+            for (i64 l = 0; l < LANES; ++l)
+                line[l] = load(from[l]);
+            std::memcpy(&lanes, line, VECTOR);
+        }
     }
     // Loads the first `count` lanes and sets the remaining ones to `rest`.
     template <class T> void load_part(const T *from, i64 count, A rest) {
-        alignas(64) A line[LANES];
+        alignas(VECTOR) A line[LANES];
         for (i64 l = 0; l < LANES; ++l)
             line[l] = rest;
         for (i64 l = 0; l < count; ++l)
             line[l] = load(from[l]);
-        std::memcpy(&lanes, line, 64);
+        std::memcpy(&lanes, line, VECTOR);
     }
 };
 
