@@ -59,7 +59,7 @@ def ghost_batch_norm(
     if not training:
         return call.infer()
     checks.ghost_values(call.extent.shape, "ghost_batch_norm", call.extent.spatial, ghost_size)
-    population = ghost_average(ghost_size) if running_var_from == "ghost" else whole_batch_unbiased
+    population = ghost_average if running_var_from == "ghost" else whole_batch_unbiased
     return call.train(Normalizer(GhostBatch(ghost_size), eps), population)
 
 
