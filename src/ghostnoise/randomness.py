@@ -21,7 +21,7 @@ def drawn_by(generator: torch.Generator | None) -> dict[str, Any]:
 
 
 def draw_seed(device: torch.device, generator: torch.Generator | None) -> Tensor:
-    """Draw a seed (1,) on the device: one operation, which advances the generator also when a CUDA graph is replayed."""
+    """Draw a seed (1,) on the device, in one operation; when a CUDA graph is replayed, it draws another seed."""
     return torch.randint(2**63 - 1, (1,), device=device, **drawn_by(generator))
 
 

@@ -243,7 +243,7 @@ class Plan(NamedTuple):
     @property
     def corrects(self) -> bool:
         """Whether the normalized x is corrected towards the running statistics."""
-        return isinstance(self.reference, LiveReference) or self.known is not None and self.known.limits is not None
+        return isinstance(self.reference, LiveReference) or (self.known is not None and self.known.limits is not None)
 
     @property
     def known(self) -> Reference | None:
