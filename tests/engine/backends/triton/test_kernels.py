@@ -14,12 +14,11 @@ from triton.backends.compiler import GPUTarget
 from triton.compiler import ASTSource, make_backend
 from triton.runtime.jit import create_function_from_signature
 
-from ghostnoise.engine.backends.base import NO_NOISE, NoiseTables, Saved
+from ghostnoise.engine.backends.base import Saved
 from ghostnoise.engine.backends.triton import backend, fused, passes
 from ghostnoise.engine.backends.triton.backend import Triton
 from ghostnoise.engine.plan import Drawn, Limits, LiveReference, Normalizer, Plan, Seeded
 from ghostnoise.engine.running import Population, Running, Update
-from ghostnoise.statistics.moments import Moments
 from ghostnoise.statistics.samples import Exclusive, GhostBatch
 
 TRITON = Triton()
@@ -57,7 +56,9 @@ class TestCompiled:
 
     @pytest.mark.parametrize("kernel", ["drawn_kernel"])
     def test_a_decision_does_not_spill_registers(self, kernel, tmp_path):
-        found = [launch for launch in launches((256, 64, 32, 32), "contiguous", torch.float32) if named(launch) == kernel]
+        found = [
+            launch for launch in launches((256, 64, 32, 32), "contiguous", torch.float32) if named(launch) == kernel
+        ]
         assert_no_spills(found[:1], SM_90, tmp_path)
 
     @pytest.mark.slow
@@ -70,6 +71,7 @@ class TestCompiled:
     @pytest.mark.parametrize("layout", ["contiguous", "channels_last"])
     def test_kernels_compile_for_rocm_without_spills(self, layout, tmp_path):
         for kernel, arguments, options in launches((256, 100, 7, 7), layout, torch.float32):
+            options.pop("maxnreg", None)
             _, assembly = compiled(kernel, arguments, options, GFX_942, tmp_path)
             assert re.findall(r"[sv]gpr_spill_count:\s+(\d+)", assembly["amdgcn"]) == ["0", "0"], kernel.fn.__name__
 

@@ -112,10 +112,10 @@ def combined(
     return out
 
 
-def launch(kernel: Any, x: Tensor, programs: int, *arguments: Any, num_warps: int) -> None:
+def launch(kernel: Any, x: Tensor, programs: int, *arguments: Any, **options: int) -> None:
     """Launch on the device of x, which need not be the current one."""
     with torch.cuda.device_of(x):
-        kernel[(programs,)](*arguments, num_warps=num_warps)
+        kernel[(programs,)](*arguments, **options)
 
 
 def accumulator(x: Tensor) -> Any:
