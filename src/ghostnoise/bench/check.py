@@ -179,7 +179,8 @@ def _networks(device: torch.device, quick: bool) -> dict[str, Callable[[str], St
     def maker(norm: NormSettings) -> Callable[[str], Step]:
         def make(mode: str) -> Step:
             model: Any = models.build(settings, norm, shape[1:], CLASSES).to(device)
-            step = training_step(torch.compile(model) if mode == "compiled" else model, images, labels)
+            model = torch.compile(model) if mode == "compiled" else model
+            step = training_step(model, images, labels)
             return graphed(step) if mode == "CUDA graph" else step
 
         return make

@@ -7,6 +7,7 @@ import pytest
 import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from torch._dynamo.testing import CompileCounterWithBackend
 from torch.utils._python_dispatch import TorchDispatchMode
 
 import ghostnoise
@@ -320,7 +321,7 @@ class TestLaunches:
 
 
 class TestDraws:
-    """Tests in Triton's interpreter. The kernel draws those of `philox_indices`, as `test_a_layer_equals_aten` shows."""
+    """Tests in Triton's interpreter. That the kernel draws `philox_indices` is part of `test_a_layer_equals_aten`."""
 
     __test__ = INTERPRETED
 
@@ -340,3 +341,62 @@ class TestDraws:
     def test_plans_that_no_kernel_covers(self):
         x = torch.randn(4, 2, 3)
         assert Triton().fused_forward(x, None, None, Plan(Normalizer(Mixture(0.5), 1e-5))) is None
+
+
+def recompilations(layer, sizes, dynamic):
+    torch._dynamo.reset()
+    counter = CompileCounterWithBackend("aot_eager")
+    run = torch.compile(layer, fullgraph=True, backend=counter, dynamic=dynamic)
+    for size in sizes:
+        run(seeded((size, 3, 2, 2)).float()).sum().backward()
+    return counter.frame_count
+
+
+class TestCompiling:
+    """`torch.compile` runs the registered ops, and these the kernels: tests in Triton's interpreter."""
+
+    __test__ = INTERPRETED
+
+    @pytest.mark.slow
+    @pytest.mark.parametrize("layout", ["contiguous", "channels_last"])
+    @pytest.mark.parametrize("name", LAYERS)
+    def test_training_and_evaluation(self, name, layout, monkeypatch):
+        monkeypatch.setattr(op, "draws", lambda *given: True)
+        x, found = lay_out(seeded((8, 3, 2, 2)).float(), layout), []
+        for compiles in (True, False):
+            torch._dynamo.reset()
+            layer, given = LAYERS[name](), x.clone().requires_grad_()
+            run = torch.compile(layer, fullgraph=True, backend="aot_eager") if compiles else layer
+            torch.manual_seed(0)
+            with ghostnoise.backend("triton"), mock.patch.object(passes, "launch", wraps=passes.launch) as launches:
+                y = run(given)
+                y.square().sum().backward()
+                layer.eval()
+                found.append([y, given.grad, run(x), *layer.state_dict().values()])
+            assert launches.call_count > 0
+        for ours, theirs in zip(*found, strict=True):
+            torch.testing.assert_close(ours, theirs)
+            assert ours.stride() == theirs.stride()
+
+    @pytest.mark.slow
+    def test_autocast(self):
+        torch._dynamo.reset()
+        layer = ghostnoise.GhostNoiseBatchNorm2d(3, ghost_size=4)
+        network = torch.compile(
+            torch.nn.Sequential(torch.nn.Conv2d(2, 3, 1), layer), fullgraph=True, backend="aot_eager"
+        )
+        with ghostnoise.backend("triton"), torch.autocast("cpu", torch.bfloat16):
+            y = network(seeded((8, 2, 2, 2)).float())
+        y.float().sum().backward()
+        assert y.dtype == torch.bfloat16
+        assert layer.weight.grad.dtype == torch.float32
+        assert layer.num_batches_tracked == 1
+
+    @pytest.mark.slow
+    @pytest.mark.parametrize("dynamic", [None, True])
+    @pytest.mark.parametrize("name", [name for name in LAYERS if name != "GNI"])
+    def test_no_more_compilations_than_batch_norm(self, name, dynamic):
+        sizes = (8, 12, 16, 20)
+        with ghostnoise.backend("triton"):
+            ours = recompilations(LAYERS[name](), sizes, dynamic)
+        assert ours <= recompilations(torch.nn.BatchNorm2d(3), sizes, dynamic)

@@ -18,8 +18,9 @@ __all__ = ["drawn_kernel", "exclusive_gradient_kernel", "exclusive_kernel", "poo
 
 # Samples come as (means, variances, strides over b and c, parts): pointers to tables (B, C); x itself, without
 # variances, if it has a single position. If their positions are in K parts, `parts` is (stride over parts, K,
-# positions of a part, positions, and the reciprocal of these in two floats). Sums of gradients come in the same form. Vectors are (pointer, stride) or None,
-# tables (pointer, strides over b and c) or None. Ghost batches are (B, C, G, size, size of the last one).
+# positions of a part, positions, and the reciprocal of these in two floats). Sums of gradients come in the same form.
+# Vectors are (pointer, stride) or None, tables (pointer, strides over b and c) or None. Ghost batches are
+# (B, C, G, size, size of the last one).
 
 
 @jit
@@ -76,10 +77,10 @@ def _noisy(total, moment, shift, gain, b, c, inside):
 @jit
 def _vector(vector, c, inside, default: tl.constexpr):
     """The entries of a vector, or the default if there is none."""
-    if vector is None:
-        return tl.zeros(c.shape, tl.float64) + default
-    else:
-        return tl.load(vector[0] + c * vector[1], mask=inside, other=0).to(tl.float64)
+    entries = tl.zeros(c.shape, tl.float64) + default
+    if vector is not None:
+        entries = tl.load(vector[0] + c * vector[1], mask=inside, other=0).to(tl.float64)
+    return entries
 
 
 @jit
@@ -124,12 +125,11 @@ def _store_updated(update, mean, var, c, inside, C, momentum):
 
 @jit
 def _towards(buffer, value, weight, c, inside):
-    if buffer is None:
-        return value
-    else:
+    if buffer is not None:
         before = tl.load(buffer[0] + c * buffer[1], mask=inside, other=0).to(tl.float64)
         gap = value - before
-        return tl.where(weight < 0.5, before + weight * gap, value - gap * (1 - weight))
+        value = tl.where(weight < 0.5, before + weight * gap, value - gap * (1 - weight))
+    return value
 
 
 @jit
@@ -172,14 +172,14 @@ def _correct(correction, mean, rstd, eps, least, c, inside, r_max, d_max, ACC: t
 def pools_kernel(
     samples, pooled, tables, weight, bias, correction, update, sizes,
     per_size: tl.float64, per_last: tl.float64, per_batch: tl.float64, eps: tl.float64, least: tl.float64,
-    r_max: tl.float64, d_max: tl.float64, momentum: tl.float64, bessel: tl.float64, GHOSTS: tl.constexpr, BLOCK_G: tl.constexpr, BLOCK_N: tl.constexpr, BLOCK_C: tl.constexpr,
-    ACC: tl.constexpr,
+    r_max: tl.float64, d_max: tl.float64, momentum: tl.float64, bessel: tl.float64,
+    GHOSTS: tl.constexpr, BLOCK_G: tl.constexpr, BLOCK_N: tl.constexpr, BLOCK_C: tl.constexpr, ACC: tl.constexpr,
 ):  # fmt: skip
     """Pool ghost batches, and compute their factor and shift; also the updated running statistics.
 
     `pooled` are two tables (G, C), mean and variance; `tables` is (2, G, C), factor and shift.
     """
-    B, C, G, _, last = sizes
+    _, C, G, _, last = sizes
     c = (tl.program_id(0) * BLOCK_C + tl.arange(0, BLOCK_C)).to(tl.int64)[None, :]
     first = _moments(samples, 0, c, c < C)[0]
     sums = tl.zeros([1, BLOCK_C], tl.float64)

@@ -43,7 +43,7 @@ DRAWN_CHANNELS = 32  # of a program that pools drawn samples
 DRAWN_ROWS = 32  # samples of such a program, if there are enough programs
 EACH = 8  # elements of a thread
 # All that a thread can have, on NVIDIA: else ptxas spills some for an occupancy that few programs have no use for.
-REGISTERS = {} if torch.version.hip else {"maxnreg": 255}
+REGISTERS: dict[str, Any] = {} if torch.version.hip else {"maxnreg": 255}
 EXCLUSIVE_EACH = 4  # if samples are excluded from their pools, which needs more registers
 
 
@@ -87,8 +87,8 @@ def backward(dy: Tensor, x: Tensor, weight: Tensor | None, plan: Plan, saved: Sa
     tables = x.new_empty((3, rows, channels), dtype=dtype) if needs_x else None
     normalizer = plan.normalizer
     noise = None if m is None else _strided(m), None if k is None else _strided(k)
-    given = (g_weight, g_bias, tables, tuple(sizes), *sizes.shares(exclusive), 1 / positions(x))
-    given += (normalizer.eps, normalizer.min_std**2)
+    shares = (*sizes.shares(exclusive), 1 / positions(x))
+    given = (g_weight, g_bias, tables, tuple(sizes), *shares, normalizer.eps, normalizer.min_std**2)
     gradient_sums = _Samples(*sums, part).argument
     if samples is None:
         pooled = tuple(table.contiguous() for table in saved.kept)
@@ -301,13 +301,12 @@ class _Renorm(NamedTuple):
         made = Correction(x.new_empty(channels, dtype=dtype), x.new_empty(channels, dtype=dtype))
         if isinstance(plan.reference, Reference):
             (mean, var), limits = plan.reference
-            argument = _vector(mean), _vector(var), limits, *made, None, 0, 0, None
-            return cls(argument, (1.0, 0.0), made, plan.reference)
-        (mean, var, count, _), (r_max, d_max, warmup, transition) = plan.reference
-        known = Reference(Moments(*_two_tables(x, 1)), x.new_empty(2, dtype=torch.float64))
-        argument = _vector(mean), _vector(var), None, *made, count, warmup, transition, (*known.moments, known.limits)
-        known = Reference(Moments(*(table[0] for table in known.moments)), known.limits)
-        return cls(argument, (r_max, d_max), made, known)
+            given: tuple[Any, ...] = (_vector(mean), _vector(var), limits, *made, None, 0, 0, None)
+            return cls(given, (1.0, 0.0), made, plan.reference)
+        running, (r_max, d_max, warmup, transition) = plan.reference
+        known = Reference(Moments(*(table[0] for table in _two_tables(x, 1))), x.new_empty(2, dtype=torch.float64))
+        given = (_vector(running.mean), _vector(running.var), None, *made, running.num_batches_tracked, warmup)
+        return cls((*given, transition, (*known.moments, known.limits)), (r_max, d_max), made, known)
 
 
 def is_plain(x: Tensor) -> bool:
