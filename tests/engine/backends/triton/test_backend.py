@@ -85,7 +85,7 @@ class TestInterpreted:
     }
 
     @pytest.mark.parametrize("layout", ["contiguous", pytest.param("channels_last", marks=pytest.mark.slow)])
-    @pytest.mark.parametrize("family", [*FAMILIES, *MORE])
+    @pytest.mark.parametrize("family", [*FAMILIES, *(pytest.param(name, marks=pytest.mark.slow) for name in MORE)])
     def test_layers_equal_those_of_aten(self, family, layout, monkeypatch):
         monkeypatch.setattr(op, "draws", lambda *given: True)  # both draw from the same seed
         results = {}

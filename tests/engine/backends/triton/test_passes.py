@@ -117,7 +117,7 @@ class TestInterpreted:
 
     __test__ = INTERPRETED
 
-    @pytest.mark.parametrize("division", [IN_USE, WALKED, WALKED_IN_PARTS])
+    @pytest.mark.parametrize("division", [IN_USE, WALKED_IN_PARTS])
     @given(cases())
     @settings(max_examples=3)
     def test_passes_equal_their_formulas(self, division, case):

@@ -30,6 +30,7 @@ from ghostnoise.engine.backends.triton.passes import (
     combined,
     launch,
     measured,
+    registers,
     summed,
 )
 from ghostnoise.engine.plan import Correction, Drawn, Noise, Plan, Reference, Seeded, positions
@@ -42,8 +43,7 @@ ROWS = 128  # samples of a program at a time
 DRAWN_CHANNELS = 32  # of a program that pools drawn samples
 DRAWN_ROWS = 32  # samples of such a program, if there are enough programs
 EACH = 8  # elements of a thread
-# All that a thread can have, on NVIDIA: else ptxas spills some for an occupancy that few programs have no use for.
-REGISTERS: dict[str, Any] = {} if torch.version.hip else {"maxnreg": 255}
+REGISTERS = 255  # of a thread: all that there are, since programs are few
 EXCLUSIVE_EACH = 4  # if samples are excluded from their pools, which needs more registers
 
 
@@ -158,7 +158,18 @@ def _launch_pools(kernel: Any, x: Tensor, sizes: "_Sizes", *arguments: Any, each
     BLOCK_N = min(triton.next_power_of_2(sizes.last), ROWS)
     BLOCK_G = min(triton.next_power_of_2(sizes.ghosts), ROWS // BLOCK_N)
     programs, warps = triton.cdiv(x.shape[1], BLOCK_C), _warps(BLOCK_G * BLOCK_N * BLOCK_C, each)
-    launch(kernel, x, programs, *arguments, BLOCK_G, BLOCK_N, BLOCK_C, accumulator(x), num_warps=warps, **REGISTERS)
+    launch(
+        kernel,
+        x,
+        programs,
+        *arguments,
+        BLOCK_G,
+        BLOCK_N,
+        BLOCK_C,
+        accumulator(x),
+        num_warps=warps,
+        **registers(REGISTERS),
+    )
 
 
 def _launch_drawn(
@@ -202,7 +213,7 @@ def _launch_drawn(
         ),
         *(plan is not None, BLOCK_B, DRAWN_ROWS, BLOCK_C, accumulator(x)),
         num_warps=_warps(DRAWN_ROWS * BLOCK_C, EACH),
-        **REGISTERS,
+        **registers(REGISTERS),
     )
 
 

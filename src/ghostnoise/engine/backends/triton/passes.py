@@ -108,11 +108,17 @@ def combined(
     tensors = [None if tensor is None else _spatial(tensor) for tensor in (out, dy, x)]
     given = (scale, gain, center, slope, offset)
     tables = [None if table is None else _table(table, len(out), samples_per_pool) for table in given]
-    _launch_tiles(combine_kernel, out, _divide(out, reduce=False), *tensors, *tables, update)
+    options = {} if update is None else registers(128)
+    _launch_tiles(combine_kernel, out, _divide(out, reduce=False), *tensors, *tables, update, **options)
     return out
 
 
-def launch(kernel: Any, x: Tensor, programs: int, *arguments: Any, **options: int) -> None:
+def registers(most: int) -> dict[str, Any]:
+    """Allow this many registers for a thread, on NVIDIA: else ptxas may spill some to run more programs at a time."""
+    return {} if torch.version.hip else {"maxnreg": most}
+
+
+def launch(kernel: Any, x: Tensor, programs: int, *arguments: Any, **options: Any) -> None:
     """Launch on the device of x, which need not be the current one."""
     with torch.cuda.device_of(x):
         kernel[(programs,)](*arguments, **options)
@@ -153,11 +159,11 @@ def _divide(x: Tensor, reduce: bool) -> Part:
     return Part(C, S, P, K, BLOCK_C, BLOCK_S, programs * K)
 
 
-def _launch_tiles(kernel: Any, x: Tensor, part: Part, *arguments: Any) -> None:
+def _launch_tiles(kernel: Any, x: Tensor, part: Part, *arguments: Any, **options: Any) -> None:
     blocks = part.BLOCK_C, part.BLOCK_S
     # 8 elements for a thread, 4 in float64: with more, the pointers of an odd S fill the registers.
     warps = max(1, math.prod(blocks) // (128 if x.dtype == torch.float64 else 256))
-    launch(kernel, x, part.programs, *arguments, part[:4], *blocks, accumulator(x), num_warps=warps)
+    launch(kernel, x, part.programs, *arguments, part[:4], *blocks, accumulator(x), num_warps=warps, **options)
 
 
 def _strides(x: Tensor) -> tuple[int, int, int] | None:
