@@ -25,7 +25,7 @@ def test_closed_gradients_equal_those_of_autograd(plan, shape):
     with torch.no_grad():
         done = steps.forward(ATEN, x, weight, bias, plan, None)
         kept = done.moments if plan.normalizer.contributors.keeps_moments else done.pooled
-        given = (ATEN, dy, x, weight, plan, Saved(kept, done.noise), done.correction, None)
+        given = (ATEN, dy, x, weight, plan, Saved(kept, done.noise, done.correction), None)
         gradients = steps.backward(*given, needs_x=True)
         without = steps.backward(*given, needs_x=False)
     torch.testing.assert_close(done.y, y.detach(), rtol=1e-12, atol=1e-12)

@@ -9,8 +9,9 @@ import ghostnoise
 from ghostnoise import functional
 from ghostnoise.engine.backends.aten import ATEN
 from ghostnoise.engine.op import Measured
-from ghostnoise.methods.base import Running
+from ghostnoise.engine.running import Population, Running, Update
 from ghostnoise.statistics.moments import Moments
+from ghostnoise.statistics.samples import GhostBatch
 from support import families, reference
 from support.inputs import cases
 
@@ -140,7 +141,7 @@ def test_updates_do_not_track_gradients():
 def test_a_full_step_replaces_the_buffer():
     running = Running(torch.full((2,), 7.0), None, momentum=1.0)
     stats = Moments(torch.tensor([[1.0, 2.0]]), torch.ones(1, 2))
-    running.update(stats, Measured(stats, stats, ATEN))
+    Measured(stats, stats, ATEN).update(Update(running, Population()), GhostBatch(), 4, 1)
     assert running.mean.tolist() == [1.0, 2.0]
 
 

@@ -32,6 +32,7 @@ COMMANDS = {
     "advise": "report how strong the noise in a network is, and suggest a ghost size",
     "methods": "list the methods, their layers and their options",
     "bench": "measure time and memory against nn.BatchNorm and other libraries",
+    "check": "compare all backends with float64 on this machine, and time them",
     "doctor": "print versions, the CPU, and the backends that can be used",
 }
 

@@ -11,30 +11,42 @@ from typing import Any, NamedTuple
 import torch
 from torch import Tensor
 
+from ghostnoise import checks
 from ghostnoise.engine import composite, registered, steps
 from ghostnoise.engine.backends import aten
 from ghostnoise.engine.backends.aten import ATEN
 from ghostnoise.engine.backends.base import Affine, Backend, NoiseTables, Saved
 from ghostnoise.engine.backends.select import select
-from ghostnoise.engine.plan import Correction, Noise, Plan
+from ghostnoise.engine.plan import Correction, Noise, Plan, Reference, positions
 from ghostnoise.engine.ranks import Ranks, uncompiled
+from ghostnoise.engine.running import Running, Update
 from ghostnoise.statistics.moments import Moments, expand_pools, table_dtype
+from ghostnoise.statistics.samples import Contributors
 from ghostnoise.torch_private import has_tangent, intercepted, is_traced, transformed
 
 
 class Measured(NamedTuple):
     """The statistics of a batch, as constants: moments (B, C), pooled (R, C); and the backend that computed them.
 
-    With ranks they are those of the whole batch, on every rank.
+    With ranks they are those of the whole batch, on every rank. `reference` holds the running statistics that the
+    forward pass used, and `updated` is True if it has updated them.
     """
 
     moments: Moments
     pooled: Moments
     backend: Backend
+    reference: Reference | None = None
+    updated: bool = False
 
-    def whole(self) -> Moments:
-        """Return the moments of the whole batch (1, C)."""
-        return self.pooled if self.pooled.mean.shape[0] == 1 else self.backend.pool(steps.WHOLE_BATCH, self.moments)
+    def update(self, update: Update, contributors: Contributors, batch_size: int, spatial: int) -> None:
+        """Update running statistics towards this batch, unless its statistics are not finite."""
+        running, population = update
+        self.update_towards(running, population.moments(contributors, self.moments, self.pooled, batch_size, spatial))
+
+    def update_towards(self, running: Running, stats: Moments) -> None:
+        """Update running statistics towards `stats` (1, C), unless these are not finite."""
+        checks.writable(running[:3], stats.mean)
+        self.backend.update_running(*running, stats)
 
 
 def measure(x: Tensor, channel_dim: int = 1) -> Moments:
@@ -52,22 +64,36 @@ def normalize(
     channel_dim: int = 1,
     ranks: Ranks | None = None,
 ) -> tuple[Tensor, Measured]:
-    """Normalize x, inject noise of the normalized x as constants, then apply weight and bias."""
+    """Normalize x, inject noise of the normalized x as constants, then apply weight and bias.
+
+    Running statistics are updated if the plan says so.
+    """
     if ranks is not None and torch.compiler.is_compiling():
         outside: tuple[Tensor, Measured] = uncompiled(normalize, x, plan, weight, bias, channel_dim, ranks)
         return outside
     folded = _fold(x, channel_dim)
     if _needs_composite(folded, weight, bias):
         _check_no_ranks(ranks)
-        y, measured = _composite(folded, weight, bias, plan)
+        y, measured = _composite(folded, weight, bias, plan.evaluated(x.device))
     elif ranks is None and _needs_registered():
+        plan = plan.evaluated(x.device)
         y, moments, pooled = registered.normalize(folded, weight, bias, plan)
-        measured = Measured(moments, pooled, ATEN)
+        measured = Measured(moments, pooled, ATEN, plan.known)
     else:
         made: list[Measured] = []
         y = _Normalize.apply(folded, weight, bias, plan, ranks, made)
         (measured,) = made
+    if plan.update is not None and not measured.updated:
+        batch_size = x.shape[0] if ranks is None else ranks.batch_size
+        measured.update(plan.update, plan.normalizer.contributors, batch_size, positions(folded))
     return _unfold(y, x, channel_dim), measured
+
+
+def draws(x: Tensor, channel_dim: int = 1) -> bool:
+    """Return whether the backend of x draws samples from a seed, inside of its kernels."""
+    if torch.compiler.is_compiling():  # the ops select a backend when they run, and every backend takes a seed
+        return x.device.type == "cuda"
+    return not _needs_composite(x) and select(_fold(x.detach(), channel_dim)).draws
 
 
 def inject(x: Tensor, noise: Noise, channel_dim: int = 1, ranks: Ranks | None = None) -> Tensor:
@@ -91,7 +117,7 @@ def inject(x: Tensor, noise: Noise, channel_dim: int = 1, ranks: Ranks | None = 
 
 def _composite(x: Tensor, weight: Tensor | None, bias: Tensor | None, plan: Plan) -> tuple[Tensor, Measured]:
     y, moments, pooled = composite.normalize(x, weight, bias, plan)
-    return y, Measured(moments, pooled, ATEN)
+    return y, Measured(moments, pooled, ATEN, plan.known)
 
 
 class _Normalize(torch.autograd.Function):
@@ -108,12 +134,12 @@ class _Normalize(torch.autograd.Function):
         measured: list[Measured],
     ) -> Tensor:
         backend = select(x)
-        y, moments, pooled, noise, correction = steps.forward(backend, x, weight, bias, plan, ranks)
-        ctx.backend, ctx.plan, ctx.ranks = backend, plan, ranks
-        kept = moments if plan.normalizer.contributors.keeps_moments else pooled
-        ctx.save_for_backward(x, weight, bias, *kept, *noise, *(correction or ()))
-        measured.append(Measured(moments, pooled, backend))
-        return y
+        made = steps.forward(backend, x, weight, bias, plan, ranks)
+        ctx.backend, ctx.plan, ctx.ranks = backend, plan._replace(reference=made.reference, update=None), ranks
+        kept = made.moments if plan.normalizer.contributors.keeps_moments else made.pooled
+        ctx.save_for_backward(x, weight, bias, *kept, *made.noise, *(made.correction or ()))
+        measured.append(Measured(made.moments, made.pooled, backend, made.reference, made.updated))
+        return made.y
 
     @staticmethod
     def backward(ctx: Any, dy: Tensor) -> tuple[Tensor | None, ...]:
@@ -121,11 +147,9 @@ class _Normalize(torch.autograd.Function):
         if torch.is_grad_enabled() or _needs_composite(dy):
             _check_no_ranks(ctx.ranks)
             return *composite.gradient(ctx.plan, x, weight, bias, dy), None, None, None
-        saved, needs_x = Saved(Moments(mean, var), NoiseTables(m, k)), ctx.needs_input_grad[0]
-        corrected = Correction(*correction) if correction else None
-        dx, g_weight, g_bias = steps.backward(
-            ctx.backend, dy, x, weight, ctx.plan, saved, corrected, ctx.ranks, needs_x
-        )
+        saved = Saved(Moments(mean, var), NoiseTables(m, k), Correction(*correction) if correction else None)
+        needs_x = ctx.needs_input_grad[0]
+        dx, g_weight, g_bias = steps.backward(ctx.backend, dy, x, weight, ctx.plan, saved, ctx.ranks, needs_x)
         return dx, _cast(g_weight, weight), _cast(g_bias, bias), None, None, None
 
 

@@ -1,8 +1,9 @@
 """What a method asks of the engine: a normalizer, noise, and a correction towards the running statistics.
 
 A `Normalizer` selects which samples contribute to each sample's statistics. `Noise` has one source: samples drawn from
-the batch (`Drawn`), a partition of the shuffled batch (`Partition`), or tables drawn from an analytical law (`Tables`).
-A `Correction` is Batch Renormalization's r and d. Methods only combine these, so every backend serves every method.
+the batch (`Drawn`, or `Seeded` if the backend draws them), a partition of the shuffled batch (`Partition`), or tables
+drawn from an analytical law (`Tables`). A `Correction` is Batch Renormalization's r and d, and an `Update` that of the
+running statistics. Methods only combine these, so every backend serves every method.
 """
 
 import math
@@ -13,8 +14,10 @@ from typing import Any, Literal, NamedTuple, get_args
 import torch
 from torch import Tensor
 
+from ghostnoise.engine.running import Running, Update
+from ghostnoise.randomness import philox_indices
 from ghostnoise.statistics.laws import Law, LawDraws
-from ghostnoise.statistics.moments import Moments, expand_pools
+from ghostnoise.statistics.moments import Moments, expand_pools, table_dtype
 from ghostnoise.statistics.samples import Contributors, GhostBatch
 
 Components = Literal["both", "shift", "scale"]
@@ -103,6 +106,26 @@ class Drawn(Noise):
 
 
 @dataclass(frozen=True)
+class Seeded(Noise):
+    """Ghost batches of `ghost_size` samples that the backend draws from the batch, given a `seed` (1,) on the device.
+
+    The draws are those of `philox_indices`, so `Drawn` with these indices is the same noise.
+    """
+
+    seed: Tensor
+    ghost_size: int
+
+    def drawn(self, batch_size: int) -> Drawn:
+        """Return the same noise with its indices."""
+        indices = philox_indices(self.seed, batch_size, self.ghost_size)
+        return Drawn(self.eps, self.components, indices)
+
+    def ghost_moments(self, batch: Batch) -> Moments:
+        """Draw the samples, and pool them."""
+        return self.drawn(batch.moments.mean.shape[0]).ghost_moments(batch)
+
+
+@dataclass(frozen=True)
 class Partition(Noise):
     """Ghost batches that partition the shuffled batch: `indices` (B,) is the permutation.
 
@@ -173,26 +196,75 @@ class Reference(NamedTuple):
         return Correction(r.to(dtype), torch.minimum(torch.maximum(d, -d_max), d_max).to(dtype))
 
 
+class Limits(NamedTuple):
+    """The limits r_max and d_max of a `Correction` as a function of the number of batches.
+
+    They are 1 and 0 for `warmup_steps` batches, and grow linearly over the next `transition_steps` batches.
+    """
+
+    r_max: float
+    d_max: float
+    warmup_steps: int = 0
+    transition_steps: int = 0
+
+    def at(self, count: Tensor | None, device: torch.device) -> Tensor:
+        """Return r_max and d_max after `count` batches (2,), without synchronizing with the device."""
+        dtype = table_dtype(device)
+        if count is None:
+            return torch.tensor([self.r_max, self.d_max], dtype=dtype, device=device)
+        done = count.detach() >= self.warmup_steps
+        if self.transition_steps:
+            done = (count.detach().to(dtype) - self.warmup_steps) / self.transition_steps
+        progress = done.to(dtype).clamp(0, 1)
+        return torch.stack([1 + (self.r_max - 1) * progress, self.d_max * progress])
+
+
+class LiveReference(NamedTuple):
+    """The buffers and the limits of a correction, which the forward pass reads before it updates the buffers."""
+
+    running: Running
+    schedule: Limits
+
+    def evaluated(self, device: torch.device) -> Reference:
+        """Return the running statistics and the limits of this batch; both running statistics must be present."""
+        moments = self.running.moments(device)
+        assert moments is not None
+        return Reference(moments, self.schedule.at(self.running.num_batches_tracked, device))
+
+
 class Plan(NamedTuple):
     """All that a call asks of the engine, with its tensors."""
 
     normalizer: Normalizer
     noise: Noise | None = None
-    reference: Reference | None = None
+    reference: Reference | LiveReference | None = None
+    update: Update | None = None
 
     @property
     def corrects(self) -> bool:
         """Whether the normalized x is corrected towards the running statistics."""
-        return self.reference is not None and self.reference.limits is not None
+        return isinstance(self.reference, LiveReference) or (self.known is not None and self.known.limits is not None)
+
+    @property
+    def known(self) -> Reference | None:
+        """The reference after `evaluated`."""
+        assert not isinstance(self.reference, LiveReference), "call Plan.evaluated first"
+        return self.reference
+
+    def evaluated(self, device: torch.device) -> "Plan":
+        """Return the plan with a copy of the running statistics that it reads, as they are now."""
+        live = self.reference
+        return self._replace(reference=live.evaluated(device)) if isinstance(live, LiveReference) else self
 
     def tensors(self) -> tuple[list[Tensor], list[Tensor]]:
         """Return the tensors of the noise and of the reference, in the order in which `decode` takes them."""
         drawn = [self.noise.indices] if isinstance(self.noise, Drawn | Partition) else []
         drawn = list(self.noise.draws) if isinstance(self.noise, Tables) else drawn
-        if self.reference is None:
+        drawn = [self.noise.seed] if isinstance(self.noise, Seeded) else drawn
+        if self.known is None:
             return drawn, []
-        limits = self.reference.limits
-        return drawn, [*self.reference.moments, *([] if limits is None else [limits])]
+        moments, limits = self.known
+        return drawn, [*moments, *([] if limits is None else [limits])]
 
     def encode(self) -> tuple[str, list[int], list[float]]:
         """Describe everything but the tensors by names, integers and floats, as arguments of a registered op.
@@ -200,8 +272,8 @@ class Plan(NamedTuple):
         `torch.compile` traces this, and specializes on the numbers.
         """
         contributors, noise = self.normalizer.contributors, self.noise
-        if not (noise is None or isinstance(noise, Drawn | Partition | Tables)):
-            kinds = "Drawn, Partition or Tables"
+        if not (noise is None or isinstance(noise, Drawn | Seeded | Partition | Tables)):
+            kinds = "Drawn, Seeded, Partition or Tables"
             raise TypeError(f"noise of type {type(noise).__name__}: must be {kinds} to be part of a graph")
         sizes, shares = contributors.numbers()
         names, integers = [type(contributors).__name__], [-1 if size is None else size for size in sizes]
@@ -209,7 +281,7 @@ class Plan(NamedTuple):
         if noise is not None:
             floats.append(noise.eps)
             names += [type(noise).__name__, noise.components]
-        if isinstance(noise, Partition):
+        if isinstance(noise, Seeded | Partition):
             integers.append(noise.ghost_size)
         if isinstance(noise, Tables):
             names += [noise.law.law, noise.law.dof, "normalized" if noise.normalized else "raw"]
@@ -230,6 +302,8 @@ def decode(
         components: Any = kind[1]
         if kind[0] == Drawn.__name__:
             noise = Drawn(floats[-1], components, drawn[0])
+        elif kind[0] == Seeded.__name__:
+            noise = Seeded(floats[-1], components, drawn[0], integers[-1])
         elif kind[0] == Partition.__name__:
             noise = Partition(floats[-1], components, drawn[0], integers[-1])
         else:

@@ -23,7 +23,9 @@ from ghostnoise.statistics.samples import SampleItself
 def normalize(x: Tensor, weight: Tensor | None, bias: Tensor | None, plan: Plan) -> tuple[Tensor, Moments, Moments]:
     """Return y, the moments of the samples if the plan keeps them, and the pooled statistics."""
     y, *tables = torch.ops.ghostnoise.normalize(x, weight, bias, *plan.tensors(), *plan.encode())
-    return y, _sample_moments(x, Moments(*tables[2:4])), Moments(*tables[:2])
+    moments = Moments(*tables[2:4])
+    keeps = plan.normalizer.contributors.keeps_moments
+    return y, steps.sample_moments(x, moments) if keeps else moments, Moments(*tables[:2])
 
 
 def inject(x: Tensor, noise: Noise) -> Tensor:
@@ -52,7 +54,7 @@ def _normalize(
 ) -> tuple[Tensor, ...]:
     """Return y, pooled mean and variance, the samples' mean and variance, m, k, r and d."""
     asked = decode(drawn, reference, *how)
-    y, moments, pooled, noise, correction = steps.forward(select(x), x, weight, bias, asked, None)
+    y, moments, pooled, noise, correction, *_ = steps.forward(select(x), x, weight, bias, asked, None)
     kept = moments if _returns_moments(x, asked) else (None, None)
     pooled = Moments(*(table.to(table_dtype(x.device)).contiguous() for table in pooled))
     return y, *_outputs(x, *pooled, *kept, *noise, *(correction or (None, None)))
@@ -88,16 +90,15 @@ def _normalize_backward(
 ) -> tuple[Tensor, ...]:
     asked = decode(None, reference, names, integers, floats)
     tables = NoiseTables(*(table if table.numel() else None for table in noise))
-    saved = Saved(_sample_moments(x, Moments(*kept)), tables)
-    corrected = Correction(*correction) if correction[0].numel() else None
-    dx, g_weight, g_bias = steps.backward(select(x), dy, x, weight, asked, saved, corrected, None, needs_x)
-    return _outputs(x, dx, g_weight, g_bias)
+    saved = Saved(Moments(*kept), tables, Correction(*correction) if correction[0].numel() else None)
+    dx, *gradients = steps.backward(select(x), dy, x, weight, asked, saved, None, needs_x)
+    return _outputs(x, dx, *(gradient.to(_parameter_dtype(x, weight)) for gradient in gradients))
 
 
 def _fake_normalize_backward(
     dy: Tensor, x: Tensor, weight: Tensor | None, *rest: Any, needs_x: bool | None = None
 ) -> tuple[Tensor, ...]:
-    gradients = [x.new_empty(x.shape[1], dtype=arithmetic_dtype(x)) for _ in range(2)]
+    gradients = [x.new_empty(x.shape[1], dtype=_parameter_dtype(x, weight)) for _ in range(2)]
     wanted = rest[-1] if needs_x is None else needs_x
     return torch.empty_like(x) if wanted else x.new_empty(0), *gradients
 
@@ -204,12 +205,9 @@ def _returns_moments(x: Tensor, plan: Plan) -> bool:
     return plan.normalizer.contributors.keeps_moments and positions(x) > 1
 
 
-def _sample_moments(x: Tensor, returned: Moments) -> Moments:
-    """Return the moments that an op returned, or those of a single position."""
-    if returned.mean.numel() or positions(x) > 1:
-        return returned
-    mean = x.detach().flatten(1).to(table_dtype(x.device))
-    return Moments(mean, torch.zeros_like(mean))
+def _parameter_dtype(x: Tensor, weight: Tensor | None) -> torch.dtype:
+    """Return the dtype of the gradients of weight and bias."""
+    return arithmetic_dtype(x) if weight is None else weight.dtype
 
 
 def _cast(gradient: Tensor, parameter: Tensor | None) -> Tensor | None:

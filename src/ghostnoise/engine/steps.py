@@ -36,10 +36,11 @@ from ghostnoise.engine.backends.base import (
     NoiseTables,
     Normalized,
     Saved,
+    folded,
 )
 from ghostnoise.engine.plan import Batch, Correction, Noise, Normalizer, Plan, positions
 from ghostnoise.engine.ranks import Ranks
-from ghostnoise.statistics.moments import Moments, arithmetic_dtype, expand_pools
+from ghostnoise.statistics.moments import Moments, arithmetic_dtype, expand_pools, table_dtype
 from ghostnoise.statistics.samples import GhostBatch, LinearTerm
 
 WHOLE_BATCH = GhostBatch()
@@ -51,12 +52,13 @@ def forward(
     """Measure the moments of x, decide on a transformation, and apply it."""
     if ranks is None and (fused := backend.fused_forward(x, weight, bias, plan)) is not None:
         return fused
+    plan = plan.evaluated(x.device)
     moments = backend.moments(x)
     moments = moments if ranks is None else ranks.gather(moments)
     affine, pooled, noise, correction = decide(backend, moments, weight, bias, plan, x, ranks)
     shared = plan.normalizer.contributors.samples_per_pool(x.shape[0]) if ranks is None else 1
     y = backend.transform(x, affine, shared)
-    return Normalized(y, moments, pooled, noise, correction)
+    return Normalized(y, moments, pooled, noise, correction, plan.known)
 
 
 def decide(
@@ -72,11 +74,11 @@ def decide(
 
     Returns the transformation, the statistics of all pools (R, C), the noise, and the correction.
     """
-    normalizer, noise, reference = plan
+    normalizer, noise, reference = plan.normalizer, plan.noise, plan.known
     dtype, spatial = arithmetic_dtype(x), positions(x)
     pooled = backend.pool(normalizer.contributors, moments, None if reference is None else reference.moments)
     correction = reference.correction(pooled, normalizer, dtype) if reference is not None and plan.corrects else None
-    weight, bias = corrected(correction, weight, bias, dtype)
+    weight, bias = folded(correction, weight, bias, dtype)
     shared = normalizer.contributors.samples_per_pool(moments.mean.shape[0])
     own, shared = _own_statistics(pooled, shared, ranks)
     coefficients = backend.coefficients(normalizer, own, weight, bias, dtype)
@@ -102,16 +104,14 @@ def backward(
     weight: Tensor | None,
     plan: Plan,
     saved: Saved,
-    correction: Correction | None,
     ranks: Ranks | None,
     needs_x: bool,
 ) -> Gradients:
     """Return the gradients of x, weight and bias, as derived above."""
-    folded, _ = corrected(correction, weight, None, arithmetic_dtype(x))
-    gradients = _backward(backend, dy, x, folded, plan, saved, ranks, needs_x)
-    if correction is None:
-        return gradients
-    return gradients._replace(weight=correction.r * gradients.weight + correction.d * gradients.bias)
+    if ranks is None and (fused := backend.fused_backward(dy, x, weight, plan, saved, needs_x)) is not None:
+        return fused
+    weight, _ = folded(saved.correction, weight, None, arithmetic_dtype(x))
+    return _backward(backend, dy, x, weight, plan, saved, ranks, needs_x).unfolded(saved.correction)
 
 
 def _backward(
@@ -124,12 +124,10 @@ def _backward(
     ranks: Ranks | None,
     needs_x: bool,
 ) -> Gradients:
-    if ranks is None and (fused := backend.fused_backward(dy, x, weight, plan, saved, needs_x)) is not None:
-        return fused
     normalizer, contributors, noise = plan.normalizer, plan.normalizer.contributors, saved.noise
-    reference = None if plan.reference is None else plan.reference.moments
+    reference = None if plan.known is None else plan.known.moments
     dtype, batch_size = arithmetic_dtype(x), x.shape[0] if ranks is None else ranks.batch_size
-    kept = saved.kept
+    kept = sample_moments(x, saved.kept) if contributors.keeps_moments and ranks is None else saved.kept
     pooled = backend.pool(contributors, kept, reference) if contributors.keeps_moments else kept
     own, shared = _own_statistics(pooled, contributors.samples_per_pool(batch_size), ranks)
     coefficients = backend.coefficients(normalizer, own, weight, None, dtype)
@@ -156,20 +154,18 @@ def _backward(
     return Gradients(dx, g_weight, g_bias)
 
 
-def corrected(
-    correction: Correction | None, weight: Tensor | None, bias: Tensor | None, dtype: torch.dtype
-) -> tuple[Tensor | None, Tensor | None]:
-    """Fold r and d into weight and bias: w·r and b + w·d; differentiable."""
-    if correction is None:
-        return weight, bias
-    r, d = correction
-    factor = r if weight is None else weight.to(dtype) * r
-    shift = d if weight is None else weight.to(dtype) * d
-    return factor, shift if bias is None else bias.to(dtype) + shift
+def sample_moments(x: Tensor, kept: Moments) -> Moments:
+    """Return the moments of the samples (B, C) that were kept, or those of a single position if none were."""
+    if kept.var.numel() or positions(x) > 1:
+        return kept
+    mean = x.detach().flatten(1).to(table_dtype(x.device))
+    return Moments(mean, torch.zeros_like(mean))
 
 
 def inject_tables(backend: Backend, x: Tensor, noise: Noise, ranks: Ranks | None) -> Affine:
     """Measure x and decide on noise alone: `(x - m)·k`, as a transformation with constant tables."""
+    if ranks is None and (fused := backend.fused_noise(x, noise)) is not None:
+        return fused
     moments = backend.moments(x)
     moments = moments if ranks is None else ranks.gather(moments)
     whole, dtype = backend.pool(WHOLE_BATCH, moments), arithmetic_dtype(x)

@@ -1,8 +1,7 @@
 """What all batch norms share: the layer, its running statistics, and the calls of the engine."""
 
 from collections.abc import Callable
-from functools import partial
-from typing import Any, ClassVar, NamedTuple, TypeAlias
+from typing import Any, ClassVar, NamedTuple
 
 import torch
 import torch.nn.functional as F
@@ -10,40 +9,11 @@ from torch import Tensor
 
 from ghostnoise import checks, docstrings
 from ghostnoise.engine import op, ranks
-from ghostnoise.engine.plan import Noise, Normalizer, Plan, Reference
+from ghostnoise.engine.plan import LiveReference, Noise, Normalizer, Plan, Reference
 from ghostnoise.engine.ranks import Extent, Group
-from ghostnoise.statistics.moments import Moments, table_dtype
-from ghostnoise.statistics.samples import GhostBatch
+from ghostnoise.engine.running import Population, Running, Update
 from ghostnoise.torch_private import AnyBatchNorm, in_backward
 from ghostnoise.tracing import Leaf
-
-
-class Running(NamedTuple):
-    """The buffers of a batch norm, each of which may be None, and the momentum of their update."""
-
-    mean: Tensor | None
-    var: Tensor | None
-    num_batches_tracked: Tensor | None = None
-    momentum: float | None = 0.1
-
-    @property
-    def is_absent(self) -> bool:
-        """Whether there are no running statistics to normalize with at inference."""
-        return self.mean is None and self.var is None
-
-    def moments(self, device: torch.device) -> Moments | None:
-        """Return the running statistics (C,) in the dtype of tables, as they are now; None if one is absent."""
-        if self.mean is None or self.var is None:
-            return None
-        table = table_dtype(device)
-        return Moments(self.mean.detach().to(table, copy=True), self.var.detach().to(table, copy=True))
-
-    def update(self, stats: Moments, measured: op.Measured) -> None:
-        """Update the buffers towards the batch's `stats` (1, C), unless these are not finite."""
-        if self.momentum is None and self.num_batches_tracked is None:
-            raise ValueError("momentum=None: needs num_batches_tracked, the count of the cumulative average")
-        checks.writable([self.mean, self.var, self.num_batches_tracked], stats.mean)
-        measured.backend.update_running(self.mean, self.var, self.num_batches_tracked, self.momentum, stats)
 
 
 class Call(NamedTuple):
@@ -60,9 +30,9 @@ class Call(NamedTuple):
     def train(
         self,
         normalizer: Normalizer,
-        population: "Population",
+        population: Population,
         noise: Noise | None = None,
-        reference: Reference | None = None,
+        reference: Reference | LiveReference | None = None,
     ) -> Tensor:
         """Normalize, and update the running buffers, if any, towards the `population` moments."""
         return self.train_and_measure(normalizer, population, noise, reference)[0]
@@ -70,16 +40,18 @@ class Call(NamedTuple):
     def train_and_measure(
         self,
         normalizer: Normalizer,
-        population: "Population",
+        population: Population,
         noise: Noise | None = None,
-        reference: Reference | None = None,
+        reference: Reference | LiveReference | None = None,
     ) -> tuple[Tensor, op.Measured]:
         """Run `train`, and also return the statistics of the batch."""
-        plan, running, extent = Plan(normalizer, noise, reference), self.running, self.extent
-        y, measured = op.normalize(self.input, plan, self.weight, self.bias, self.channel_dim, extent.ranks)
+        running, update = self.running, None
         if (not running.is_absent or running.num_batches_tracked is not None) and not is_recomputed():
-            running.update(population(measured, extent), measured)
-        return y, measured
+            if running.momentum is None and running.num_batches_tracked is None:
+                raise ValueError("momentum=None: needs num_batches_tracked, the count of the cumulative average")
+            update = Update(running, population)
+        plan = Plan(normalizer, noise, reference, update)
+        return op.normalize(self.input, plan, self.weight, self.bias, self.channel_dim, self.extent.ranks)
 
     def infer(self) -> Tensor:
         """Run `torch.nn.functional.batch_norm` with the running buffers, or with the batch statistics without them."""
@@ -124,30 +96,11 @@ def is_recomputed() -> bool:
     return not torch.compiler.is_compiling() and in_backward()
 
 
-# What the running statistics are updated towards, given the statistics of the batch.
+# The moments of a batch that the running statistics are updated towards.
 
-Population: TypeAlias = Callable[[op.Measured, Extent], Moments]
-
-
-def whole_batch(measured: op.Measured, extent: Extent) -> Moments:
-    """Return the moments of the whole batch, the variance biased."""
-    return measured.whole()
-
-
-def whole_batch_unbiased(measured: op.Measured, extent: Extent) -> Moments:
-    """Return the moments of the whole batch, the variance unbiased, as in `nn.BatchNorm*d`."""
-    count = extent.shape[0] * extent.spatial
-    mean, var = measured.whole()
-    return Moments(mean, var * (count / (count - 1)))
-
-
-def ghost_average(ghost_size: int | None) -> Population:
-    """Return the average over samples of their ghost batches' means, and of their biased variances."""
-    return partial(_ghost_average, GhostBatch(ghost_size))
-
-
-def _ghost_average(contributors: GhostBatch, measured: op.Measured, extent: Extent) -> Moments:
-    return Moments(*(contributors.average(table, extent.shape[0]) for table in measured.pooled))
+whole_batch = Population()
+whole_batch_unbiased = Population(unbiased=True)  # as in `nn.BatchNorm*d`
+ghost_average = Population(ghosts=True)
 
 
 class NormLayer(Leaf, AnyBatchNorm):

@@ -8,11 +8,12 @@ from torch import Tensor, nn
 
 from ghostnoise import checks
 from ghostnoise.engine import op
-from ghostnoise.engine.plan import Normalizer, Plan, Reference
+from ghostnoise.engine.plan import Limits, LiveReference, Normalizer, Plan, Reference
 from ghostnoise.engine.ranks import Group
-from ghostnoise.methods.base import NormLayer, Running, checked, is_recomputed, whole_batch_unbiased
+from ghostnoise.engine.running import Running
+from ghostnoise.methods.base import NormLayer, checked, is_recomputed, whole_batch_unbiased
 from ghostnoise.methods.registry import MethodSpec, register
-from ghostnoise.statistics.moments import Moments, table_dtype
+from ghostnoise.statistics.moments import Moments
 from ghostnoise.statistics.samples import GhostBatch, pool_all
 
 __all__ = ["BatchRenorm", "BatchRenorm1d", "BatchRenorm2d", "BatchRenorm3d", "batch_renorm"]
@@ -63,39 +64,32 @@ def batch_renorm(
     )  # fmt: skip
     if not training:
         return call.infer()
-    moments = call.running.moments(input.device)
-    if moments is None:
+    _check_running(call.running, warmup_steps, transition_steps)
+    normalizer = Normalizer(GhostBatch(), eps)
+    live = LiveReference(call.running, Limits(r_max, d_max, warmup_steps, transition_steps))
+    if _recent is None or torch.compiler.is_compiling():
+        return call.train(normalizer, whole_batch_unbiased, reference=live)
+    if is_recomputed() and _recent:
+        reference = _first_pass(input, channel_dim, _recent, local=call.extent.ranks is None)
+        return op.normalize(input, Plan(normalizer, None, reference), weight, bias, channel_dim, call.extent.ranks)[0]
+    y, measured = call.train_and_measure(normalizer, whole_batch_unbiased, reference=live)
+    assert measured.reference is not None
+    _recent.append(Pass(measured.pooled.mean.detach(), measured.reference))
+    return y
+
+
+def _check_running(running: Running, warmup_steps: int, transition_steps: int) -> None:
+    """Check that the buffers that r, d and their limits are computed from are present."""
+    if running.mean is None or running.var is None:
         raise ValueError(
             "batch_renorm in training without running_mean and running_var: r and d are computed from them; give both, "
             "or use batch_norm"
         )
-    normalizer = Normalizer(GhostBatch(), eps)
-    reference = Reference(moments, _limits(call.running, input.device, r_max, d_max, warmup_steps, transition_steps))
-    if _recent is None or torch.compiler.is_compiling():
-        return call.train(normalizer, whole_batch_unbiased, reference=reference)
-    if is_recomputed() and _recent:
-        reference = _first_pass(input, channel_dim, _recent, local=call.extent.ranks is None)
-        return op.normalize(input, Plan(normalizer, None, reference), weight, bias, channel_dim, call.extent.ranks)[0]
-    y, measured = call.train_and_measure(normalizer, whole_batch_unbiased, reference=reference)
-    _recent.append(Pass(measured.pooled.mean.detach(), reference))
-    return y
-
-
-def _limits(
-    running: Running, device: torch.device, r_max: float, d_max: float, warmup_steps: int, transition_steps: int
-) -> Tensor:
-    """Return r_max and d_max for this batch (2,), without synchronizing with the device."""
-    dtype, count = table_dtype(device), running.num_batches_tracked
-    if count is None:
-        if warmup_steps or transition_steps:
-            raise ValueError(
-                f"batch_renorm with warmup_steps={warmup_steps}, transition_steps={transition_steps} and without "
-                "num_batches_tracked: it counts the batches; give it, or set both to 0"
-            )
-        return torch.tensor([r_max, d_max], dtype=dtype, device=device)
-    done = (count.detach().to(dtype) - warmup_steps) / transition_steps if transition_steps else count >= warmup_steps
-    progress = done.to(dtype).clamp(0, 1)
-    return torch.stack([1 + (r_max - 1) * progress, d_max * progress])
+    if running.num_batches_tracked is None and (warmup_steps or transition_steps):
+        raise ValueError(
+            f"batch_renorm with warmup_steps={warmup_steps}, transition_steps={transition_steps} and without "
+            "num_batches_tracked: it counts the batches; give it, or set both to 0"
+        )
 
 
 def _first_pass(input: Tensor, channel_dim: int, recent: "deque[Pass]", local: bool) -> Reference:

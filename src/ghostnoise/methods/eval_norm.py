@@ -49,7 +49,7 @@ def eval_norm(
     )  # fmt: skip
     if training:
         checks.ghost_values(call.extent.shape, "eval_norm", call.extent.spatial, ghost_size)
-        return call.train(Normalizer(GhostBatch(ghost_size), eps), ghost_average(ghost_size))
+        return call.train(Normalizer(GhostBatch(ghost_size), eps), ghost_average)
     population = call.running.moments(input.device)
     if population is None or input.numel() == 0:
         return call.infer()

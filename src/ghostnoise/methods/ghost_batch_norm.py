@@ -9,10 +9,10 @@ from ghostnoise import checks
 from ghostnoise.engine import op
 from ghostnoise.engine.plan import Normalizer
 from ghostnoise.engine.ranks import Group
+from ghostnoise.engine.running import Running
 from ghostnoise.methods.base import (
     Call,
     NormLayer,
-    Running,
     checked,
     ghost_average,
     is_recomputed,
@@ -75,7 +75,7 @@ def ghost_batch_norm(
         y, measured = call._replace(running=Running(None, None)).train_and_measure(normalizer, whole_batch)
         _update_for_each(call, measured, ghost_size, scaled=running_var_from == "each-scaled")
         return y
-    return call.train(normalizer, ghost_average(ghost_size) if running_var_from == "ghost" else whole_batch_unbiased)
+    return call.train(normalizer, ghost_average if running_var_from == "ghost" else whole_batch_unbiased)
 
 
 def _update_for_each(call: Call, measured: op.Measured, ghost_size: int | None, scaled: bool) -> None:
@@ -92,7 +92,7 @@ def _update_for_each(call: Call, measured: op.Measured, ghost_size: int | None, 
     stats = Moments(measured.pooled.mean, measured.pooled.var * column([n / (n - 1) for n in values]))
     if not momentum:  # a cumulative average
         for row in range(count):
-            running.update(Moments(*(table[row : row + 1] for table in stats)), measured)
+            measured.update_towards(running, Moments(*(table[row : row + 1] for table in stats)))
         return
     # In closed form: after all updates, ghost batch g has the weight momentum * (1 - momentum)^(count - 1 - g).
     momentum = momentum / count if scaled else momentum
@@ -101,7 +101,7 @@ def _update_for_each(call: Call, measured: op.Measured, ghost_size: int | None, 
     tracked = running.num_batches_tracked
     before = None if tracked is None else tracked.clone()
     averages = Moments(*((weights * table).sum(0, keepdim=True) for table in stats))
-    running._replace(momentum=total).update(averages, measured)
+    measured.update_towards(running._replace(momentum=total), averages)
     if tracked is not None and before is not None:
         tracked.add_((tracked - before) * (count - 1))  # 0 if the statistics were not finite
 

@@ -9,11 +9,11 @@ from torch import Generator, Tensor, nn
 
 from ghostnoise import checks
 from ghostnoise.engine import op, ranks
-from ghostnoise.engine.plan import COMPONENTS, Components, Drawn, Noise, Normalizer, Partition
+from ghostnoise.engine.plan import COMPONENTS, Components, Drawn, Noise, Normalizer, Partition, Seeded
 from ghostnoise.engine.ranks import Extent, Group
 from ghostnoise.methods.base import NormLayer, checked, whole_batch, whole_batch_unbiased
 from ghostnoise.methods.registry import MeterSpec, MethodSpec, register
-from ghostnoise.randomness import drawn_by
+from ghostnoise.randomness import draw_seed, drawn_by
 from ghostnoise.statistics.samples import Exclusive, GhostBatch, draw_indices
 from ghostnoise.tracing import Leaf
 
@@ -79,7 +79,8 @@ def ghost_noise(
         return input
     single = ghost_size * extent.spatial == 1 < extent.shape[0]
     warn_without_variance(components != "shift" and single, input)
-    noise = _drawn(input, extent.shape[0], ghost_size, noise_eps, components, draw, indices, generator)
+    inside = extent.ranks is None and op.draws(input, channel_dim)
+    noise = _drawn(input, extent.shape[0], ghost_size, noise_eps, components, draw, indices, generator, inside)
     return op.inject(input, noise, channel_dim, extent.ranks)
 
 
@@ -132,7 +133,8 @@ def ghost_noise_batch_norm(
         checks.no_draws("indices", indices)
         return call.train(statistics, population)
     warn_without_variance(components != "shift" and ghost_size * extent.spatial == 1, input)
-    noise = _drawn(input, extent.shape[0], ghost_size, noise_eps, components, draw, indices, generator)
+    inside = normalizer == "batch" and extent.ranks is None and op.draws(input, channel_dim)
+    noise = _drawn(input, extent.shape[0], ghost_size, noise_eps, components, draw, indices, generator, inside)
     return call.train(statistics, population, noise)
 
 
@@ -169,8 +171,12 @@ def _drawn(
     draw: DrawName,
     indices: Tensor | None,
     generator: Generator | None,
+    inside: bool,
 ) -> Noise:
-    """Return noise from samples out of `batch_size`, with the given indices, checked, or new ones."""
+    """Return noise from samples out of `batch_size`, with the given indices, checked, or new ones.
+
+    With `inside`, samples are drawn with replacement inside of the backend.
+    """
     rows, device = input.shape[0], input.device
     if indices is not None:
         if draw == "partition":
@@ -180,6 +186,8 @@ def _drawn(
         drawn = indices.to(device, copy=True)  # the backward pass needs them unchanged
     elif draw == "partition":
         drawn = torch.randperm(rows, device=device, **drawn_by(generator))
+    elif inside:
+        return Seeded(float(noise_eps), components, draw_seed(device, generator), ghost_size)
     else:
         drawn = draw_indices(batch_size, ghost_size, device, generator, rows)
     if draw == "partition":

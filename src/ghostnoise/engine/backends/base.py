@@ -18,7 +18,7 @@ from typing import ClassVar, NamedTuple
 import torch
 from torch import Tensor
 
-from ghostnoise.engine.plan import Batch, Correction, Noise, Normalizer, Plan
+from ghostnoise.engine.plan import Batch, Correction, Noise, Normalizer, Plan, Reference
 from ghostnoise.statistics.moments import Moments
 from ghostnoise.statistics.samples import Contributors, LinearTerm
 
@@ -61,7 +61,8 @@ NO_NOISE = NoiseTables(None, None)
 class Normalized(NamedTuple):
     """The result of a normalizer's forward pass, and the tables that it computed on the way.
 
-    `moments` (B, C) are those of the samples and `pooled` (R, C) those of the pools.
+    `moments` (B, C) are those of the samples and `pooled` (R, C) those of the pools. `reference` holds the running
+    statistics that the pass used, and `updated` is True if it has updated them.
     """
 
     y: Tensor
@@ -69,16 +70,20 @@ class Normalized(NamedTuple):
     pooled: Moments
     noise: NoiseTables
     correction: Correction | None = None
+    reference: Reference | None = None
+    updated: bool = False
 
 
 class Saved(NamedTuple):
     """The tables that a normalizer's backward pass needs.
 
-    `kept` are the pooled statistics (R, C), or the moments of the samples (B, C) if `Contributors.keeps_moments`.
+    `kept` are the pooled statistics (R, C), or the moments of the samples (B, C) if `Contributors.keeps_moments`; those
+    of a single position may be left out, since they are x itself.
     """
 
     kept: Moments
     noise: NoiseTables
+    correction: Correction | None = None
 
 
 class Gradients(NamedTuple):
@@ -87,6 +92,24 @@ class Gradients(NamedTuple):
     x: Tensor | None
     weight: Tensor
     bias: Tensor
+
+    def unfolded(self, correction: Correction | None) -> "Gradients":
+        """Return the gradient of the weight itself, given that of `folded`."""
+        if correction is None:
+            return self
+        return self._replace(weight=correction.r * self.weight + correction.d * self.bias)
+
+
+def folded(
+    correction: Correction | None, weight: Tensor | None, bias: Tensor | None, dtype: torch.dtype
+) -> tuple[Tensor | None, Tensor | None]:
+    """Fold r and d into weight and bias: w·r and b + w·d; differentiable."""
+    if correction is None:
+        return weight, bias
+    r, d = correction
+    factor = r if weight is None else weight.to(dtype) * r
+    shift = d if weight is None else weight.to(dtype) * d
+    return factor, shift if bias is None else bias.to(dtype) + shift
 
 
 @dataclass(frozen=True)
@@ -105,6 +128,7 @@ class Backend(ABC):
 
     name: ClassVar[str]
     capabilities: ClassVar[Capabilities]
+    draws: ClassVar[bool] = False  # whether fused calls draw samples from a seed (`Seeded`)
 
     def unavailable(self) -> str | None:
         """Return why this backend cannot run on this machine, or None if it can."""
@@ -117,7 +141,14 @@ class Backend(ABC):
     # Fused calls: the steps of `engine.steps` in a single call with equal results.
 
     def fused_forward(self, x: Tensor, weight: Tensor | None, bias: Tensor | None, plan: Plan) -> Normalized | None:
-        """Run `steps.forward` in one call; None if this backend has no fused call for these arguments."""
+        """Run `steps.forward` in one call; None if this backend has no fused call for these arguments.
+
+        It may also update the running statistics (`Plan.update`), and reports this in `Normalized.updated`.
+        """
+        return None
+
+    def fused_noise(self, x: Tensor, noise: Noise) -> Affine | None:
+        """Run `steps.inject_tables` in one call; None if this backend has no fused call for these arguments."""
         return None
 
     def fused_backward(

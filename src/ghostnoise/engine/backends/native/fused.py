@@ -14,7 +14,7 @@ from typing import Any, NamedTuple
 import torch
 from torch import Tensor
 
-from ghostnoise.engine.backends.base import Gradients, NoiseTables, Normalized, Saved
+from ghostnoise.engine.backends.base import Gradients, NoiseTables, Normalized, Saved, folded
 from ghostnoise.engine.backends.native.gate import (
     ARITHMETIC,
     NotAdmitted,
@@ -40,7 +40,8 @@ COVERED = (GhostBatch, Exclusive)
 
 def forward(x: Tensor, weight: Tensor | None, bias: Tensor | None, plan: Plan) -> Normalized | None:
     """Run all steps of the forward pass; None for plans that are not covered."""
-    normalizer, noise, reference = plan
+    plan = plan.evaluated(x.device)
+    normalizer, noise, reference = plan.normalizer, plan.noise, plan.known
     if type(normalizer.contributors) not in COVERED or not (noise is None or type(noise) is Drawn):
         return None
     shape, strides = _admitted(x)
@@ -74,7 +75,7 @@ def forward(x: Tensor, weight: Tensor | None, bias: Tensor | None, plan: Plan) -
         *(float(normalizer.eps), float(normalizer.min_std) ** 2, *drawn, *means),
         *(address(pooled), address(m), address(k), *corrects, address(y)),
     )
-    return Normalized(y, moments, Moments(*pooled.unbind()), NoiseTables(m, k), correction)
+    return Normalized(y, moments, Moments(*pooled.unbind()), NoiseTables(m, k), correction, reference)
 
 
 def backward(dy: Tensor, x: Tensor, weight: Tensor | None, plan: Plan, saved: Saved, needs_x: bool) -> Gradients | None:
@@ -86,7 +87,7 @@ def backward(dy: Tensor, x: Tensor, weight: Tensor | None, plan: Plan, saved: Sa
     dy, gradient_strides = admitted_gradient(dy, x, shape, strides)
     geometry = _geometry(shape, strides, gradient_strides, normalizer)
     batch_size, channels, dtype = shape[0], shape[1], ARITHMETIC[x.dtype]
-    weight = optional(weight, dtype, (channels,))
+    weight = optional(folded(saved.correction, weight, None, dtype)[0], dtype, (channels,))
     m, k = saved.noise
     m, k = optional(m, dtype, (batch_size, channels)), optional(k, dtype, (batch_size, channels))
     var: Tensor | None
@@ -100,7 +101,7 @@ def backward(dy: Tensor, x: Tensor, weight: Tensor | None, plan: Plan, saved: Sa
         *(float(normalizer.eps), float(normalizer.min_std) ** 2, DTYPES[mean.dtype]),
         *(address(mean), address(var), address(m), address(k), address(parameters), address(dx)),
     )
-    return Gradients(dx, *parameters.unbind())
+    return Gradients(dx, *parameters.unbind()).unfolded(saved.correction)
 
 
 def _admitted(x: Tensor) -> tuple[torch.Size, tuple[int, ...]]:

@@ -1,4 +1,4 @@
-"""Triton kernels for the passes over x, and for pooling drawn samples.
+"""Triton kernels for the passes over x.
 
 One set of kernels serves both layouts. x is seen as (B, C, S) with three strides, one of which is 1: that of the
 positions (*rows*: the S positions of each (b, c) are adjacent) or that of the channels (*channels-last*: the C channels
@@ -7,8 +7,8 @@ compiles a variant for a stride of 1, and lays the threads along it. If S is sma
 one program takes many rows.
 
 The reductions (moments, gradient sums) walk over all tiles of their channels and read x once. With few samples and many
-positions, that would leave most of the GPU idle: then K programs take P tiles each, and their K tables are combined
-afterwards. There are no atomic additions, so results are the same from run to run.
+positions, that would leave most of the GPU idle: then K programs take P tiles each, and the kernels that read their K
+tables combine them. There are no atomic additions, so results are the same from run to run.
 """
 
 # The kernels are written in Triton's language, in which types come with the arguments.
@@ -25,26 +25,18 @@ try:
 except ImportError:
     triton = tl = None
 
-__all__ = [
-    "INTERPRETED",
-    "combine_kernel",
-    "draws_kernel",
-    "gradient_sums_kernel",
-    "moments_kernel",
-    "tl",
-    "triton",
-]
+__all__ = ["INTERPRETED", "combine_kernel", "gradient_sums_kernel", "jit", "moments_kernel", "tl", "triton"]
 
 INTERPRETED = os.environ.get("TRITON_INTERPRET") == "1"  # read when the kernels are defined, as Triton does
 
-_jit: Any = (lambda kernel: kernel) if triton is None else triton.jit
+jit: Any = (lambda kernel: kernel) if triton is None else triton.jit
 
 
-# A tensor comes as (pointer, strides over b, c and s), a table as (pointer, strides over b and c), sizes as
-# (C, S, P, K). Offsets have 64 bits, because B·C·S may exceed 2³¹.
+# A tensor comes as (pointer, strides over b, c and s), a table as (pointer, strides over rows and c, samples per row,
+# last row), sizes as (C, S, P, K). Offsets have 64 bits, because B·C·S may exceed 2³¹.
 
 
-@_jit
+@jit
 def _program(C, K, BLOCK_C: tl.constexpr):
     """This program's sample b, part k and channels c."""
     program = tl.program_id(0)
@@ -53,21 +45,22 @@ def _program(C, K, BLOCK_C: tl.constexpr):
     return (program // blocks // K).to(tl.int64), program // blocks % K, c
 
 
-@_jit
+@jit
 def _at(x, b, c, s):
     """Pointers to the tile of channels c and positions s."""
     pointer, stride_b, stride_c, stride_s = x
     return pointer + b * stride_b + (c * stride_c)[:, None] + (s.to(tl.int64) * stride_s)[None, :]
 
 
-@_jit
-def _entries(table, b, c, inside):
-    """A table's entries of channels c, one below the other."""
-    pointer, stride_b, stride_c = table
-    return tl.load(pointer + b * stride_b + (c * stride_c)[:, None], mask=inside, other=0)
+@jit
+def _entries(table, b, c, inside, ACC: tl.constexpr):
+    """A table's entries for sample b and channels c, one below the other."""
+    pointer, stride_row, stride_c, per_row, last = table
+    row = tl.minimum(b // per_row, last)
+    return tl.load(pointer + row * stride_row + (c * stride_c)[:, None], mask=inside, other=0).to(ACC)
 
 
-@_jit
+@jit
 def moments_kernel(x, mean, var, sizes, BLOCK_C: tl.constexpr, BLOCK_S: tl.constexpr, ACC: tl.constexpr):
     """Measure the moments of P tiles: two passes within a tile; tiles are combined around the first rough mean."""
     C, S, P, K = sizes
@@ -98,14 +91,14 @@ def moments_kernel(x, mean, var, sizes, BLOCK_C: tl.constexpr, BLOCK_S: tl.const
     tl.store(var + table, tl.where(spread < 0, 0.0, spread), mask=c < C)  # tl.maximum would hide a NaN
 
 
-@_jit
+@jit
 def gradient_sums_kernel(
     dy, x, center, total, moment, sizes, BLOCK_C: tl.constexpr, BLOCK_S: tl.constexpr, ACC: tl.constexpr
 ):
     """Sum over P tiles; each element of the tile keeps its own sums until the end."""
     C, S, P, K = sizes
     b, k, c = _program(C, K, BLOCK_C)
-    around = _entries(center, b, c, (c < C)[:, None])
+    around = _entries(center, b, c, (c < C)[:, None], ACC)
     sums = tl.zeros([BLOCK_C, BLOCK_S], ACC)
     products = tl.zeros([BLOCK_C, BLOCK_S], ACC)
     for tile in range(P):
@@ -120,11 +113,15 @@ def gradient_sums_kernel(
     tl.store(moment + table, tl.sum(products, 1), mask=c < C)
 
 
-@_jit
+@jit
 def combine_kernel(
-    out, dy, x, scale, center, slope, offset, sizes, BLOCK_C: tl.constexpr, BLOCK_S: tl.constexpr, ACC: tl.constexpr
-):
-    """Compute one tile of `input_gradient`; of `transform` without dy, of `scale_gradient` without x."""
+    out, dy, x, scale, gain, center, slope, offset, update, sizes,
+    BLOCK_C: tl.constexpr, BLOCK_S: tl.constexpr, ACC: tl.constexpr,
+):  # fmt: skip
+    """Compute one tile of `gain·scale·dy + slope·(x - center) + offset`, without the terms of tensors that are None.
+
+    Without dy, the gain multiplies the slope. The first program also commits the `update` of running statistics.
+    """
     C, S, _, K = sizes
     b, k, c = _program(C, K, BLOCK_C)
     s = k * BLOCK_S + tl.arange(0, BLOCK_S)
@@ -132,36 +129,54 @@ def combine_kernel(
     inside = row & (s < S)[None, :]
     result = tl.zeros([BLOCK_C, BLOCK_S], ACC)
     if x is not None:
-        d = tl.load(_at(x, b, c, s), mask=inside, other=0).to(ACC) - _entries(center, b, c, row)
-        result = _entries(slope, b, c, row) * d + _entries(offset, b, c, row)
+        d = tl.load(_at(x, b, c, s), mask=inside, other=0).to(ACC) - _entries(center, b, c, row, ACC)
+        through = _entries(slope, b, c, row, ACC)
+        if dy is None and gain is not None:
+            through *= _entries(gain, b, c, row, ACC)
+        result = through * d + _entries(offset, b, c, row, ACC)
     if dy is not None:
-        result += _entries(scale, b, c, row) * tl.load(_at(dy, b, c, s), mask=inside, other=0).to(ACC)
+        factor = _entries(scale, b, c, row, ACC)
+        if gain is not None:
+            factor *= _entries(gain, b, c, row, ACC)
+        result += factor * tl.load(_at(dy, b, c, s), mask=inside, other=0).to(ACC)
     tl.store(_at(out, b, c, s), result.to(out[0].dtype.element_ty), mask=inside)
+    # The first condition is known when the kernel is compiled, the second when it runs.
+    if update is not None:  # noqa: SIM102
+        if tl.program_id(0) == 0:
+            _commit(update, C)
 
 
-@_jit
-def draws_kernel(mean, var, around, indices, to_mean, to_var, N, C, BLOCK_C: tl.constexpr, BLOCK_N: tl.constexpr):
-    """Pool the samples in one row of indices, BLOCK_N samples at a time, so that their loads overlap.
+@jit
+def _commit(update, C):
+    """Write the updated running statistics (2, C) to the buffers, and count the batch, if all of them are finite.
 
-    Around the first drawn mean: an outlier that was not drawn costs no digits, one that was makes the variance large.
+    They were computed by an earlier launch: whether those of all channels are finite is known only when it has ended.
     """
-    b, _, c = _program(C, 1, BLOCK_C)
-    row = (c < C)[:, None]
-    drawn, stride_b, stride_n = indices
-    drawn += b * stride_b
-    first = _entries(mean, tl.load(drawn), c, row)
-    sums = tl.zeros([BLOCK_C, BLOCK_N], tl.float64)
-    squares = tl.zeros([BLOCK_C, BLOCK_N], tl.float64)
-    for start in range(0, N, BLOCK_N):
-        n = start + tl.arange(0, BLOCK_N)
-        sample = tl.load(drawn + n * stride_n, mask=n < N, other=0)[None, :]
-        inside = row & (n < N)[None, :]
-        d = tl.where(inside, _entries(mean, sample, c, inside) - first, 0)
-        sums += d
-        squares += _entries(var, sample, c, inside) + d * d
-    offset = tl.sum(sums, 1, keep_dims=True) / N
-    spread = tl.sum(squares, 1, keep_dims=True) / N - offset * offset
-    table = (b * C + c)[:, None]
-    dtype = to_mean.dtype.element_ty
-    tl.store(to_mean + table, (first - _entries(around, 0, c, row) + offset).to(dtype), mask=row)
-    tl.store(to_var + table, tl.where(spread < 0, 0.0, spread).to(dtype), mask=row)
+    updated, mean, var, count = update
+    BLOCK: tl.constexpr = 512
+    failed = tl.zeros([BLOCK], tl.int32)
+    for start in range(0, C, BLOCK):
+        c = start + tl.arange(0, BLOCK)
+        failed |= _not_finite(updated + c, mean, c < C) | _not_finite(updated + C + c, var, c < C)
+    finite = tl.max(failed) == 0
+    for start in range(0, C, BLOCK):
+        c = (start + tl.arange(0, BLOCK)).to(tl.int64)
+        _write(updated + c, mean, c, finite & (c < C))
+        _write(updated + C + c, var, c, finite & (c < C))
+    if count is not None:
+        tl.store(count, tl.load(count) + finite.to(tl.int64))
+
+
+@jit
+def _not_finite(updated, buffer, inside):
+    value = tl.load(updated, mask=inside, other=0)
+    if buffer is not None:  # in whose dtype the value may overflow
+        value = value.to(buffer[0].dtype.element_ty).to(tl.float64)
+    return tl.where(tl.abs(value) < float("inf"), 0, 1)
+
+
+@jit
+def _write(updated, buffer, c, mask):
+    if buffer is not None:
+        pointer, stride = buffer
+        tl.store(pointer + c * stride, tl.load(updated, mask=mask, other=0).to(pointer.dtype.element_ty), mask=mask)
