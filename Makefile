@@ -3,7 +3,6 @@ PYTHON ?= python3
 BIN := .venv/bin
 
 .PHONY: demo test test-all results docs site wheel sanitize lint clean
-.PHONY: demo test test-all results docs site sanitize wheel lint clean
 
 demo: .venv/ready
 	$(BIN)/ghostnoise sweep demo
