@@ -37,7 +37,8 @@ sanitize: .venv/ready
 		$(BIN)/pytest -p no:xdist tests/engine/backends/native --ignore tests/engine/backends/native/test_memory.py
 
 # Builds the sdist, and from it the wheel, in dist/. On Linux, the wheel is tagged with the oldest glibc that its library
-# needs; libgomp is not copied into it, because the library must share the threads of torch.
+# needs; libgomp is not copied into it, because the library must share the threads of torch. Also writes the software
+# bill of materials of the wheel.
 wheel: .venv/ready
 	rm -rf dist
 	GHOSTNOISE_REQUIRE_NATIVE=1 $(BIN)/python -m build --no-isolation --outdir dist

@@ -1,6 +1,7 @@
 """The workflows for GitHub, which are not run here."""
 
 import json
+import re
 from pathlib import Path
 
 import check_jsonschema
@@ -32,6 +33,12 @@ def test_it_says_that_it_has_not_run_and_has_limits(path):
     assert path.read_text().startswith("# This workflow has not been run yet")
     assert load(path)["permissions"] == {"contents": "read"}
     assert all("timeout-minutes" in job for job in load(path)["jobs"].values())
+
+
+@pytest.mark.parametrize("path", WORKFLOWS, ids=lambda path: path.name)
+def test_its_make_targets_exist(path):
+    defined = set(re.findall(r"^([\w-]+):", (ROOT / "Makefile").read_text(), re.MULTILINE))
+    assert set(re.findall(r"run: make ([\w-]+)", path.read_text())) <= defined
 
 
 def test_the_schema_finds_mistakes():

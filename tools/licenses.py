@@ -35,6 +35,8 @@ SPDX = {
     "Python Software Foundation License": "PSF-2.0", "PSF": "PSF-2.0", "PSFL": "PSF-2.0", "ISC License (ISCL)": "ISC",
     "Mozilla Public License 2.0 (MPL 2.0)": "MPL-2.0", "The Unlicense (Unlicense)": "Unlicense",
 }  # fmt: skip
+# Packages whose metadata has no license, and the license in their LICENSE file.
+IN_A_FILE = {"pytorch-tabnet": "MIT"}
 
 
 def license_of(package: Message) -> str:
@@ -50,7 +52,9 @@ def license_of(package: Message) -> str:
     names = [SPDX.get(name, name) for name in classified if name != "OSI Approved"]
     if names:
         return " OR ".join(dict.fromkeys(names)) if len(names) > 1 else names[0]
-    return SPDX.get(declared.splitlines()[0].strip(), declared.splitlines()[0].strip()) if declared else "not declared"
+    if not declared:
+        return IN_A_FILE.get(str(package.get("Name")), "not declared")
+    return SPDX.get(declared.splitlines()[0].strip(), declared.splitlines()[0].strip())
 
 
 def needs(name: str, extra: str = "") -> Iterator[str]:
