@@ -119,7 +119,8 @@ def result(findings: Findings, name: str, link: str) -> str:
     row = _row(findings, name, "result")
     if row.score is None or not row.score.n:
         raise UserError(f"result {name!r}: has no finished runs; remove the block, or add records")
-    text = f"{tables.split(findings)} {tables.mean_text(row.score)} % (n = {row.score.n}, 95 % interval {tables.mean_interval_text(row.score)})"
+    interval = tables.mean_interval_text(row.score)
+    text = f"{tables.split(findings)} {tables.mean_text(row.score)} % (n = {row.score.n}, 95 % interval {interval})"
     if row.difference is not None:
         difference = f"{tables.difference_text(row.difference)} points, p (Holm) {tables.holm_text(row.difference)}"
         text += f", difference to {findings.baseline} {difference}"
