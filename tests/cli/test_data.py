@@ -6,7 +6,7 @@ from rich.console import Console
 
 from ghostnoise import cli
 from ghostnoise.cli import data
-from ghostnoise.lab.data import catalog
+from ghostnoise.lab.data import catalog, download
 from ghostnoise.lab.errors import UserError
 from support.datasets import described, small, write
 
@@ -104,6 +104,7 @@ def test_get_verifies_a_complete_data_set(tmp_path, mnist, capsys):
 
 
 def test_get_downloads_a_data_set_once(tmp_path, tmp_path_factory, mnist, capsys, monkeypatch, server):
+    monkeypatch.setattr(download, "SCHEMES", download.SCHEMES | {"http"})
     entry, arrays = mnist
     source = tmp_path_factory.mktemp("zipped") / "mnist"
     write(entry.layouts[0], arrays, source, zipped=True)

@@ -270,8 +270,8 @@ def test_runs_and_report_accept_epochs_without_an_evaluation(tmp_path, capsys):
     assert capsys.readouterr().out.splitlines()[-1] == "2 runs"
     out = tmp_path / "out"
     assert cli.main(["report", str(path), *FIVE, *place, "--out", str(out)]) == 0
-    training = json.loads(read((out / "index.html").read_text(encoding="utf-8")).scripts[0])["training"]
-    assert [[value is None for value in run["accuracy"]] for run in training[0]["runs"]] == 2 * [
-        [True, True, False, True, False]
-    ]
+    (group,) = json.loads(read((out / "index.html").read_text(encoding="utf-8")).scripts[0])["training"]["groups"]
+    curve = group["curves"]["accuracy"]
+    assert curve["x"] == [3, 5]
+    assert [[value is None for value in run] for run in curve["runs"]] == 2 * [[False, False]]
     assert "(2)" in (out / "table.md").read_text(encoding="utf-8")
