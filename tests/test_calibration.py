@@ -228,6 +228,9 @@ def test_a_failure_changes_nothing():
     bad[0, 0, 0, 0] = math.nan
     fails(model, [good[0], bad], r"batch 1 \(counted from 0\) reaches '1' \(.*\) with values that are not finite")
     fails(model, ["text"], "batch of type str: must be a tensor.*give forward=")
+    fails(model, 5, "loader of type int: must be an iterable of batches")
+    fails(model, good[0], r"loader of type Tensor: must be an iterable of batches, such as \[batch\]")
+    fails(model, good, "validation of type int: must be an iterable", validation=5)
     fails(model, good, "noise='yes': must be True or False", noise="yes")
     fails(model, good, "has no EvalNorm layer whose alpha could be chosen: convert it first", validation=[])
     assert [model[at].ghost_size for at in (1, 5)] == [4, 4]

@@ -87,6 +87,9 @@ def calibrate(
     """
     check_model(model, "calibrate")
     checks.flag("noise", noise)
+    for name, given in (("loader", loader), ("validation", () if validation is None else validation)):
+        if isinstance(given, Tensor | Mapping) or not isinstance(given, Iterable):
+            raise ValueError(f"{name} of type {type(given).__name__}: must be an iterable of batches, such as [batch]")
     inner: nn.Module = model.module if isinstance(model, DistributedDataParallel) else model
     norms = _tracking(inner)
     mixing = _mixing(inner, alphas) if validation is not None else []
