@@ -7,9 +7,8 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from ghostnoise.cli.console import require
-from ghostnoise.cli.options import positive, seconds
+from ghostnoise.cli.options import positive, seconds, usable_device
 from ghostnoise.lab.errors import UserError
-from ghostnoise.text import DEVICE_SYNONYMS
 
 if TYPE_CHECKING:
     from ghostnoise.bench.settings import Settings
@@ -109,21 +108,12 @@ def _modes(options: argparse.Namespace) -> list[str]:
 
 
 def _settings(options: argparse.Namespace) -> "Settings":
-    import torch
-
     from ghostnoise.bench.settings import Settings
 
-    try:
-        device = torch.device(options.device)
-        torch.empty(1, device=device)
-    except (RuntimeError, AssertionError, NotImplementedError):
-        meant = DEVICE_SYNONYMS.get(options.device)
-        remedy = f"did you mean {meant}?" if meant and meant != options.device else "try cpu"
-        raise UserError(f"--device {options.device}: torch cannot use it on this machine; {remedy}") from None
     rounds = getattr(options, "rounds", None)
     return Settings(
         bench=options.bench,
-        device=device,
+        device=usable_device(options.device),
         formats=("contiguous", "channels_last") if options.formats == "both" else (options.formats,),
         only=tuple(options.only),
         quick=options.quick,

@@ -4,7 +4,7 @@ import argparse
 import sys
 from pathlib import Path
 
-from ghostnoise.cli.options import device, seconds
+from ghostnoise.cli.options import device, seconds, usable_device
 from ghostnoise.lab.errors import UserError
 
 
@@ -20,20 +20,14 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 def run(options: argparse.Namespace) -> int:
     """Print the report, write it as Markdown and JSON, and return 1 if a comparison failed."""
-    import torch
-
     from ghostnoise.bench import check
 
-    name = options.device
-    if name == "auto":
-        name = "cuda" if torch.cuda.is_available() else "cpu"
-    try:
-        chosen = torch.device(name)
-        torch.empty(1, device=chosen)
-    except (RuntimeError, AssertionError, NotImplementedError):
-        raise UserError(f"--device {name}: torch cannot use it on this machine; use cpu") from None
     found = check.check(
-        chosen, options.seconds, not options.no_compile, options.quick, lambda line: print(line, file=sys.stderr)
+        usable_device(options.device),
+        options.seconds,
+        not options.no_compile,
+        options.quick,
+        lambda line: print(line, file=sys.stderr),
     )
     try:
         saved = check.save(found, options.out)

@@ -5,8 +5,13 @@ import math
 import os
 import re
 from pathlib import Path
+from typing import TYPE_CHECKING
 
+from ghostnoise.lab.errors import UserError
 from ghostnoise.text import DEVICE_SYNONYMS, nearest
+
+if TYPE_CHECKING:
+    import torch
 
 MOST_SEEDS = 100_000
 DEVICES = ("auto", "cpu", "cuda", "mps")
@@ -44,6 +49,22 @@ def device(text: str) -> str:
             remedy += " The environment variable CUDA_VISIBLE_DEVICES selects a GPU"
         raise argparse.ArgumentTypeError(f"{text}: must be auto, cpu, cuda or mps; {remedy}")
     return text
+
+
+def usable_device(name: str) -> "torch.device":
+    """Return the device with this name, which torch must be able to use; "auto" is a GPU if there is one."""
+    import torch
+
+    if name == "auto":
+        name = "cuda" if torch.cuda.is_available() else "mps" if torch.backends.mps.is_available() else "cpu"
+    try:
+        found = torch.device(name)
+        torch.empty(1, device=found)
+    except (RuntimeError, AssertionError, NotImplementedError):  # by device and build, torch raises each of these
+        meant = DEVICE_SYNONYMS.get(name)
+        remedy = f"did you mean {meant}?" if meant and meant != name else "try cpu"
+        raise UserError(f"--device {name}: torch cannot use it on this machine; {remedy}") from None
+    return found
 
 
 def port(text: str) -> int:
