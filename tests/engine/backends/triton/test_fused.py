@@ -161,6 +161,16 @@ class TestInterpreted:
         exact = reference.ghost_batch_norm(reference.fold(x), size or 8) * weight + bias
         assert (ours[0] - exact).abs().max() <= 1e-5 * exact.abs().max()
 
+    def test_draws_lose_no_digits_to_an_outlier_that_was_not_drawn(self):
+        x = seeded((6, 5, 3))
+        x[3] += 1e8
+        indices = torch.tensor([[0, 1, 2, 2], [4, 5, 0, 1], [1, 1, 2, 5], [0, 2, 4, 5], [5, 4, 4, 0], [2, 0, 1, 4]])
+        with ghostnoise.backend("triton"):
+            y = functional.ghost_noise(x, 4, indices=indices, components="scale")
+        drawn = x[indices].transpose(1, 2).flatten(2)  # (B, C, N·S)
+        wanted = ((x.var((0, 2), correction=0) + 1e-3) / (drawn.var(2, correction=0) + 1e-3)).sqrt()
+        torch.testing.assert_close(y / x, wanted[..., None].expand_as(x), rtol=1e-9, atol=0)
+
     @pytest.mark.slow
     def test_an_outlier_in_another_ghost_batch(self):
         x = seeded((6, 2, 5)).float()
