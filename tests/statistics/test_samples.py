@@ -107,6 +107,44 @@ def test_drawn_samples(ghost_size):
     assert_pools(samples.pool_drawn(moments_of(x), torch.zeros(1, 3), indices), x, lambda k: indices[k].tolist())
 
 
+def ragged(counts):
+    """Return samples with these numbers of values, and tables of their moments; an empty sample's moments are 0."""
+    values = [torch.randn(3, count, dtype=torch.float64) + 5 for count in counts]
+    empty = (torch.zeros(3, dtype=torch.float64),) * 2
+    moments = [reference.statistics(one[None]) if one.numel() else empty for one in values]
+    return values, Moments(*map(torch.stack, zip(*moments, strict=True)))
+
+
+def test_samples_weigh_by_their_counts():
+    counts = torch.tensor([4, 1, 0, 7, 2])
+    values, moments = ragged(counts.tolist())
+    mean, var = reference.statistics(torch.cat(values, 1)[None])
+    pooled = samples.pool_all(*moments, counts[:, None])
+    torch.testing.assert_close(pooled.mean[0], mean)
+    torch.testing.assert_close(pooled.var[0], var)
+    indices = torch.tensor([[0, 3, 3], [1, 4, 0], [2, 2, 1], [3, 3, 3], [2, 4, 2]])
+    drawn = samples.pool_drawn(moments, torch.ones(1, 3, dtype=torch.float64), indices, counts)
+    for k, row in enumerate(indices.tolist()):
+        mean, var = reference.statistics(torch.cat([values[index] for index in row], 1)[None])
+        torch.testing.assert_close(drawn.mean[k], mean - 1)
+        torch.testing.assert_close(drawn.var[k], var)
+
+
+def test_equal_counts_are_no_counts():
+    moments, counts = moments_of(batch()), torch.full((9,), 4)
+    torch.testing.assert_close(samples.pool_all(*moments, counts[:, None]), samples.pool_all(*moments))
+    indices = torch.randint(9, (9, 5))
+    given = (moments, torch.zeros(1, 3), indices)
+    torch.testing.assert_close(samples.pool_drawn(*given, counts), samples.pool_drawn(*given))
+
+
+def test_pools_without_values_are_finite():
+    moments, none = moments_of(batch()), torch.zeros(9)
+    assert all((table == 0).all() for table in samples.pool_all(*moments, none[:, None]))
+    drawn = samples.pool_drawn(moments, torch.zeros(1, 3), torch.randint(9, (9, 5)), none)
+    assert all(table.isfinite().all() for table in drawn)
+
+
 def test_excluding_self_does_not_cancel_when_self_is_the_outlier():
     """In mean, in variance or in both, up to 1e12 standard deviations; also when there are two of them."""
     for outliers in ([4], [4, 7]):
@@ -171,6 +209,21 @@ def test_indices_are_uniform_and_come_from_the_generator():
     assert chi_square < batch_size - 1 + 5 * (2 * (batch_size - 1)) ** 0.5
     again = samples.draw_indices(batch_size, 50, torch.device("cpu"), torch.Generator().manual_seed(0))
     assert torch.equal(indices[:batch_size], again)
+
+
+def test_only_samples_that_are_there_are_drawn():
+    counts = torch.tensor([0, 5, 0, 1, 2, 0, 9, 0])
+    rows, size = 400, 100
+    indices = samples.draw_present(counts, size, rows, torch.Generator().manual_seed(0))
+    assert indices.shape == (rows, size)
+    drawn = torch.bincount(indices.flatten(), minlength=8).double()
+    assert (drawn[counts == 0] == 0).all()
+    expected = rows * size / 4
+    chi_square = ((drawn[counts > 0] - expected) ** 2 / expected).sum().item()
+    assert chi_square < 3 + 5 * 6**0.5
+    assert torch.equal(indices, samples.draw_present(counts, size, rows, torch.Generator().manual_seed(0)))
+    none = samples.draw_present(torch.zeros(4), 3, 2, None)
+    assert ((none >= 0) & (none < 4)).all()
 
 
 @pytest.mark.parametrize("bad", [float("inf"), float("-inf"), float("nan")])

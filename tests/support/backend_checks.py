@@ -98,7 +98,7 @@ def check_draws(backend, rows, drawn, channels, dtype):
     x = torch.randn(rows, channels, 3, dtype=torch.float64, generator=generator) + 2
     indices = torch.randint(rows, (rows, drawn), generator=generator)
     around = x.mean((0, 2)).unsqueeze(0)
-    mean, var = backend.pool_drawn(Moments(x.mean(2), x.var(2, correction=0)), around, indices, dtype)
+    mean, var = backend.pool_drawn(Moments(x.mean(2), x.var(2, correction=0)), around, indices, None, dtype)
     assert mean.dtype == var.dtype == dtype
     for k in range(rows):
         wanted = reference.statistics(x[indices[k]])

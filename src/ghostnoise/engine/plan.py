@@ -52,15 +52,17 @@ class Batch(NamedTuple):
 
     If a single pool serves all samples, normalization commutes with pooling, and these are moments of x; else they are
     moments of the normalized x, and `normalized` is True. `unit` is the variance that is 1 after normalization, in the
-    units of these moments. `pool_drawn` pools drawn samples.
+    units of these moments. `pool_drawn` pools drawn samples. `counts` are the numbers of values of the samples, if they
+    may differ; a sample whose count is 0 is not there.
     """
 
     moments: Moments
     whole: Moments
     unit: Tensor
     spatial: int
-    pool_drawn: Callable[[Moments, Tensor, Tensor], Moments]
+    pool_drawn: Callable[[Moments, Tensor, Tensor, Tensor | None], Moments]
     normalized: bool = False
+    counts: Tensor | None = None
 
 
 @dataclass(frozen=True)
@@ -102,7 +104,7 @@ class Drawn(Noise):
 
     def ghost_moments(self, batch: Batch) -> Moments:
         """Pool the drawn samples."""
-        return batch.pool_drawn(batch.moments, batch.whole.mean, self.indices)
+        return batch.pool_drawn(batch.moments, batch.whole.mean, self.indices, batch.counts)
 
 
 @dataclass(frozen=True)

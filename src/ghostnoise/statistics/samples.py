@@ -18,7 +18,7 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from ghostnoise.randomness import drawn_by
-from ghostnoise.statistics.moments import Moments
+from ghostnoise.statistics.moments import Moments, table_dtype
 
 
 class LinearTerm(NamedTuple):
@@ -234,10 +234,18 @@ class Mixture(Contributors):
         return LinearTerm(kept.mean, gradient.var * (2 * share / spatial), own_mean / spatial)
 
 
-def pool_all(mean: Tensor, var: Tensor) -> Moments:
-    """Pool the n samples of tables (..., n, C): (..., 1, C)."""
-    pooled = mean.mean(-2, keepdim=True)
-    return Moments(pooled, (var + (mean - pooled).square()).mean(-2, keepdim=True))
+def pool_all(mean: Tensor, var: Tensor, counts: Tensor | None = None) -> Moments:
+    """Pool the n samples of tables (..., n, C): (..., 1, C).
+
+    `counts` (..., n, 1) are the samples' numbers of values, by which they weigh; None is the same for all. A sample
+    with a count of 0 contributes nothing, and its moments must be finite. If all counts are 0, the moments are 0.
+    """
+    if counts is None:
+        pooled = mean.mean(-2, keepdim=True)
+        return Moments(pooled, (var + (mean - pooled).square()).mean(-2, keepdim=True))
+    weights = counts / counts.sum(-2, keepdim=True).clamp_min(1)
+    pooled = (weights * mean).sum(-2, keepdim=True)
+    return Moments(pooled, (weights * (var + (mean - pooled).square())).sum(-2, keepdim=True))
 
 
 def pool_excluding_self(mean: Tensor, var: Tensor) -> Moments:
@@ -263,15 +271,22 @@ def pool_excluding_self(mean: Tensor, var: Tensor) -> Moments:
     return Moments(center + shift, pooled.clamp_min(0))
 
 
-def pool_drawn(moments: Moments, around: Tensor, indices: Tensor) -> Moments:
+def pool_drawn(moments: Moments, around: Tensor, indices: Tensor, counts: Tensor | None = None) -> Moments:
     """Pool, for each row of `indices` (B, N), the N samples drawn; the mean is relative to `around` (1, C).
 
-    Every drawn row is read once for both moments, and nothing of size B x N x C is allocated.
+    `counts` (n,) are the samples' numbers of values, by which they weigh; None is the same for all. A row whose drawn
+    samples have no values gets the moments 0. Every drawn row is read once for both moments, and nothing of size
+    B x N x C is allocated.
     """
     _, center = _extreme_and_center(*moments)
     d = moments.mean - center
     rows = torch.cat([d, moments.var + d.square()], dim=1)
-    mean, square = F.embedding_bag(indices, rows, mode="mean").chunk(2, dim=1)
+    if counts is None:
+        mean, square = F.embedding_bag(indices, rows, mode="mean").chunk(2, dim=1)
+    else:
+        weights = counts.to(rows.dtype)[indices]
+        weights = weights / weights.sum(1, keepdim=True).clamp_min(1)
+        mean, square = F.embedding_bag(indices, rows, mode="sum", per_sample_weights=weights).chunk(2, dim=1)
     return Moments(center - around + mean, (square - mean.square()).clamp_min(0))
 
 
@@ -281,6 +296,18 @@ def draw_indices(
     """Draw a ghost batch for each of `rows` samples (default: all), uniformly with replacement: (B, N)."""
     shape = (batch_size if rows is None else rows, ghost_size)
     return torch.randint(batch_size, shape, device=device, **drawn_by(generator))
+
+
+def draw_present(counts: Tensor, ghost_size: int, rows: int, generator: torch.Generator | None) -> Tensor:
+    """Draw a ghost batch for each of `rows` samples out of those with a count (n,) above 0: (rows, N).
+
+    Does not synchronize with the device. If there is no such sample, the result is an arbitrary valid index.
+    """
+    device = counts.device
+    present = (counts > 0).cumsum(0)
+    uniform = torch.rand(rows, ghost_size, dtype=table_dtype(device), device=device, **drawn_by(generator))
+    rank = (uniform * present[-1]).long().clamp_max((present[-1] - 1).clamp_min(0))  # a product may be rounded up
+    return torch.searchsorted(present, rank + 1).clamp_max(counts.shape[0] - 1)
 
 
 def ghost_sizes(batch_size: int, ghost_size: int) -> list[int]:

@@ -91,9 +91,11 @@ class Aten(Backend):
         """Pool with the contributors' own definition."""
         return contributors.pool(moments, reference)
 
-    def pool_drawn(self, moments: Moments, around: Tensor, indices: Tensor, dtype: torch.dtype) -> Moments:
+    def pool_drawn(
+        self, moments: Moments, around: Tensor, indices: Tensor, counts: Tensor | None, dtype: torch.dtype
+    ) -> Moments:
         """Pool the drawn samples with `embedding_bag`."""
-        mean, var = pool_drawn(moments, around, indices)
+        mean, var = pool_drawn(moments, around, indices, counts)
         return Moments(mean.to(dtype), var.to(dtype))
 
     def coefficients(

@@ -191,8 +191,13 @@ class Backend(ABC):
         """Pool the moments of the samples (B, C) into one row per pool (R, C)."""
 
     @abstractmethod
-    def pool_drawn(self, moments: Moments, around: Tensor, indices: Tensor, dtype: torch.dtype) -> Moments:
-        """Pool the samples in each row of `indices` (B, N); the mean is relative to `around` (1, C)."""
+    def pool_drawn(
+        self, moments: Moments, around: Tensor, indices: Tensor, counts: Tensor | None, dtype: torch.dtype
+    ) -> Moments:
+        """Pool the samples in each row of `indices` (B, N); the mean is relative to `around` (1, C).
+
+        Samples weigh by their numbers of values `counts`, or equally if these are None.
+        """
 
     @abstractmethod
     def coefficients(

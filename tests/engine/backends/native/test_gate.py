@@ -188,7 +188,7 @@ def test_indices_outside_of_the_batch_raise():
         indices = torch.zeros(6, 4, dtype=torch.int64)
         indices[3, 2] = bad
         with pytest.raises(IndexError, match=r"must lie in \[0, B\)"):
-            NATIVE.pool_drawn(moments, moments.mean[:1], indices, torch.float32)
+            NATIVE.pool_drawn(moments, moments.mean[:1], indices, None, torch.float32)
         plan = Plan(Normalizer(GhostBatch(), 1e-5), Drawn(1e-3, "both", indices))
         with pytest.raises(IndexError, match=r"must lie in \[0, B\)"):
             NATIVE.fused_forward(torch.randn(6, 5, 3), None, None, plan)

@@ -38,7 +38,7 @@ room = {"draws": 2**20, "forward": 90 * 2**20, "backward": 40 * 2**20}[what]
 resource.setrlimit(resource.RLIMIT_AS, (size + room, size + room))
 try:
     if what == "draws":
-        native.pool_drawn(moments, around, indices, torch.float32)
+        native.pool_drawn(moments, around, indices, None, torch.float32)
     elif what == "forward":
         native.fused_forward(x, None, None, plan)
     else:

@@ -102,7 +102,7 @@ def test_draws_lose_no_digits_to_outliers_that_were_not_drawn():
     mean[:4] += 1e12
     moments = Moments(mean, torch.rand(9, 70, dtype=torch.float64))
     indices = torch.randint(4, 9, (9, 5))
-    _, var = NATIVE.pool_drawn(moments, torch.zeros(1, 70, dtype=torch.float64), indices, torch.float64)
+    _, var = NATIVE.pool_drawn(moments, torch.zeros(1, 70, dtype=torch.float64), indices, None, torch.float64)
     for k in range(9):
         drawn = mean[indices[k]]
         wanted = moments.var[indices[k]].mean(0) + drawn.var(0, correction=0)
@@ -115,7 +115,7 @@ def test_large_draws_keep_their_digits():
     moments = NATIVE.moments(torch.randn(8, 3, 4, generator=generator) + 1)
     indices = torch.randint(8, (2, 65_536), generator=generator)
     around = moments.mean.mean(0, keepdim=True)
-    ours = NATIVE.pool_drawn(moments, around, indices, torch.float32)
-    wanted = ATEN.pool_drawn(moments, around, indices, torch.float64)
+    ours = NATIVE.pool_drawn(moments, around, indices, None, torch.float32)
+    wanted = ATEN.pool_drawn(moments, around, indices, None, torch.float64)
     for one, other in zip(ours, wanted, strict=True):
         torch.testing.assert_close(one.double(), other, rtol=bound, atol=bound)

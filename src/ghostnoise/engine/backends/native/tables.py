@@ -43,8 +43,12 @@ class NativeTables(Aten):
         return Moments(*made)
 
     @or_aten
-    def pool_drawn(self, moments: Moments, around: Tensor, indices: Tensor, dtype: torch.dtype) -> Moments:
-        """Pool the samples in each row of `indices`."""
+    def pool_drawn(
+        self, moments: Moments, around: Tensor, indices: Tensor, counts: Tensor | None, dtype: torch.dtype
+    ) -> Moments:
+        """Pool the samples in each row of `indices`, if they weigh equally."""
+        if counts is not None:
+            raise NotAdmitted
         drawn = _Drawn(moments, around, indices, dtype)
         made = empty((2, drawn.rows, drawn.channels), dtype).unbind()
         run("pool_drawn", *drawn.sizes, *drawn.addresses, *map(address, made))
@@ -98,7 +102,7 @@ class NativeTables(Aten):
     ) -> list[Tensor | None]:
         """Return m and k; with coefficients also the scale and shift of x, else None for these."""
         samples, channels = _table_shape(batch.moments.mean, dtype)
-        if isinstance(noise, Drawn):
+        if isinstance(noise, Drawn) and batch.counts is None:
             drawn = _Drawn(batch.moments, batch.whole.mean, noise.indices, dtype)
             sizes, given, rows = drawn.sizes, (*drawn.addresses, 0, 0), drawn.rows
         else:
