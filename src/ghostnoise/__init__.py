@@ -24,6 +24,8 @@ if TYPE_CHECKING:
     from ghostnoise.conversion import summary as summary  # type: ignore[no-redef]
     from ghostnoise.engine.backends.select import backend as backend
     from ghostnoise.meter import Meter as Meter
+    from ghostnoise.methods.ghost_noise import histories as histories
+    from ghostnoise.statistics.history import History as History
 
 
 # Public names besides those of the methods, which the registry lists, and the modules that define them.
@@ -31,6 +33,7 @@ _DEFINED_IN = {
     "Calibration": "calibration",
     "ConstantSchedule": "conversion",
     "CosineSchedule": "conversion",
+    "History": "statistics.history",
     "LinearSchedule": "conversion",
     "Meter": "meter",
     "OffAfter": "conversion",
@@ -38,6 +41,7 @@ _DEFINED_IN = {
     "backend": "engine.backends.select",
     "calibrate": "calibration",
     "convert": "conversion",
+    "histories": "methods.ghost_noise",
     "revert": "conversion",
     "summary": "conversion",
 }

@@ -30,6 +30,17 @@ def ghost_size_or_none(value: object, least: int = 1) -> int | None:
     return None if value is None else ghost_size(value, least)
 
 
+def history(value: object, least: int = 0) -> int:
+    """Return `value` as a number of earlier samples."""
+    number = _integer(value)
+    if not least <= number <= MOST_SAMPLES:
+        raise ValueError(
+            f"history={value!r}: must be an integer from {least} to {MOST_SAMPLES}, the number of earlier samples to "
+            "draw ghost batches from; 0 draws from the batch alone, and 256 is a history to start with"
+        )
+    return number
+
+
 def steps(value: object, least: int = 1, name: str = "steps") -> int:
     """Return `value` as a number of steps."""
     number = _integer(value)

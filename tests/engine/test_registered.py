@@ -87,7 +87,7 @@ def test_inject(name, shape, dtype, layout):
     x, _, _ = plans.inputs(dtype, shape, layout)
     plan = noise_plan(name, x[0, 0].numel())
     opcheck(OPS.inject.default, (x, plan.tensors()[0], *plan.encode()))
-    _, scale = OPS.inject(x.detach(), plan.tensors()[0], *plan.encode())
+    _, scale, *_ = OPS.inject(x.detach(), plan.tensors()[0], *plan.encode())
     opcheck(OPS.inject_backward.default, (torch.randn_like(x), scale), test_utils=("test_schema", "test_faketensor"))
 
 

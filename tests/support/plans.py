@@ -4,9 +4,9 @@ from dataclasses import dataclass
 
 import torch
 
-from ghostnoise.engine.plan import Drawn, Noise, Normalizer, Partition, Plan, Reference, Tables
+from ghostnoise.engine.plan import Drawn, DrawnWithHistory, Noise, Normalizer, Partition, Plan, Reference, Tables
 from ghostnoise.statistics.laws import Law
-from ghostnoise.statistics.moments import Moments
+from ghostnoise.statistics.moments import Moments, Stored
 from ghostnoise.statistics.samples import Exclusive, GhostBatch, Mixture, SampleItself
 
 BATCH, CHANNELS = 6, 2
@@ -20,6 +20,15 @@ def seeded(seed=0):
 
 def indices(ghost_size=5):
     return torch.randint(BATCH, (BATCH, ghost_size), generator=seeded())
+
+
+def with_history(components="both", rows=4):
+    """Draws from the batch and from `rows` stored samples, of which the oldest is absent."""
+    mean, var = (torch.rand(rows, CHANNELS, generator=seeded(each)) + 0.5 for each in (3, 4))
+    counts = torch.tensor([0.0, *(each + 2.0 for each in range(rows - 1))])
+    drawn = torch.randint(BATCH + rows - 1, (BATCH, 5), generator=seeded())
+    drawn += drawn >= BATCH  # the oldest is not drawn
+    return DrawnWithHistory(NOISE_EPS, components, drawn, Stored(mean, var, counts))
 
 
 def partition(ghost_size, components="both"):
@@ -67,6 +76,8 @@ NOISY = {
     "drawn": Plan(normalizer(GhostBatch()), Drawn(NOISE_EPS, "both", indices())),
     "drawn shift": Plan(normalizer(GhostBatch()), Drawn(NOISE_EPS, "shift", indices())),
     "drawn scale": Plan(normalizer(GhostBatch()), Drawn(NOISE_EPS, "scale", indices())),
+    "drawn with history": Plan(normalizer(GhostBatch()), with_history()),
+    "drawn shift with history": Plan(normalizer(GhostBatch()), with_history("shift")),
     "partition": Plan(normalizer(GhostBatch()), partition(3)),
     "ragged partition": Plan(normalizer(GhostBatch()), partition(4)),
     "shift of a partition": Plan(normalizer(GhostBatch()), partition(2, "shift")),
@@ -77,6 +88,7 @@ NOISY_EXCLUSIVE = {
     "drawn after xbn": Plan(normalizer(Exclusive()), Drawn(NOISE_EPS, "both", indices())),
     "drawn shift after xbn": Plan(normalizer(Exclusive()), Drawn(NOISE_EPS, "shift", indices())),
     "drawn scale after xbn": Plan(normalizer(Exclusive(3)), Drawn(NOISE_EPS, "scale", indices())),
+    "drawn with history after xbn": Plan(normalizer(Exclusive()), with_history()),
     "partition after xbn": Plan(normalizer(Exclusive()), partition(2)),
     "law after xbn": Plan(normalizer(Exclusive()), tables("fc")),
 }

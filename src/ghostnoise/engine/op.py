@@ -96,23 +96,26 @@ def draws(x: Tensor, channel_dim: int = 1) -> bool:
     return not _needs_composite(x) and select(_fold(x.detach(), channel_dim)).draws
 
 
-def inject(x: Tensor, noise: Noise, channel_dim: int = 1, ranks: Ranks | None = None) -> Tensor:
-    """Inject noise of x as constants: the gradient of x is that of the transformation alone."""
+def inject(x: Tensor, noise: Noise, channel_dim: int = 1, ranks: Ranks | None = None) -> tuple[Tensor, Moments | None]:
+    """Inject noise of x as constants: the gradient of x is that of the transformation alone.
+
+    Also returns the moments (B, C) of the whole batch, which are None if a fused call did not return them.
+    """
     if ranks is not None and torch.compiler.is_compiling():
-        outside: Tensor = uncompiled(inject, x, noise, channel_dim, ranks)
+        outside: tuple[Tensor, Moments | None] = uncompiled(inject, x, noise, channel_dim, ranks)
         return outside
     folded = _fold(x, channel_dim)
     if _needs_composite(folded):
         _check_no_ranks(ranks)
-        affine = steps.inject_tables(ATEN, folded.detach(), noise, None)
+        affine, moments = steps.inject_tables(ATEN, folded.detach(), noise, None)
         y = aten.apply(folded, *(expand_pools(table, x.shape[0]) for table in affine)).to(x.dtype)
     elif ranks is None and _needs_registered():
-        y = registered.inject(folded, noise)
+        y, moments = registered.inject(folded, noise)
     else:
         given = folded.detach()
-        affine = steps.inject_tables(select(given), given, noise, ranks)
+        affine, moments = steps.inject_tables(select(given), given, noise, ranks)
         y = _Inject.apply(folded, *affine)
-    return _unfold(y, x, channel_dim)
+    return _unfold(y, x, channel_dim), moments
 
 
 def _composite(x: Tensor, weight: Tensor | None, bias: Tensor | None, plan: Plan) -> tuple[Tensor, Measured]:

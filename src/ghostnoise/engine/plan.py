@@ -1,9 +1,10 @@
 """What a method asks of the engine: a normalizer, noise, and a correction towards the running statistics.
 
 A `Normalizer` selects which samples contribute to each sample's statistics. `Noise` has one source: samples drawn from
-the batch (`Drawn`, or `Seeded` if the backend draws them), a partition of the shuffled batch (`Partition`), or tables
-drawn from an analytical law (`Tables`). A `Correction` is Batch Renormalization's r and d, and an `Update` that of the
-running statistics. Methods only combine these, so every backend serves every method.
+the batch (`Drawn`, or `Seeded` if the backend draws them) and from earlier batches too (`DrawnWithHistory`), a
+partition of the shuffled batch (`Partition`), or tables drawn from an analytical law (`Tables`). A `Correction` is
+Batch Renormalization's r and d, and an `Update` that of the running statistics. Methods only combine these, so every
+backend serves every method.
 """
 
 import math
@@ -17,8 +18,8 @@ from torch import Tensor
 from ghostnoise.engine.running import Running, Update
 from ghostnoise.randomness import philox_indices
 from ghostnoise.statistics.laws import Law, LawDraws
-from ghostnoise.statistics.moments import Moments, expand_pools, table_dtype
-from ghostnoise.statistics.samples import Contributors, GhostBatch
+from ghostnoise.statistics.moments import Moments, Stored, expand_pools, table_dtype
+from ghostnoise.statistics.samples import Contributors, GhostBatch, pool_all
 
 Components = Literal["both", "shift", "scale"]
 COMPONENTS: tuple[Components, ...] = get_args(Components)
@@ -64,6 +65,16 @@ class Batch(NamedTuple):
     normalized: bool = False
     counts: Tensor | None = None
 
+    def extended(self, stored: Stored) -> "Batch":
+        """Return the batch with further samples after its own, in the same units."""
+        dtype, own = self.whole.mean.dtype, self.counts
+        if own is None:
+            own = stored.counts.new_full((self.moments.mean.shape[0],), self.spatial)
+        counts = torch.cat([own, stored.counts]).to(dtype)
+        pairs = zip(self.moments, stored[:2], strict=True)
+        moments = Moments(*(torch.cat([table.to(dtype), other.to(dtype)]) for table, other in pairs))
+        return self._replace(moments=moments, whole=pool_all(*moments, counts[:, None]), counts=counts)
+
 
 @dataclass(frozen=True)
 class Noise:
@@ -105,6 +116,16 @@ class Drawn(Noise):
     def ghost_moments(self, batch: Batch) -> Moments:
         """Pool the drawn samples."""
         return batch.pool_drawn(batch.moments, batch.whole.mean, self.indices, batch.counts)
+
+
+@dataclass(frozen=True)
+class DrawnWithHistory(Drawn):
+    """Ghost batches that were drawn from the batch and from samples of earlier batches, whose raw moments are `stored`.
+
+    The stored samples count as further samples of the batch, after its own.
+    """
+
+    stored: Stored
 
 
 @dataclass(frozen=True)
@@ -261,6 +282,7 @@ class Plan(NamedTuple):
     def tensors(self) -> tuple[list[Tensor], list[Tensor]]:
         """Return the tensors of the noise and of the reference, in the order in which `decode` takes them."""
         drawn = [self.noise.indices] if isinstance(self.noise, Drawn | Partition) else []
+        drawn += self.noise.stored if isinstance(self.noise, DrawnWithHistory) else ()
         drawn = list(self.noise.draws) if isinstance(self.noise, Tables) else drawn
         drawn = [self.noise.seed] if isinstance(self.noise, Seeded) else drawn
         if self.known is None:
@@ -304,6 +326,8 @@ def decode(
         components: Any = kind[1]
         if kind[0] == Drawn.__name__:
             noise = Drawn(floats[-1], components, drawn[0])
+        elif kind[0] == DrawnWithHistory.__name__:
+            noise = DrawnWithHistory(floats[-1], components, drawn[0], Stored(*drawn[1:]))
         elif kind[0] == Seeded.__name__:
             noise = Seeded(floats[-1], components, drawn[0], integers[-1])
         elif kind[0] == Partition.__name__:

@@ -15,24 +15,23 @@ from ghostnoise.engine import composite, steps
 from ghostnoise.engine.backends import aten
 from ghostnoise.engine.backends.base import NoiseTables, Saved
 from ghostnoise.engine.backends.select import select
-from ghostnoise.engine.plan import Correction, Noise, Normalizer, Plan, decode, positions
+from ghostnoise.engine.plan import Correction, DrawnWithHistory, Noise, Normalizer, Plan, decode, positions
 from ghostnoise.statistics.moments import Moments, arithmetic_dtype, table_dtype
 from ghostnoise.statistics.samples import SampleItself
 
 
 def normalize(x: Tensor, weight: Tensor | None, bias: Tensor | None, plan: Plan) -> tuple[Tensor, Moments, Moments]:
-    """Return y, the moments of the samples if the plan keeps them, and the pooled statistics."""
+    """Return y, the moments of the samples if they are kept for the backward pass or a history, and the statistics."""
     y, *tables = torch.ops.ghostnoise.normalize(x, weight, bias, *plan.tensors(), *plan.encode())
     moments = Moments(*tables[2:4])
-    keeps = plan.normalizer.contributors.keeps_moments
-    return y, steps.sample_moments(x, moments) if keeps else moments, Moments(*tables[:2])
+    return y, steps.sample_moments(x, moments) if _keeps_moments(plan) else moments, Moments(*tables[:2])
 
 
-def inject(x: Tensor, noise: Noise) -> Tensor:
-    """Return x with the noise."""
+def inject(x: Tensor, noise: Noise) -> tuple[Tensor, Moments | None]:
+    """Return x with the noise, and the moments of the samples if they are kept for a history."""
     plan = Plan(Normalizer(SampleItself(), 0.0), noise)
-    y: Tensor = torch.ops.ghostnoise.inject(x, plan.tensors()[0], *plan.encode())[0]
-    return y
+    y, _, *moments = torch.ops.ghostnoise.inject(x, plan.tensors()[0], *plan.encode())
+    return y, Moments(*moments) if isinstance(noise, DrawnWithHistory) else None
 
 
 _LIBRARY = torch.library.Library("ghostnoise", "DEF")
@@ -45,7 +44,7 @@ _LIBRARY.define(
     "normalize_backward(Tensor dy, Tensor x, Tensor? weight, Tensor[] kept, Tensor[] noise, Tensor[] correction, "
     f"Tensor[] reference, {_HOW}, bool needs_x) -> (Tensor, Tensor, Tensor)"
 )
-_LIBRARY.define(f"inject(Tensor x, Tensor[] drawn, {_HOW}) -> (Tensor, Tensor)")
+_LIBRARY.define(f"inject(Tensor x, Tensor[] drawn, {_HOW}) -> (Tensor, Tensor, Tensor, Tensor)")
 _LIBRARY.define("inject_backward(Tensor dy, Tensor scale) -> Tensor")
 
 
@@ -103,18 +102,24 @@ def _fake_normalize_backward(
     return torch.empty_like(x) if wanted else x.new_empty(0), *gradients
 
 
-def _inject_op(x: Tensor, drawn: list[Tensor], *how: Any) -> tuple[Tensor, Tensor]:
+def _inject_op(x: Tensor, drawn: list[Tensor], *how: Any) -> tuple[Tensor, ...]:
+    """Return y, the scale, and the samples' mean and variance."""
     noise, backend = decode(drawn, [], *how).noise, select(x)
     assert noise is not None
-    affine = steps.inject_tables(backend, x, noise, None)
-    return backend.transform(x, affine), affine.scale
+    affine, moments = steps.inject_tables(backend, x, noise, None)
+    kept: tuple[Tensor | None, ...] = (None, None)
+    if isinstance(noise, DrawnWithHistory) and moments is not None:
+        kept = tuple(table.to(table_dtype(x.device)).contiguous() for table in moments)
+    return backend.transform(x, affine), affine.scale, *_outputs(x, *kept)
 
 
-def _fake_inject(x: Tensor, drawn: list[Tensor], *how: Any) -> tuple[Tensor, Tensor]:
+def _fake_inject(x: Tensor, drawn: list[Tensor], *how: Any) -> tuple[Tensor, ...]:
     noise = decode(drawn, [], *how).noise
     assert noise is not None
     rows = x.shape[0] if noise.scales else 1
-    return torch.empty_like(x), x.new_empty((rows, x.shape[1]), dtype=arithmetic_dtype(x))
+    kept = [x.new_empty(x.shape[:2], dtype=table_dtype(x.device)) for _ in range(2)]
+    kept = kept if isinstance(noise, DrawnWithHistory) else [x.new_empty(0) for _ in range(2)]
+    return torch.empty_like(x), x.new_empty((rows, x.shape[1]), dtype=arithmetic_dtype(x)), *kept
 
 
 def _inject_backward(dy: Tensor, scale: Tensor) -> Tensor:
@@ -163,9 +168,9 @@ def _backward_of_normalize(ctx: Any, dy: Tensor | None, *tables: Any) -> tuple[A
     return *gradients, *ctx.lists, *_no_gradients(ctx.how)
 
 
-def _setup_inject(ctx: Any, inputs: tuple[Any, ...], output: tuple[Tensor, Tensor]) -> None:
+def _setup_inject(ctx: Any, inputs: tuple[Any, ...], output: tuple[Tensor, ...]) -> None:
     ctx.lists, ctx.how = [None] * len(inputs[1]), inputs[2:]
-    ctx.mark_non_differentiable(output[1])
+    ctx.mark_non_differentiable(*output[1:])
     ctx.set_materialize_grads(False)
     ctx.save_for_backward(output[1])
 
@@ -200,9 +205,14 @@ def _outputs(x: Tensor, *tables: Tensor | None) -> tuple[Tensor, ...]:
     return tuple(found[1:])
 
 
+def _keeps_moments(plan: Plan) -> bool:
+    """Whether the samples' moments are needed after the forward pass."""
+    return plan.normalizer.contributors.keeps_moments or isinstance(plan.noise, DrawnWithHistory)
+
+
 def _returns_moments(x: Tensor, plan: Plan) -> bool:
     """Whether the op returns the samples' moments: those of a single position are x itself."""
-    return plan.normalizer.contributors.keeps_moments and positions(x) > 1
+    return _keeps_moments(plan) and positions(x) > 1
 
 
 def _parameter_dtype(x: Tensor, weight: Tensor | None) -> torch.dtype:

@@ -38,9 +38,9 @@ from ghostnoise.engine.backends.base import (
     Saved,
     folded,
 )
-from ghostnoise.engine.plan import Batch, Correction, Noise, Normalizer, Plan, positions
+from ghostnoise.engine.plan import Batch, Correction, DrawnWithHistory, Noise, Normalizer, Plan, positions
 from ghostnoise.engine.ranks import Ranks
-from ghostnoise.statistics.moments import Moments, arithmetic_dtype, expand_pools, table_dtype
+from ghostnoise.statistics.moments import Moments, Stored, arithmetic_dtype, expand_pools, table_dtype
 from ghostnoise.statistics.samples import GhostBatch, LinearTerm
 
 WHOLE_BATCH = GhostBatch()
@@ -88,11 +88,18 @@ def decide(
     # Detached rather than only without gradients, which forward-mode tangents would pass.
     samples, whole = moments.detach(), pooled.detach()
     unit, several = coefficients.rstd.detach().square().reciprocal(), whole.mean.shape[0] > 1
+    earlier = noise.stored if isinstance(noise, DrawnWithHistory) else None
     if several:
+        if earlier is not None:  # normalized by the batch, to whose samples they did not contribute
+            of_batch = backend.pool(WHOLE_BATCH, samples)
+            earlier = Stored(
+                *_rescaled(Moments(*earlier[:2]), of_batch.mean, normalizer.rstd(of_batch.var)), earlier[2]
+            )
         samples = _normalized_moments(normalizer, samples, whole)
         whole = backend.pool(WHOLE_BATCH, samples)
         unit = torch.ones_like(whole.var)
     batch = Batch(samples, whole, unit, spatial, partial(backend.pool_drawn, dtype=dtype), several)
+    batch = batch if earlier is None else batch.extended(earlier)
     tables, affine = backend.noisy_affine(noise, batch, coefficients, weight, bias, shared)
     return affine, pooled, tables, correction
 
@@ -162,26 +169,35 @@ def sample_moments(x: Tensor, kept: Moments) -> Moments:
     return Moments(mean, torch.zeros_like(mean))
 
 
-def inject_tables(backend: Backend, x: Tensor, noise: Noise, ranks: Ranks | None) -> Affine:
-    """Measure x and decide on noise alone: `(x - m)·k`, as a transformation with constant tables."""
+def inject_tables(backend: Backend, x: Tensor, noise: Noise, ranks: Ranks | None) -> tuple[Affine, Moments | None]:
+    """Measure x and decide on noise alone: `(x - m)·k`, as a transformation with constant tables.
+
+    Also returns the moments (B, C) of the whole batch, or None if a fused call did not return them.
+    """
     if ranks is None and (fused := backend.fused_noise(x, noise)) is not None:
-        return fused
+        return fused, None
     moments = backend.moments(x)
     moments = moments if ranks is None else ranks.gather(moments)
     whole, dtype = backend.pool(WHOLE_BATCH, moments), arithmetic_dtype(x)
     unit = torch.ones_like(whole.var)
     batch = Batch(moments, whole, unit, positions(x), partial(backend.pool_drawn, dtype=dtype))
+    batch = batch.extended(noise.stored) if isinstance(noise, DrawnWithHistory) else batch
     m, k = backend.noise_tables(noise, batch, dtype)
     zero = torch.zeros(whole.mean.shape, dtype=dtype, device=x.device)
-    return Affine(zero if m is None else m, torch.ones_like(zero) if k is None else k, zero)
+    return Affine(zero if m is None else m, torch.ones_like(zero) if k is None else k, zero), moments
 
 
 def _normalized_moments(normalizer: Normalizer, samples: Moments, pooled: Moments) -> Moments:
     """Return the moments (B, C) that the samples have after normalization."""
     batch_size = samples.mean.shape[0]
     shared = normalizer.contributors.samples_per_pool(batch_size)
-    mean, rstd = (expand_pools(table, batch_size, shared) for table in (pooled.mean, normalizer.rstd(pooled.var)))
-    return Moments((samples.mean - mean) * rstd, samples.var * rstd.square())
+    tables = (pooled.mean, normalizer.rstd(pooled.var))
+    return _rescaled(samples, *(expand_pools(table, batch_size, shared) for table in tables))
+
+
+def _rescaled(samples: Moments, center: Tensor, scale: Tensor) -> Moments:
+    """Return the moments that samples have after `(x - center) * scale`."""
+    return Moments((samples.mean - center) * scale, samples.var * scale.square())
 
 
 def _own_statistics(pooled: Moments, samples_per_pool: int, ranks: Ranks | None) -> tuple[Moments, int]:

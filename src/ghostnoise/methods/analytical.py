@@ -70,7 +70,7 @@ def analytical_ghost_noise(
     draws = _drawn(ghost_law, input, channels, extent.spatial, draws, generator)
     warn_without_variance(components != "shift" and not ghost_law.has_variance(extent.spatial), input)
     noise = Tables(float(noise_eps), components, ghost_law, draws, normalized=False)
-    return op.inject(input, noise, channel_dim, extent.ranks)
+    return op.inject(input, noise, channel_dim, extent.ranks)[0]
 
 
 def analytical_ghost_noise_batch_norm(

@@ -159,7 +159,7 @@ class NormLayer(Leaf, AnyBatchNorm):
 
     def extra_repr(self) -> str:
         """Return the settings of `nn.BatchNorm*d` and those of this layer."""
-        hidden = ("generator", *NormLayer.options)
+        hidden = ("generator", "history", *NormLayer.options)
         shown = [name for name in self.options if name not in hidden and not name.startswith("_")]
         own = [f"{name}={getattr(self, name)!r}" for name in shown]
         return ", ".join([super().extra_repr(), *own, *ranks.described(self.process_group, self.uneven)])

@@ -2,19 +2,21 @@
 
 import functools
 import warnings
-from typing import Literal, TypeAlias, get_args
+from typing import Any, Literal, TypeAlias, get_args
 
 import torch
 from torch import Generator, Tensor, nn
 
 from ghostnoise import checks
 from ghostnoise.engine import op, ranks
-from ghostnoise.engine.plan import COMPONENTS, Components, Drawn, Noise, Normalizer, Partition, Seeded
+from ghostnoise.engine.plan import COMPONENTS, Components, Drawn, DrawnWithHistory, Noise, Normalizer, Partition, Seeded
 from ghostnoise.engine.ranks import Extent, Group
-from ghostnoise.methods.base import NormLayer, checked, whole_batch, whole_batch_unbiased
+from ghostnoise.methods.base import NormLayer, checked, is_recomputed, whole_batch, whole_batch_unbiased
 from ghostnoise.methods.registry import MeterSpec, MethodSpec, register
 from ghostnoise.randomness import draw_seed, drawn_by
-from ghostnoise.statistics.samples import Exclusive, GhostBatch, draw_indices
+from ghostnoise.statistics.history import History
+from ghostnoise.statistics.moments import Moments, Stored
+from ghostnoise.statistics.samples import Exclusive, GhostBatch, draw_indices, draw_present
 from ghostnoise.tracing import Leaf
 
 __all__ = [
@@ -43,6 +45,7 @@ def ghost_noise(
     channel_dim: int = 1,
     indices: Tensor | None = None,
     generator: Generator | None = None,
+    history: History | None = None,
     process_group: Group = None,
     uneven: bool = False,
 ) -> Tensor:
@@ -63,6 +66,9 @@ def ghost_noise(
         channel_dim: the dimension of the channels.
         indices: the drawn samples (B, N), or the permutation (B,) of a partition. If None, they are drawn.
         generator: draws the samples; None is the default generator of the device.
+        history: samples of earlier batches, which are drawn too: μ, σ² and the ghost batches are then those of batch
+            and history together, and the samples of this batch are added to the history. `indices` count its samples,
+            the oldest first, after those of the batch.
         process_group: the ranks that share the batch; `indices` then have a row for each sample of this rank, and
             count the samples of all ranks.
         uneven: if True, ranks may hold different numbers of samples.
@@ -72,16 +78,20 @@ def ghost_noise(
     """
     ghost_size = checks.ghost_size_or_none(ghost_size)
     check_noise(noise_eps, components, generator)
-    _check_draw(draw, process_group)
+    _check_draw(draw, process_group, history)
     _, extent = checked_input(input, "ghost_noise", channel_dim, process_group, uneven)
     if ghost_size is None:
         checks.no_draws("indices", indices)
         return input
     single = ghost_size * extent.spatial == 1 < extent.shape[0]
     warn_without_variance(components != "shift" and single, input)
-    inside = extent.ranks is None and op.draws(input, channel_dim)
-    noise = _drawn(input, extent.shape[0], ghost_size, noise_eps, components, draw, indices, generator, inside)
-    return op.inject(input, noise, channel_dim, extent.ranks)
+    inside = history is None and extent.ranks is None and op.draws(input, channel_dim)
+    stored = None if history is None else _earlier(history, input, channel_dim, extent)
+    noise = _drawn(input, extent, ghost_size, noise_eps, components, draw, indices, generator, stored, inside)
+    y, moments = op.inject(input, noise, channel_dim, extent.ranks)
+    if history is not None:
+        _remember(history, moments, extent)
+    return y
 
 
 def ghost_noise_batch_norm(
@@ -101,6 +111,7 @@ def ghost_noise_batch_norm(
     normalizer: NormalizerName = "batch",
     indices: Tensor | None = None,
     generator: Generator | None = None,
+    history: History | None = None,
     num_batches_tracked: Tensor | None = None,
     channel_dim: int = 1,
     process_group: Group = None,
@@ -110,14 +121,15 @@ def ghost_noise_batch_norm(
 
     The gradient flows through the statistics of batch norm; the drawn statistics are constants of the normalized input.
     `noise_eps`, `components`, `draw`, `indices` and `generator` are those of `ghost_noise`; `ghost_size=None` is plain
-    `batch_norm`. Evaluation, running statistics, shapes and the other arguments are those of `batch_norm`.
+    `batch_norm`. A `history` holds moments of the input, which are normalized with the statistics of this batch when
+    they are drawn. Evaluation, running statistics, shapes and the other arguments are those of `batch_norm`.
 
     With `normalizer="exclusive"`, normalization and running statistics are those of `exclusive_batch_norm` of the whole
     batch: each sample is excluded from its own statistics. The moments of the noise are those of normalized samples.
     """
     ghost_size = checks.ghost_size_or_none(ghost_size)
     check_noise(noise_eps, components, generator)
-    _check_draw(draw, process_group)
+    _check_draw(draw, process_group, history)
     checks.choice("normalizer", normalizer, NORMALIZERS)
     call = checked(
         "ghost_noise_batch_norm", input, running_mean, running_var, weight, bias, training, momentum, eps,
@@ -133,9 +145,13 @@ def ghost_noise_batch_norm(
         checks.no_draws("indices", indices)
         return call.train(statistics, population)
     warn_without_variance(components != "shift" and ghost_size * extent.spatial == 1, input)
-    inside = normalizer == "batch" and extent.ranks is None and op.draws(input, channel_dim)
-    noise = _drawn(input, extent.shape[0], ghost_size, noise_eps, components, draw, indices, generator, inside)
-    return call.train(statistics, population, noise)
+    inside = history is None and normalizer == "batch" and extent.ranks is None and op.draws(input, channel_dim)
+    stored = None if history is None else _earlier(history, input, channel_dim, extent)
+    noise = _drawn(input, extent, ghost_size, noise_eps, components, draw, indices, generator, stored, inside)
+    y, measured = call.train_and_measure(statistics, population, noise)
+    if history is not None:
+        _remember(history, measured.moments, extent)
+    return y
 
 
 def check_noise(noise_eps: float, components: str, generator: Generator | None) -> None:
@@ -153,8 +169,18 @@ def checked_input(input: Tensor, name: str, channel_dim: int, process_group: Gro
     return channels, extent
 
 
-def _check_draw(draw: str, process_group: Group) -> None:
+def _check_draw(draw: str, process_group: Group, history: object) -> None:
     checks.choice("draw", draw, DRAWS)
+    if history is not None and not isinstance(history, History):
+        raise ValueError(
+            f"history={history!r}: a function takes a ghostnoise.History, which keeps the samples from call to call; "
+            "use history=ghostnoise.History(256) of your own, or a layer, which takes a number"
+        )
+    if draw == "partition" and history is not None:
+        raise ValueError(
+            f"draw='partition' with history={history!r}: must be without one, since the batch alone is partitioned; "
+            "use draw='replacement'"
+        )
     if draw == "partition" and process_group is not None:
         raise ValueError(
             f"draw='partition' with process_group={ranks.named(process_group)!r}: must be None, since ranks do not "
@@ -162,36 +188,57 @@ def _check_draw(draw: str, process_group: Group) -> None:
         )
 
 
+def _earlier(history: History, input: Tensor, channel_dim: int, extent: Extent) -> Stored:
+    """Return the samples before this batch; those before the first pass, if this is a recomputed one."""
+    if not is_recomputed():
+        return history.stored(input.shape[channel_dim], input.device)
+    ranks = extent.ranks
+    return history.before(op.measure(input, channel_dim), 0 if ranks is None else sum(ranks.sizes[: ranks.rank]))
+
+
+def _remember(history: History, moments: Moments | None, extent: Extent) -> None:
+    """Add the samples of this batch to the history, unless this is a recomputed pass."""
+    if not is_recomputed():
+        assert moments is not None
+        history.add(moments, extent.spatial)
+
+
 def _drawn(
     input: Tensor,
-    batch_size: int,
+    extent: Extent,
     ghost_size: int,
     noise_eps: float,
     components: Components,
     draw: DrawName,
     indices: Tensor | None,
     generator: Generator | None,
+    stored: Stored | None,
     inside: bool,
 ) -> Noise:
-    """Return noise from samples out of `batch_size`, with the given indices, checked, or new ones.
+    """Return noise from samples of the batch and those that are stored, with the given indices, checked, or new ones.
 
     With `inside`, samples are drawn with replacement inside of the backend.
     """
-    rows, device = input.shape[0], input.device
+    rows, device, batch_size = input.shape[0], input.device, extent.shape[0]
     if indices is not None:
         if draw == "partition":
             checks.permutation(indices, rows)
         else:
-            checks.index_table(indices, rows, ghost_size, batch_size)
+            checks.index_table(indices, rows, ghost_size, batch_size + (0 if stored is None else len(stored.counts)))
         drawn = indices.to(device, copy=True)  # the backward pass needs them unchanged
     elif draw == "partition":
         drawn = torch.randperm(rows, device=device, **drawn_by(generator))
     elif inside:
         return Seeded(float(noise_eps), components, draw_seed(device, generator), ghost_size)
+    elif stored is not None:
+        counts = torch.cat([stored.counts.new_ones(batch_size), stored.counts])
+        drawn = draw_present(counts, ghost_size, rows, generator)
     else:
         drawn = draw_indices(batch_size, ghost_size, device, generator, rows)
     if draw == "partition":
         return Partition(float(noise_eps), components, drawn, ghost_size)
+    if stored is not None:
+        return DrawnWithHistory(float(noise_eps), components, drawn, stored)
     return Drawn(float(noise_eps), components, drawn)
 
 
@@ -210,7 +257,63 @@ def _warn_of_single_values(sample_shape: tuple[int, ...]) -> None:
     )
 
 
-class GhostNoise(Leaf):
+class Remembering(nn.Module):
+    """A layer with a `history`, which is a part of the state_dict if it is persistent."""
+
+    history: History | None
+
+    def _described_history(self) -> list[str]:
+        return [] if self.history is None else [f"history={self.history.size}"]
+
+    def _save_to_state_dict(self, destination: dict[str, Any], prefix: str, keep_vars: bool) -> None:
+        super()._save_to_state_dict(destination, prefix, keep_vars)
+        if self.history is not None and self.history.persistent:
+            destination.update({f"{prefix}history_{name}": table for name, table in self.history.state().items()})
+
+    def _load_from_state_dict(
+        self,
+        state_dict: dict[str, Any],
+        prefix: str,
+        local_metadata: dict[str, Any],
+        strict: bool,
+        missing_keys: list[str],
+        unexpected_keys: list[str],
+        error_msgs: list[str],
+    ) -> None:
+        if self.history is not None and self.history.persistent:
+            keys = {name: f"{prefix}history_{name}" for name in Stored._fields}
+            missing = [key for key in keys.values() if key not in state_dict]
+            missing_keys.extend(missing if strict else [])
+            saved = {name: state_dict.pop(key) for name, key in keys.items() if key in state_dict}
+            try:
+                self.history.load(saved) if not missing else None
+            except ValueError as error:
+                error_msgs.append(f"{prefix}history: {error}")
+        super()._load_from_state_dict(
+            state_dict, prefix, local_metadata, strict, missing_keys, unexpected_keys, error_msgs
+        )
+
+
+def histories(model: nn.Module) -> dict[str, History]:
+    """Return the histories of a model's layers by the names of the layers.
+
+    Examples:
+        >>> model = ghostnoise.convert(nn.Sequential(nn.BatchNorm1d(4)), "gni", ghost_size=32, history=256)
+        >>> for history in histories(model).values():  # from now on, the state_dict contains them
+        ...     history.persistent = True
+        >>> histories(model)
+        {'0': History(256, persistent=True)}
+    """
+    found = {name: module for name, module in model.named_modules() if isinstance(module, Remembering)}
+    return {name: layer.history for name, layer in found.items() if layer.history is not None}
+
+
+def _history(size: int) -> History | None:
+    """Return the history of a layer; None if it has none."""
+    return History(size) if checks.history(size) else None
+
+
+class GhostNoise(Remembering, Leaf):
     """Shift and scale each sample as the statistics of a random ghost batch would, in training (GNI, eq. 10).
 
         y = (x - (m - μ)) / sqrt((s² + noise_eps) / (σ² + noise_eps))
@@ -225,6 +328,8 @@ class GhostNoise(Leaf):
         draw: with "replacement" for each sample, or a "partition" of the shuffled batch; see `functional.ghost_noise`.
         channel_dim: the dimension of the channels: 1, or -1 for tokens (B, T, C).
         generator: draws the samples; None is the default generator of the device.
+        history: draw from the moments of the last H samples of earlier batches too, for small batches; 0 draws from the
+            batch alone. The state_dict does not contain it unless asked, see `histories`.
         process_group: the ranks that share a batch in training: None is this process alone, "world" is all ranks.
         uneven: if True, ranks may hold different numbers of samples, or none; see `BatchNorm2d`.
 
@@ -246,12 +351,14 @@ class GhostNoise(Leaf):
         draw: DrawName = "replacement",
         channel_dim: int = 1,
         generator: Generator | None = None,
+        history: int = 0,
         process_group: Group = None,
         uneven: bool = False,
     ) -> None:
         super().__init__()
         check_noise(noise_eps, components, generator)
-        _check_draw(draw, process_group)
+        self.history = _history(history)
+        _check_draw(draw, process_group, self.history)
         checks.dimension(channel_dim)
         checks.flag("uneven", uneven)
         self.ghost_size = checks.ghost_size_or_none(ghost_size)
@@ -265,8 +372,8 @@ class GhostNoise(Leaf):
             return input
         return ghost_noise(
             input, self.ghost_size, self.noise_eps, components=self.components, draw=self.draw,
-            channel_dim=self.channel_dim, generator=self.generator, process_group=self.process_group,
-            uneven=self.uneven,
+            channel_dim=self.channel_dim, generator=self.generator, history=self.history,
+            process_group=self.process_group, uneven=self.uneven,
         )  # fmt: skip
 
     def extra_repr(self) -> str:
@@ -275,10 +382,10 @@ class GhostNoise(Leaf):
             f"ghost_size={self.ghost_size}, noise_eps={self.noise_eps}, components={self.components!r}, "
             f"channel_dim={self.channel_dim}, draw={self.draw!r}"
         )
-        return ", ".join([own, *ranks.described(self.process_group, self.uneven)])
+        return ", ".join([own, *self._described_history(), *ranks.described(self.process_group, self.uneven)])
 
 
-class GhostNoiseBatchNorm(NormLayer):
+class GhostNoiseBatchNorm(Remembering, NormLayer):
     """Normalize with the whole batch, inject the noise of random ghost batches, then apply the affine (GNI, eq. 9).
 
     Each sample gets the noise of `ghost_size` samples that are drawn from the batch. Parameters, buffers, state_dict
@@ -292,6 +399,8 @@ class GhostNoiseBatchNorm(NormLayer):
         normalizer: "batch", or "exclusive": each sample is excluded from its own statistics, as in exclusive batch norm
             of the whole batch, and the running variance is biased.
         generator: draws the samples; None is the default generator of the device.
+        history: draw from the moments of the last H samples of earlier batches too, for small batches; 0 draws from the
+            batch alone. The state_dict does not contain it unless asked, see `histories`.
 
     Examples:
         >>> layer = GhostNoiseBatchNorm2d(16, ghost_size=32)
@@ -302,7 +411,16 @@ class GhostNoiseBatchNorm(NormLayer):
     """
 
     function = staticmethod(ghost_noise_batch_norm)
-    options = ("ghost_size", "noise_eps", "components", "draw", "normalizer", "generator", *NormLayer.options)
+    options = (
+        "ghost_size",
+        "noise_eps",
+        "components",
+        "draw",
+        "normalizer",
+        "generator",
+        "history",
+        *NormLayer.options,
+    )
 
     def __init__(
         self,
@@ -320,6 +438,7 @@ class GhostNoiseBatchNorm(NormLayer):
         draw: DrawName = "replacement",
         normalizer: NormalizerName = "batch",
         generator: Generator | None = None,
+        history: int = 0,
         process_group: Group = None,
         uneven: bool = False,
         bias: bool = True,
@@ -329,11 +448,16 @@ class GhostNoiseBatchNorm(NormLayer):
             process_group=process_group, uneven=uneven,
         )  # fmt: skip
         check_noise(noise_eps, components, generator)
-        _check_draw(draw, process_group)
+        self.history = _history(history)
+        _check_draw(draw, process_group, self.history)
         checks.choice("normalizer", normalizer, NORMALIZERS)
         self.ghost_size = checks.ghost_size_or_none(ghost_size)
         self.noise_eps, self.components, self.generator = noise_eps, components, generator
         self.draw, self.normalizer = draw, normalizer
+
+    def extra_repr(self) -> str:
+        """Return the settings."""
+        return ", ".join([super().extra_repr(), *self._described_history()])
 
 
 class GhostNoiseBatchNorm1d(GhostNoiseBatchNorm, nn.BatchNorm1d):

@@ -20,6 +20,18 @@ class Moments(NamedTuple):
         return Moments(self.mean.detach(), self.var.detach())
 
 
+class Stored(NamedTuple):
+    """Moments of samples from earlier batches (n, C), and their numbers of values (n,); 0 for an absent sample."""
+
+    mean: Tensor
+    var: Tensor
+    counts: Tensor
+
+    def at(self, rows: Tensor) -> "Stored":
+        """Return these rows."""
+        return Stored(*(table[rows] for table in self))
+
+
 def expand_pools(table: Tensor, batch_size: int, samples_per_pool: int = 1) -> Tensor:
     """Expand a table of pools (R, C) to one of samples (B, C).
 
