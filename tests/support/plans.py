@@ -22,13 +22,13 @@ def indices(ghost_size=5):
     return torch.randint(BATCH, (BATCH, ghost_size), generator=seeded())
 
 
-def with_history(components="both", rows=4):
-    """Draws from the batch and from `rows` stored samples, of which the oldest is absent."""
+def with_history(components="both", rows=4, absent=True):
+    """Draws from the batch and from `rows` stored samples, of which the oldest is absent, or not drawn at least."""
     mean, var = (torch.rand(rows, CHANNELS, generator=seeded(each)) + 0.5 for each in (3, 4))
     counts = torch.tensor([0.0, *(each + 2.0 for each in range(rows - 1))])
     drawn = torch.randint(BATCH + rows - 1, (BATCH, 5), generator=seeded())
     drawn += drawn >= BATCH  # the oldest is not drawn
-    return DrawnWithHistory(NOISE_EPS, components, drawn, Stored(mean, var, counts))
+    return DrawnWithHistory(NOISE_EPS, components, drawn, Stored(mean, var, counts if absent else None))
 
 
 def partition(ghost_size, components="both"):
@@ -78,6 +78,7 @@ NOISY = {
     "drawn scale": Plan(normalizer(GhostBatch()), Drawn(NOISE_EPS, "scale", indices())),
     "drawn with history": Plan(normalizer(GhostBatch()), with_history()),
     "drawn shift with history": Plan(normalizer(GhostBatch()), with_history("shift")),
+    "drawn with full history": Plan(normalizer(GhostBatch()), with_history(absent=False)),
     "partition": Plan(normalizer(GhostBatch()), partition(3)),
     "ragged partition": Plan(normalizer(GhostBatch()), partition(4)),
     "shift of a partition": Plan(normalizer(GhostBatch()), partition(2, "shift")),

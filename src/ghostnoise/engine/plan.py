@@ -19,7 +19,7 @@ from ghostnoise.engine.running import Running, Update
 from ghostnoise.randomness import philox_indices
 from ghostnoise.statistics.laws import Law, LawDraws
 from ghostnoise.statistics.moments import Moments, Stored, expand_pools, table_dtype
-from ghostnoise.statistics.samples import Contributors, GhostBatch, pool_all
+from ghostnoise.statistics.samples import Contributors, GhostBatch
 
 Components = Literal["both", "shift", "scale"]
 COMPONENTS: tuple[Components, ...] = get_args(Components)
@@ -64,16 +64,6 @@ class Batch(NamedTuple):
     pool_drawn: Callable[[Moments, Tensor, Tensor, Tensor | None], Moments]
     normalized: bool = False
     counts: Tensor | None = None
-
-    def extended(self, stored: Stored) -> "Batch":
-        """Return the batch with further samples after its own, in the same units."""
-        dtype, own = self.whole.mean.dtype, self.counts
-        if own is None:
-            own = stored.counts.new_full((self.moments.mean.shape[0],), self.spatial)
-        counts = torch.cat([own, stored.counts]).to(dtype)
-        pairs = zip(self.moments, stored[:2], strict=True)
-        moments = Moments(*(torch.cat([table.to(dtype), other.to(dtype)]) for table, other in pairs))
-        return self._replace(moments=moments, whole=pool_all(*moments, counts[:, None]), counts=counts)
 
 
 @dataclass(frozen=True)
@@ -282,7 +272,8 @@ class Plan(NamedTuple):
     def tensors(self) -> tuple[list[Tensor], list[Tensor]]:
         """Return the tensors of the noise and of the reference, in the order in which `decode` takes them."""
         drawn = [self.noise.indices] if isinstance(self.noise, Drawn | Partition) else []
-        drawn += self.noise.stored if isinstance(self.noise, DrawnWithHistory) else ()
+        if isinstance(self.noise, DrawnWithHistory):
+            drawn += [table for table in self.noise.stored if table is not None]
         drawn = list(self.noise.draws) if isinstance(self.noise, Tables) else drawn
         drawn = [self.noise.seed] if isinstance(self.noise, Seeded) else drawn
         if self.known is None:

@@ -41,7 +41,7 @@ from ghostnoise.engine.backends.base import (
 from ghostnoise.engine.plan import Batch, Correction, DrawnWithHistory, Noise, Normalizer, Plan, positions
 from ghostnoise.engine.ranks import Ranks
 from ghostnoise.statistics.moments import Moments, Stored, arithmetic_dtype, expand_pools, table_dtype
-from ghostnoise.statistics.samples import GhostBatch, LinearTerm
+from ghostnoise.statistics.samples import GhostBatch, LinearTerm, pool_all
 
 WHOLE_BATCH = GhostBatch()
 
@@ -99,7 +99,7 @@ def decide(
         whole = backend.pool(WHOLE_BATCH, samples)
         unit = torch.ones_like(whole.var)
     batch = Batch(samples, whole, unit, spatial, partial(backend.pool_drawn, dtype=dtype), several)
-    batch = batch if earlier is None else batch.extended(earlier)
+    batch = batch if earlier is None else _extended(backend, batch, earlier)
     tables, affine = backend.noisy_affine(noise, batch, coefficients, weight, bias, shared)
     return affine, pooled, tables, correction
 
@@ -181,10 +181,24 @@ def inject_tables(backend: Backend, x: Tensor, noise: Noise, ranks: Ranks | None
     whole, dtype = backend.pool(WHOLE_BATCH, moments), arithmetic_dtype(x)
     unit = torch.ones_like(whole.var)
     batch = Batch(moments, whole, unit, positions(x), partial(backend.pool_drawn, dtype=dtype))
-    batch = batch.extended(noise.stored) if isinstance(noise, DrawnWithHistory) else batch
+    batch = _extended(backend, batch, noise.stored) if isinstance(noise, DrawnWithHistory) else batch
     m, k = backend.noise_tables(noise, batch, dtype)
     zero = torch.zeros(whole.mean.shape, dtype=dtype, device=x.device)
     return Affine(zero if m is None else m, torch.ones_like(zero) if k is None else k, zero), moments
+
+
+def _extended(backend: Backend, batch: Batch, stored: Stored) -> Batch:
+    """Return a batch with the stored samples, in the units of its moments, after its own."""
+    dtype, counts = batch.whole.mean.dtype, batch.counts
+    pairs = zip(batch.moments, (stored.mean, stored.var), strict=True)
+    moments = Moments(*(torch.cat([table.to(dtype), earlier.to(dtype)]) for table, earlier in pairs))
+    if counts is None and stored.counts is None:
+        return batch._replace(moments=moments, whole=backend.pool(WHOLE_BATCH, moments))
+    size, earlier = batch.moments.mean.shape[0], stored.mean.shape[0]
+    counts = moments.mean.new_full((size,), batch.spatial) if counts is None else counts.to(dtype)
+    rest = counts.new_full((earlier,), batch.spatial) if stored.counts is None else stored.counts.to(dtype)
+    counts = torch.cat([counts, rest])
+    return batch._replace(moments=moments, whole=pool_all(*moments, counts[:, None]), counts=counts)
 
 
 def _normalized_moments(normalizer: Normalizer, samples: Moments, pooled: Moments) -> Moments:

@@ -190,10 +190,16 @@ def _check_draw(draw: str, process_group: Group, history: object) -> None:
 
 def _earlier(history: History, input: Tensor, channel_dim: int, extent: Extent) -> Stored:
     """Return the samples before this batch; those before the first pass, if this is a recomputed one."""
-    if not is_recomputed():
-        return history.stored(input.shape[channel_dim], input.device)
-    ranks = extent.ranks
-    return history.before(op.measure(input, channel_dim), 0 if ranks is None else sum(ranks.sizes[: ranks.rank]))
+    if is_recomputed():
+        ranks = extent.ranks
+        first = 0 if ranks is None else sum(ranks.sizes[: ranks.rank])
+        stored = history.before(op.measure(input, channel_dim), first)
+    else:
+        stored = history.stored(input.shape[channel_dim], input.device)
+    assert stored.counts is not None
+    # Without counts, backends pool faster; on other devices, the comparison would synchronize.
+    looks = input.device.type == "cpu" and not torch.compiler.is_compiling()
+    return stored._replace(counts=None) if looks and bool((stored.counts == extent.spatial).all()) else stored
 
 
 def _remember(history: History, moments: Moments | None, extent: Extent) -> None:
@@ -224,17 +230,18 @@ def _drawn(
         if draw == "partition":
             checks.permutation(indices, rows)
         else:
-            checks.index_table(indices, rows, ghost_size, batch_size + (0 if stored is None else len(stored.counts)))
+            checks.index_table(indices, rows, ghost_size, batch_size + (0 if stored is None else len(stored.mean)))
         drawn = indices.to(device, copy=True)  # the backward pass needs them unchanged
     elif draw == "partition":
         drawn = torch.randperm(rows, device=device, **drawn_by(generator))
     elif inside:
         return Seeded(float(noise_eps), components, draw_seed(device, generator), ghost_size)
-    elif stored is not None:
+    elif stored is not None and stored.counts is not None:
         counts = torch.cat([stored.counts.new_ones(batch_size), stored.counts])
         drawn = draw_present(counts, ghost_size, rows, generator)
     else:
-        drawn = draw_indices(batch_size, ghost_size, device, generator, rows)
+        pool_size = batch_size if stored is None else batch_size + len(stored.mean)
+        drawn = draw_indices(pool_size, ghost_size, device, generator, rows)
     if draw == "partition":
         return Partition(float(noise_eps), components, drawn, ghost_size)
     if stored is not None:

@@ -40,13 +40,12 @@ class History:
 
     def clear(self) -> None:
         """Forget all samples."""
-        self._ring: Stored | None = None
+        self._ring: Tensor | None = None  # a row per sample: means, variances and count
         self._seen: Tensor | None = None  # the number of samples so far, on the device
 
     def stored(self, channels: int, device: torch.device) -> Stored:
         """Return the last `size` samples, the oldest first; those that are not there yet have a count of 0."""
-        ring, seen = self._at(channels, device)
-        return self._before(ring, seen)
+        return _stored(self._before(*self._at(channels, device)))
 
     def before(self, moments: Moments, first: int = 0) -> Stored:
         """Return the samples that `stored` returned before the batch with these moments was added.
@@ -56,31 +55,22 @@ class History:
         """
         count = moments.mean.shape[0]
         ring, seen = self._at(moments.mean.shape[1], moments.mean.device)
-        rows = ring.mean.shape[0]
-        room = rows - self.size - first - count + 1  # batches whose history is still complete
-        if count == 0 or room < 1:
-            return self._not_found(ring, seen)
-        given = _storable(moments, 1)
-        starts = seen - count - torch.arange(room, device=seen.device)  # the latest first
-        difference = torch.zeros(room, device=seen.device)
-        for row in (0, count - 1):  # the first and the last sample are enough to identify the batch
-            found, wanted = ring.at((starts + row) % rows), given.at(torch.tensor([row], device=seen.device))
-            difference += sum((table - one).abs().sum(1) for table, one in zip(found[:2], wanted[:2], strict=True))
-            difference = difference.where((found.counts > 0) == (wanted.counts > 0), torch.inf)
-        least, latest = difference.min(0)
-        scale = sum(table.abs().sum(1).amax() for table in given[:2])
-        if least > 1e-3 * scale:
-            return self._not_found(ring, seen)
-        return self._before(ring, starts[latest] - first)
-
-    def _not_found(self, ring: Stored, seen: Tensor) -> Stored:
+        room = ring.shape[0] - self.size - first - count + 1  # batches whose history is still complete
+        if count and room > 0:
+            wanted = _rows(moments, 1)[:, :-1]
+            starts = seen - count - torch.arange(room, device=seen.device)  # the latest first
+            # The first and the last sample are enough to identify the batch.
+            ends = [ring[(starts + row) % ring.shape[0], :-1] - wanted[row] for row in (0, count - 1)]
+            least, latest = torch.stack(ends).abs().sum((0, 2)).min(0)
+            if least <= 1e-3 * wanted.abs().sum(1).amax():
+                return _stored(self._before(ring, starts[latest] - first))
         warnings.warn(
             f"a recomputed forward pass that is not among the last {REMEMBERED} batches of {self!r}: its ghost batches "
             "are drawn from other samples than those of the first pass, so its gradient is not exact; run the backward "
             "pass of a batch before the forward passes of so many others, or leave this layer out of the checkpoint",
             stacklevel=2,
         )
-        return self._before(ring, seen)
+        return _stored(self._before(ring, seen))
 
     @torch.no_grad()
     def add(self, moments: Moments, counts: Tensor | int) -> None:
@@ -89,71 +79,72 @@ class History:
         if batch_size == 0:
             return
         ring, seen = self._at(channels, moments.mean.device, batch_size)
-        rows, new = ring.mean.shape[0], _storable(moments, counts)
+        rows = ring.shape[0]
         kept = min(batch_size, rows)
         slots = (seen + torch.arange(batch_size - kept, batch_size, device=seen.device)) % rows
-        for table, values in zip(ring, new, strict=True):
-            table.index_copy_(0, slots, values[batch_size - kept :])
+        ring.index_copy_(0, slots, _rows(moments, counts)[batch_size - kept :])
         seen.add_(batch_size)
 
     def state(self) -> dict[str, Tensor]:
         """Return the last `size` samples as tensors, which `load` takes."""
-        if self._ring is None or self._seen is None:
-            return dict(zip(Stored._fields, _absent(0, 0, torch.device("cpu")), strict=True))
-        return self._before(self._ring, self._seen)._asdict()
+        known = self._ring is not None and self._seen is not None
+        rows = self._before(self._ring, self._seen) if known else torch.zeros(0, 1)  # type: ignore[arg-type]
+        return {name: table.clone() for name, table in _stored(rows)._asdict().items()}
 
     def load(self, state: dict[str, Tensor]) -> None:
         """Replace the samples by those of `state`, which must have the same `size`."""
-        given = Stored(*(torch.as_tensor(state[name]) for name in Stored._fields))
-        if given.mean.shape[0] not in (0, self.size) or given.mean.shape != given.var.shape:
+        mean, var, counts = (torch.as_tensor(state[name]).detach().float() for name in Stored._fields)
+        rows = mean.shape[0]
+        if mean.ndim != 2 or mean.shape != var.shape or counts.shape != (rows,) or rows not in (0, self.size):
             raise ValueError(
-                f"a saved history of {given.mean.shape[0]} samples: must have {self.size}, the history of this layer; "
-                "build it with the same history=, or leave the saved one out"
+                f"a saved history of shape {tuple(mean.shape)}, {tuple(var.shape)} and {tuple(counts.shape)}: must "
+                f"have {self.size} samples, the history of this layer; build the layer with the same history=, or "
+                "leave the saved one out"
             )
-        if given.mean.shape[0] == 0:
-            self.clear()
-            return
-        self._ring = Stored(*(table.detach().to(torch.float32, copy=True) for table in given))
-        self._seen = torch.tensor(self.size, device=given.mean.device)
+        self.clear()
+        if rows:
+            self._ring = torch.cat([mean, var, counts[:, None]], 1)
+            self._seen = torch.tensor(rows, device=mean.device)
 
-    def _before(self, ring: Stored, seen: Tensor) -> Stored:
-        """Return the `size` samples before the one with number `seen`."""
-        numbers = seen - self.size + torch.arange(self.size, device=seen.device)
-        return ring.at(numbers % ring.mean.shape[0])
+    def _before(self, ring: Tensor, seen: Tensor) -> Tensor:
+        """Return the `size` rows before the one with number `seen`."""
+        return ring[(seen - self.size + torch.arange(self.size, device=seen.device)) % ring.shape[0]]
 
-    def _at(self, channels: int, device: torch.device, batch_size: int = 0) -> tuple[Stored, Tensor]:
+    def _at(self, channels: int, device: torch.device, batch_size: int = 0) -> tuple[Tensor, Tensor]:
         """Return the ring and the number of samples, on this device, with room for `batch_size` new samples.
 
         Under torch.compile there are no recomputed passes, and the ring has room for the history alone.
         """
         if self._ring is None or self._seen is None:
             self._ring, self._seen = _absent(self.size, channels, device), torch.tensor(0, device=device)
-        if self._ring.mean.shape[1] != channels:
+        known = self._ring.shape[1] // 2
+        if known != channels:
             raise ValueError(
-                f"an input of {channels} channels, and a history of samples with {self._ring.mean.shape[1]}: a history "
-                "belongs to one layer; use another one, or call its clear() first"
+                f"an input of {channels} channels, and a history of samples with {known}: a history belongs to one "
+                "layer; use another one, or call its clear() first"
             )
-        if self._ring.mean.device != device:
-            self._ring, self._seen = Stored(*(table.to(device) for table in self._ring)), self._seen.to(device)
-        rows, needed = self._ring.mean.shape[0], self.size + REMEMBERED * batch_size
+        if self._ring.device != device:
+            self._ring, self._seen = self._ring.to(device), self._seen.to(device)
+        rows, needed = self._ring.shape[0], self.size + REMEMBERED * batch_size
         if rows < needed and not torch.compiler.is_compiling():
-            grown, numbers = _absent(needed, channels, device), self._seen - rows + torch.arange(rows, device=device)
-            for table, values in zip(grown, self._ring.at(numbers % rows), strict=True):
-                table.index_copy_(0, numbers % needed, values)
-            self._ring = grown
+            numbers = self._seen - rows + torch.arange(rows, device=device)
+            grown = _absent(needed, channels, device)
+            self._ring = grown.index_copy_(0, numbers % needed, self._ring[numbers % rows])
         return self._ring, self._seen
 
 
-def _absent(rows: int, channels: int, device: torch.device) -> Stored:
-    def zeros(*shape: int) -> Tensor:
-        return torch.zeros(shape, dtype=torch.float32, device=device)
-
-    return Stored(zeros(rows, channels), zeros(rows, channels), zeros(rows))
+def _absent(rows: int, channels: int, device: torch.device) -> Tensor:
+    return torch.zeros(rows, 2 * channels + 1, dtype=torch.float32, device=device)
 
 
-def _storable(moments: Moments, counts: Tensor | int) -> Stored:
-    """Return moments and counts in float32; a sample that is not finite is absent."""
-    mean, var = (table.detach().to(torch.float32) for table in moments)
-    finite = (mean.isfinite() & var.isfinite()).all(1)
-    there = finite[:, None]
-    return Stored(mean.where(there, 0), var.where(there, 0), finite.to(torch.float32) * counts)
+def _rows(moments: Moments, counts: Tensor | int) -> Tensor:
+    """Return the rows of a ring (B, 2C + 1) for the samples of a batch; one that is not finite is absent."""
+    mean, var = moments.detach()
+    numbers = counts if isinstance(counts, Tensor) else mean.new_full(mean.shape[:1], counts)
+    rows = torch.cat([mean, var, numbers[:, None].to(mean.dtype)], 1).to(torch.float32)
+    return rows.where(rows.isfinite().all(1, keepdim=True), 0)
+
+
+def _stored(rows: Tensor) -> Stored:
+    channels = rows.shape[1] // 2
+    return Stored(rows[:, :channels], rows[:, channels:-1], rows[:, -1])

@@ -20,6 +20,7 @@ from ghostnoise.lab.config import recipe
 from ghostnoise.lab.config.schema import OptimSettings, Settings
 from ghostnoise.lab.store import checkpoints
 from ghostnoise.lab.train.machine import Machine
+from ghostnoise.methods.ghost_noise import histories
 
 Record = dict[str, Any]
 PRECISIONS = {"bf16": torch.bfloat16, "fp16": torch.float16}
@@ -219,6 +220,8 @@ class Session:
         progress = self.progress
         states = generator_states(self.here.device)
         mine = {"generators": states, "loss": progress.loss, "right": progress.correct}
+        if kept := histories(self.model):
+            mine["histories"] = {name: history.state() for name, history in kept.items()}
         return {
             "format": checkpoints.FORMAT,
             "identity": self.identity,
@@ -251,6 +254,8 @@ class Session:
         if any(mine[name].numel() != 1 for name in ("loss", "right")):
             raise ValueError("its sums over the epoch are not single numbers")
         self.model.load_state_dict(state["model"])
+        for name, history in histories(self.model).items():
+            history.load(mine["histories"][name])
         self._restore_optimizer(state["optimizer"])
         if self.average is not None:
             self.average.load_state_dict(state["average"])
