@@ -9,7 +9,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from torch import nn
 
-from ghostnoise import GhostBatchNorm1d
+from ghostnoise import GhostBatchNorm1d, GhostNoise
 from ghostnoise.lab.config.schema import OptimSettings, Settings
 from ghostnoise.lab.train.machine import Machine
 from ghostnoise.lab.train.session import (
@@ -169,3 +169,25 @@ def test_a_seed_determines_all_generators():
     assert draw() == first
     seed_generators(5)
     assert all(ours != theirs for ours, theirs in zip(draw(), first, strict=True))
+
+
+def test_a_history_resumes_with_the_run():
+    """Noise that is drawn after a checkpoint is restored is that of the uninterrupted run, bit for bit."""
+
+    def session():
+        torch.manual_seed(0)
+        model = nn.Sequential(nn.Linear(3, 4), GhostNoise(4, history=6), nn.Linear(4, 2))
+        return Session(model, Settings.model_validate(PLAIN), Machine(CPU))
+
+    def train(one, steps, seed):
+        torch.manual_seed(seed)
+        return [one.model(x).detach() for x in torch.randn(steps, 2, 3)]
+
+    first = session()
+    train(first, 5, seed=1)
+    buffer = io.BytesIO()
+    torch.save(first.state(), buffer)
+    buffer.seek(0)
+    second = session()
+    second.restore(torch.load(buffer, weights_only=True))
+    assert all(map(torch.equal, train(first, 4, seed=2), train(second, 4, seed=2)))
