@@ -15,7 +15,8 @@ def test_the_rows_are_the_promised_ones():
     names = [row.name for row in rows(Settings("layers", CPU))]
     images = ["256x64x32x32", "256x128x16x16", "256x256x8x8", "256x512x4x4"]
     assert names == [
-        *(f"{size} {form}" for form in ("contiguous", "channels_last") for size in images), "1024x1024", "256x64x512",
+        *(f"{size} {form}" for form in ("contiguous", "channels_last") for size in images), "1024x1024", "256x512",
+        "256x64x512", "64x8x4x4 contiguous",
     ]  # fmt: skip
 
 

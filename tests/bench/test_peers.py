@@ -6,6 +6,7 @@ import torch
 from ghostnoise import functional
 from ghostnoise.bench import peers
 from ghostnoise.bench.rows import Row
+from ghostnoise.lab.errors import UserError
 
 # Stand-ins with the interfaces of the two libraries, for where they are not installed.
 COMPOSER = """
@@ -37,6 +38,26 @@ class GBN(torch.nn.Module):
 
     def forward(self, x):
         return torch.cat([self.bn(chunk) for chunk in x.split(self.size)])
+"""
+
+
+RELEASED_NORM = """
+import torch
+
+class {name}(torch.nn.BatchNorm2d):
+    def __init__(self, channels, batch_size):
+        super().__init__(channels)
+"""
+RELEASED_NOISE = """
+import torch
+
+class GhostNoiseInjectorR(torch.nn.Module):
+    def __init__(self, batch_size, channel_last):
+        super().__init__()
+        self.given = batch_size, channel_last
+
+    def forward(self, x):
+        return x + 1
 """
 
 
@@ -104,3 +125,35 @@ def test_the_naive_loop_is_ghost_noise(shape, channel_dim, monkeypatch):
     torch.testing.assert_close(naive, ours, rtol=1e-9, atol=1e-9)
     dy = torch.linspace(-1, 1, x.numel(), dtype=torch.float64).view(shape)
     torch.testing.assert_close(*(torch.autograd.grad(y, x, dy)[0] for y in (naive, ours)), rtol=1e-9, atol=1e-9)
+
+
+@pytest.fixture
+def checkout(tmp_path):
+    """A folder with files like those of the paper's repository."""
+    folder = tmp_path / "nodo"
+    folder.mkdir()
+    for file, name in (("ghost_batch_norm", "GhostBatchNorm2d"), ("exclusive_batch_norm", "ExclusiveBatchNorm2d")):
+        (folder / f"{file}.py").write_text(RELEASED_NORM.format(name=name))
+    (folder / "ghost_noise_injector_replacement.py").write_text(RELEASED_NOISE)
+    return tmp_path
+
+
+@pytest.mark.parametrize("row", [Row((64, 4, 3, 2)), Row((64, 4)), Row((64, 5, 8))])
+def test_the_papers_code_is_a_peer_if_its_folder_is_given(checkout, row):
+    layers = peers.released_layers(row, checkout)
+    x, _ = row.draw(torch.device("cpu"))
+    assert all(layer(x).shape == x.shape for layer, _ in layers.values())
+    assert {name: noise for name, (_, noise) in layers.items()} == (
+        {"released GNI-12": True}
+        if row.tokens
+        else {"released GNI-32": True, "released GBN-32": False, "released XBN-32": False}
+    )
+    noise, _ = layers[f"released GNI-{row.ghost_size}"]
+    assert noise.given == (row.ghost_size, row.tokens)
+
+
+def test_a_folder_without_the_papers_code_is_refused(checkout, tmp_path):
+    (checkout / "nodo" / "exclusive_batch_norm.py").write_text("x = 1")
+    for folder, what in ((checkout, "ExclusiveBatchNorm2d"), (tmp_path / "other", "ghost_batch_norm.py")):
+        with pytest.raises(UserError, match=rf"--released .*{what}.*give the folder of a checkout"):
+            peers.released(folder)

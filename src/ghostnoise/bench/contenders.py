@@ -3,6 +3,7 @@
 from collections.abc import Callable
 from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass, replace
+from pathlib import Path
 from typing import Any
 
 import torch
@@ -51,14 +52,22 @@ class Contender:
         return run
 
 
-def contenders(row: Row, usable: list[backends.Name], device: torch.device) -> list[Contender]:
-    """Return the layer of `torch.nn`, ours on each backend, and those of other libraries, in this order."""
+def contenders(
+    row: Row, usable: list[backends.Name], device: torch.device, released: Path | None = None
+) -> list[Contender]:
+    """Return the layer of `torch.nn`, ours on each backend, and those of other libraries, in this order.
+
+    With `released`, a checkout of the paper's code, its layers are among the latter.
+    """
     method, layer = row.baseline()
     found = [Contender(method, "torch", layer(row.channels))]
     for name in usable:
         found += [Contender(method, "ours", layer, name) for method, layer in normalizers(row).items()]
         found += [Contender(method, "ours", layer, name, noise=True) for method, layer in noises(row).items()]
     found += [Contender(method, "peer", layer) for method, layer in peers.ghost_batch_norms(row).items()]
+    if released is not None:
+        theirs = peers.released_layers(row, released)
+        found += [Contender(method, "peer", layer, noise=noise) for method, (layer, noise) in theirs.items()]
     loop = peers.NaiveGhostNoise(row.ghost_size, channel_dim=-1 if row.tokens else 1)
     found.append(Contender(f"naive GNI-{row.ghost_size}", "peer", loop, noise=True, most_rounds=LOOP_ROUNDS))
     for contender in found:

@@ -17,6 +17,8 @@ LIMITS = {False: "bandwidth limit", True: "limit for noise"}
 
 def plan(settings: Settings) -> tuple[list[Row], list[str]]:
     """Return the rows, and a line for everything that is left out."""
+    if settings.released is not None:
+        peers.released(settings.released)  # raises before anything is measured
     return rows(settings), [*usable_backends(settings.device)[1], *peers.absent()]
 
 
@@ -24,7 +26,7 @@ def measure(row: Row, settings: Settings, on_progress: Callable[[float], object]
     """Time every contender and the bandwidth limits on a row, and return a record for each."""
     torch.manual_seed(0)
     usable: list[Name] = usable_backends(settings.device)[0]
-    found = contenders(row, usable, settings.device)
+    found = contenders(row, usable, settings.device, settings.released)
     found += compiled(found) if settings.compiled else []
     x, dy = row.draw(settings.device)
     steps = {contender.name: contender.step(x, dy) for contender in found}
@@ -36,7 +38,8 @@ def measure(row: Row, settings: Settings, on_progress: Callable[[float], object]
         synchronize=synchronizer(settings.device),
         on_progress=on_progress,
     )
-    shared = {"bench": "layers", "row": row.name, "shape": row.size, "memory_format": row.memory_format}
+    shared: Record = {"bench": "layers", "row": row.name, "shape": row.size, "memory_format": row.memory_format}
+    shared |= {"fixed_cost": row.fixed_cost}
     baseline = timings[found[0].name]
     records = [
         shared

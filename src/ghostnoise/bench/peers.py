@@ -1,6 +1,6 @@
-"""Implementations to compare with: ghost batch norm of two libraries, and ghost noise as a loop over samples.
+"""Implementations to compare with: ghost batch norm of two libraries, the paper's code, and a loop over samples.
 
-Libraries that are not installed are left out and listed.
+Libraries that are not installed are left out and listed. The paper's code is compared if its folder is given.
 """
 
 import importlib.util
@@ -15,6 +15,7 @@ import torch
 from torch import Tensor, nn
 
 from ghostnoise.bench.rows import Row
+from ghostnoise.lab.errors import UserError
 
 # Without dependencies: the measured module needs only torch and numpy, and mosaicml would install dozens of packages.
 REMEDIES = {"Composer": "pip install --no-deps mosaicml", "tabnet": "pip install --no-deps pytorch-tabnet"}
@@ -66,6 +67,58 @@ def ghost_batch_norms(row: Row) -> dict[str, nn.Module]:
         layer = module.GBN(row.channels, virtual_batch_size=row.ghost_size)
         layers[f"tabnet GBN-{row.ghost_size}"] = OverPositions(layer) if row.images else layer
     return layers
+
+
+# Files in the folder nodo of the paper's repository, and their classes.
+RELEASED = {
+    "ghost_batch_norm": "GhostBatchNorm2d",
+    "exclusive_batch_norm": "ExclusiveBatchNorm2d",
+    "ghost_noise_injector_replacement": "GhostNoiseInjectorR",
+}
+
+
+def released(folder: Path) -> dict[str, Any]:
+    """Return the classes of the paper's code in a checkout of its repository (github.com/epfml/ghost-noise)."""
+    found: dict[str, Any] = {}
+    for file, name in RELEASED.items():
+        path = folder / "nodo" / f"{file}.py"
+        spec = importlib.util.spec_from_file_location(f"ghostnoise_bench_released_{file}", path)
+        try:
+            assert spec is not None
+            assert spec.loader is not None
+            module = importlib.util.module_from_spec(spec)
+            spec.loader.exec_module(module)
+            found[name] = getattr(module, name)
+        except (OSError, ImportError, SyntaxError, AttributeError, AssertionError) as error:
+            raise UserError(
+                f"--released {folder}: {path} with the class {name} cannot be loaded ({error}); give the folder of a "
+                "checkout of github.com/epfml/ghost-noise"
+            ) from None
+    return found
+
+
+def released_layers(row: Row, folder: Path) -> dict[str, tuple[nn.Module, bool]]:
+    """Return the layers of the paper's code for this row by name, and whether they are noise alone."""
+    classes, size = released(folder), row.ghost_size
+    found = {f"released GNI-{size}": (classes["GhostNoiseInjectorR"](size, channel_last=row.tokens), True)}
+    for label, name in (("GBN", "GhostBatchNorm2d"), ("XBN", "ExclusiveBatchNorm2d")):
+        layer = None if row.tokens else classes[name](row.channels, batch_size=size)
+        if layer is not None:
+            found[f"released {label}-{size}"] = (layer if row.images else AsImages(layer), False)
+    return found
+
+
+class AsImages(nn.Module):
+    """Apply a layer for images (B, C, H, W) to features (B, C)."""
+
+    def __init__(self, layer: nn.Module) -> None:
+        super().__init__()
+        self.layer = layer
+
+    def forward(self, x: Tensor) -> Tensor:
+        """Apply the layer."""
+        y: Tensor = self.layer(x[:, :, None, None])
+        return y[:, :, 0, 0]
 
 
 class OverPositions(nn.Module):

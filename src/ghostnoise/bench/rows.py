@@ -9,7 +9,8 @@ from torch import Tensor, nn
 from ghostnoise.bench.settings import Settings
 
 IMAGES = ((256, 64, 32, 32), (256, 128, 16, 16), (256, 256, 8, 8), (256, 512, 4, 4))
-FEATURES = (1024, 1024)
+FEATURES = ((1024, 1024), (256, 512))
+SMALL = (64, 8, 4, 4)  # its time is the fixed cost of a call
 TOKENS = (256, 64, 512)
 QUICK = ((64, 8, 4, 4), (64, 16), (64, 4, 16))
 
@@ -20,6 +21,7 @@ class Row:
 
     shape: tuple[int, ...]
     memory_format: str = "contiguous"
+    fixed_cost: bool = False
 
     @property
     def size(self) -> str:
@@ -68,8 +70,9 @@ class Row:
 
 def rows(settings: Settings) -> list[Row]:
     """Return the selected rows."""
-    shapes = QUICK if settings.quick else (*IMAGES, FEATURES, TOKENS)
+    shapes = QUICK if settings.quick else (*IMAGES, *FEATURES, TOKENS)
     formats = [form for form in ("contiguous", "channels_last") if form in settings.formats]
     every = [Row(shape, form) for form in formats for shape in shapes if len(shape) == 4]
     every += [Row(shape) for shape in shapes if len(shape) != 4]
+    every += [] if settings.quick else [Row(SMALL, fixed_cost=True)]
     return [row for row in every if settings.selects(row.name)]

@@ -2,6 +2,7 @@
 
 from dataclasses import dataclass
 from datetime import date
+from pathlib import Path
 from typing import Any
 
 import torch
@@ -28,6 +29,7 @@ class Settings:
     compiled: bool = False
     recipe: str = ""
     cpu_time: bool = False
+    released: Path | None = None
 
     def selects(self, name: str) -> bool:
         """Return whether the row with this name is selected."""

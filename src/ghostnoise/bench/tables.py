@@ -37,9 +37,10 @@ def summary_table(records: list[Record]) -> Table | None:
 def summary(records: list[Record]) -> tuple[list[str], dict[str, list[float]]]:
     """Return headings, and for each contender the ratios of its medians to those of the layer of `torch.nn`.
 
-    They are the geometric means and the maximum over the image rows, and the other rows.
+    They are the geometric means and the maximum over the image rows, except for the small one that measures the fixed
+    cost, and the other rows.
     """
-    images = [record for record in records if str(record["shape"]).count("x") == 3]
+    images = [each for each in records if str(each["shape"]).count("x") == 3 and not each.get("fixed_cost")]
     formats = list(dict.fromkeys(record["memory_format"] for record in images))
     others = list(dict.fromkeys(record["row"] for record in records if record not in images))
     columns = [

@@ -41,6 +41,9 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     added["layers"].add_argument(
         "--compile", action="store_true", help="also time layers through torch.compile, which takes minutes"
     )
+    added["layers"].add_argument(
+        "--released", type=Path, metavar="DIR", help="also time the paper's code, in a checkout of its repository"
+    )
     for name, default in (
         ("lab", "256 for ResNet-20, 1024 for the MLP"),
         ("net", "128 for ResNet-20, 32 for ResNet-18"),
@@ -123,6 +126,7 @@ def _settings(options: argparse.Namespace) -> "Settings":
         compiled=getattr(options, "compile", False),
         recipe=getattr(options, "recipe", ""),
         cpu_time=getattr(options, "cpu_time", False),
+        released=getattr(options, "released", None),
     )
 
 
