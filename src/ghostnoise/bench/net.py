@@ -59,16 +59,23 @@ def measure(row: Row, settings: Settings, on_progress: Callable[[float], object]
     images = torch.randn(row.shape, generator=generator).to(device, memory_format=form)
     labels = torch.randint(CLASSES, row.shape[:1], generator=generator).to(device)
 
-    def step(norm: NormSettings, backend: backends.Name | None) -> Callable[[], None]:
+    def step(norm: NormSettings, backend: backends.Name | None, compiled: bool = False) -> Callable[[], None]:
         torch.manual_seed(0)
         model = models.build(row.model, norm, row.shape[1:], CLASSES)
         model = model.to(device, memory_format=form)  # type: ignore[call-overload]
+        if compiled:
+            model = torch.compile(model, fullgraph=True)
         return training_step(model, images, labels, backend)
 
     baseline = ("nn.BatchNorm2d", "torch", "")
     steps = {baseline: step(NormSettings(method="bn"), None)}
     for backend in usable_backends(device)[0]:
         steps |= {(method, "ours", str(backend)): step(norm, backend) for method, norm in METHODS.items()}
+    if settings.compiled:
+        torch.compiler.reset()  # earlier rows count towards the limit of recompilations
+        steps["nn.BatchNorm2d compiled", "torch", ""] = step(NormSettings(method="bn"), None, compiled=True)
+        for method, norm in METHODS.items():
+            steps[f"{method} compiled", "ours", ""] = step(norm, None, compiled=True)
     timings = interleave(
         {"|".join(key): run for key, run in steps.items()},
         Length(settings.seconds, settings.rounds, warmup=1 if settings.quick else 2),

@@ -38,9 +38,10 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         "--cpu-time", action="store_true",
         help="time the processor instead of the clock, with --threads 1: for a machine that also does other work",
     )  # fmt: skip
-    added["layers"].add_argument(
-        "--compile", action="store_true", help="also time layers through torch.compile, which takes minutes"
-    )
+    for name in ("layers", "net"):
+        added[name].add_argument(
+            "--compile", action="store_true", help="also time everything through torch.compile, which takes minutes"
+        )
     added["layers"].add_argument(
         "--released", type=Path, metavar="DIR", help="also time the paper's code, in a checkout of its repository"
     )
