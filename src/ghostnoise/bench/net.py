@@ -64,7 +64,7 @@ def measure(row: Row, settings: Settings, on_progress: Callable[[float], object]
         model = models.build(row.model, norm, row.shape[1:], CLASSES)
         model = model.to(device, memory_format=form)  # type: ignore[call-overload]
         if compiled:
-            model = torch.compile(model, fullgraph=True)
+            model = torch.compile(model, fullgraph=True)  # type: ignore[assignment]
         return training_step(model, images, labels, backend)
 
     baseline = ("nn.BatchNorm2d", "torch", "")
