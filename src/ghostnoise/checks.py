@@ -218,6 +218,15 @@ def writable(buffers: Sequence[Tensor | None], stats: Tensor) -> None:
         )
 
 
+def not_mapped(moments: Tensor) -> None:
+    """Check that moments can be added to a history, which has no dimension for the runs of `torch.func.vmap`."""
+    if not torch.compiler.is_compiling() and transformed() and vmap_levels(moments):
+        raise ValueError(
+            "a history under vmap, in training: the runs would share it; use layers with history=0, a loop over the "
+            "models, or call eval()"
+        )
+
+
 def index_table(indices: object, rows: int, size: int, batch_size: int) -> None:
     """Check a table of `size` sample numbers for each of `rows` samples, out of a batch of `batch_size`."""
     indices = _index_tensor(indices, "(B, N)")

@@ -381,3 +381,13 @@ def test_functions_take_a_history_of_their_own():
     functional.ghost_noise(torch.randn(4, 3), 2, history=history)
     with pytest.raises(ValueError, match="indices"):
         functional.ghost_noise(torch.randn(4, 3), 2, history=history, indices=torch.full((4, 2), 12))
+
+
+@pytest.mark.filterwarnings("ignore:There is a performance drop")
+def test_vmap_is_refused_and_stores_nothing():
+    layer = trained(GhostNoise(4, history=8))
+    before = layer.history.state()["mean"]
+    with pytest.raises(ValueError, match="a history under vmap"):
+        torch.func.vmap(layer, randomness="different")(torch.randn(5, 3, 2, 4))
+    assert torch.equal(layer.history.state()["mean"], before)
+    assert torch.func.grad(lambda x: layer(x).sum())(torch.randn(3, 2, 4)).isfinite().all()

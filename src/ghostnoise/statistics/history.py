@@ -75,6 +75,7 @@ class History:
     @torch.no_grad()
     def add(self, moments: Moments, counts: Tensor | int) -> None:
         """Add the samples of a batch (B, C) with their numbers of values (B,); those that are not finite are absent."""
+        checks.not_mapped(moments.mean)
         batch_size, channels = moments.mean.shape
         if batch_size == 0:
             return
