@@ -218,12 +218,12 @@ def writable(buffers: Sequence[Tensor | None], stats: Tensor) -> None:
         )
 
 
-def not_mapped(moments: Tensor) -> None:
-    """Check that moments can be added to a history, which has no dimension for the runs of `torch.func.vmap`."""
-    if not torch.compiler.is_compiling() and transformed() and vmap_levels(moments):
+def not_transformed() -> None:
+    """Check that no `torch.func` transform is active: a history cannot be updated inside of one."""
+    if not torch.compiler.is_compiling() and transformed():
         raise ValueError(
-            "a history under vmap, in training: the runs would share it; use layers with history=0, a loop over the "
-            "models, or call eval()"
+            "a history in training under torch.func (vmap, grad, ...): a transformed function cannot update it; use "
+            "layers with history=0, torch.autograd instead of torch.func, or call eval()"
         )
 
 

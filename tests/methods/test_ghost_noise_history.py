@@ -383,11 +383,20 @@ def test_functions_take_a_history_of_their_own():
         functional.ghost_noise(torch.randn(4, 3), 2, history=history, indices=torch.full((4, 2), 12))
 
 
-@pytest.mark.filterwarnings("ignore:There is a performance drop")
-def test_vmap_is_refused_and_stores_nothing():
+def test_transforms_are_refused_and_store_nothing():
     layer = trained(GhostNoise(4, history=8))
     before = layer.history.state()["mean"]
-    with pytest.raises(ValueError, match="a history under vmap"):
-        torch.func.vmap(layer, randomness="different")(torch.randn(5, 3, 2, 4))
+    x = torch.randn(5, 3, 2, 4)
+    for run in (torch.func.vmap(layer, randomness="different"), torch.func.grad(lambda x: layer(x[0]).sum())):
+        with pytest.raises(ValueError, match=r"a history in training under torch\.func"):
+            run(x)
     assert torch.equal(layer.history.state()["mean"], before)
-    assert torch.func.grad(lambda x: layer(x).sum())(torch.randn(3, 2, 4)).isfinite().all()
+
+
+def test_second_derivatives_and_forward_mode_keep_the_history():
+    layer, x = GhostNoiseBatchNorm1d(2, ghost_size=4, history=8), torch.randn(3, 2, 4, requires_grad=True)
+    (gradient,) = torch.autograd.grad(layer(x).square().sum(), x, create_graph=True)
+    gradient.square().sum().backward()
+    with torch.autograd.forward_ad.dual_level():
+        layer(torch.autograd.forward_ad.make_dual(x.detach(), torch.randn_like(x)))
+    assert layer.history.state()["counts"].tolist() == [0, 0, 4, 4, 4, 4, 4, 4]

@@ -75,7 +75,6 @@ class History:
     @torch.no_grad()
     def add(self, moments: Moments, counts: Tensor | int) -> None:
         """Add the samples of a batch (B, C) with their numbers of values (B,); those that are not finite are absent."""
-        checks.not_mapped(moments.mean)
         batch_size, channels = moments.mean.shape
         if batch_size == 0:
             return
@@ -116,6 +115,7 @@ class History:
 
         Under torch.compile there are no recomputed passes, and the ring has room for the history alone.
         """
+        checks.not_transformed()
         if self._ring is None or self._seen is None:
             self._ring, self._seen = _absent(self.size, channels, device), torch.tensor(0, device=device)
         known = self._ring.shape[1] // 2
