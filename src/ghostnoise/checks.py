@@ -8,7 +8,9 @@ from collections.abc import Sequence
 import torch
 from torch import Generator, Tensor
 
-from ghostnoise.torch_private import is_traced, transformed, vmap_levels
+from ghostnoise.statistics.moments import expand_pools
+from ghostnoise.statistics.samples import GhostBatch
+from ghostnoise.torch_private import intercepted, is_traced, transformed, vmap_levels
 
 MOST_SAMPLES = 65_536  # in a ghost batch
 DTYPES = (torch.float16, torch.bfloat16, torch.float32, torch.float64)
@@ -145,6 +147,56 @@ def layout(x: Tensor, name: str, channel_dim: int, channels: dict[str, Tensor | 
     return count, math.prod(x.shape[1:]) // count if count else 0
 
 
+def mask(mask: object, x: Tensor, name: str, channel_dim: int) -> None:
+    """Check that `mask` has a bool for each position of each sample of `x`."""
+    if not isinstance(mask, Tensor) or mask.dtype != torch.bool:
+        given = f"dtype {mask.dtype}" if isinstance(mask, Tensor) else f"type {type(mask).__name__}"
+        raise ValueError(
+            f"{name} got a mask of {given}: must be a torch.Tensor of dtype torch.bool, True at valid positions; "
+            "convert with mask.bool(), or invert a mask that is True at padding, such as key_padding_mask, with ~mask"
+        )
+    if traced():
+        return
+    expected = positions_shape(x, channel_dim)
+    if tuple(mask.shape) != expected:
+        raise ValueError(
+            f"{name} got a mask of shape {tuple(mask.shape)} for an input of shape {tuple(x.shape)}: must be (B, "
+            f"*positions) = {expected}, the shape of the input without its channels in dimension {channel_dim}; give "
+            "the mask of these positions, or check channel_dim"
+        )
+    if mask.device != x.device:
+        raise ValueError(
+            f"{name} got a mask on {mask.device} for an input on {x.device}: must be on the same device; move it with "
+            "mask.to(input.device)"
+        )
+
+
+def positions_shape(x: Tensor, channel_dim: int) -> tuple[int, ...]:
+    """Return the shape of x without its channels, (B, *positions)."""
+    dim = channel_dim % x.ndim
+    return (*x.shape[:dim], *x.shape[dim + 1 :])
+
+
+def some_valid(valid: Tensor, name: str) -> None:
+    """Check that a mask, or a table of the numbers of valid positions, is not 0 everywhere.
+
+    Only if it is on a CPU: on an accelerator this would synchronize with the device. There, the output is then 0, and
+    running statistics are not updated.
+    """
+    if _readable(valid) and valid.numel() > 0 and not valid.any():
+        raise ValueError(
+            f"{name} got a mask that is False everywhere: at least one position of the batch must be valid; skip "
+            "batches that are padded entirely, or invert a mask that is True at padding with ~mask"
+        )
+
+
+def _readable(tensor: Tensor) -> bool:
+    """Return whether the values of a tensor can be read without synchronizing with a device, and outside of graphs."""
+    if torch.compiler.is_compiling() or tensor.device.type != "cpu":
+        return False
+    return not (is_traced() or transformed() or intercepted())
+
+
 def traced() -> bool:
     """Return whether `torch.jit.trace` records the operators."""
     return not torch.compiler.is_compiling() and is_traced()
@@ -164,14 +216,23 @@ def trainable(shape: torch.Size, name: str) -> None:
         )
 
 
-def several_values(shape: torch.Size, spatial: int) -> None:
-    """Check that there is more than one value per channel, with the message of `torch.nn.functional.batch_norm`."""
-    if shape[0] * spatial == 1:
-        raise ValueError(f"Expected more than 1 value per channel when training, got input size {shape}")
+def several_values(shape: torch.Size, spatial: int, counts: Tensor | None = None) -> None:
+    """Check that there is more than one value per channel, with the message of `torch.nn.functional.batch_norm`.
+
+    `counts` (B, 1) are the numbers of valid positions of the samples; see `some_valid`.
+    """
+    if shape[0] * spatial == 1 or (counts is not None and _readable(counts) and counts.sum() == 1):
+        of = "" if counts is None else " and a mask with 1 valid position"
+        raise ValueError(f"Expected more than 1 value per channel when training, got input size {shape}{of}")
 
 
-def ghost_values(shape: torch.Size, name: str, spatial: int, size: int | None) -> None:
+def ghost_values(shape: torch.Size, name: str, spatial: int, size: int | None, counts: Tensor | None = None) -> None:
     """Check that ghost batches have more than one value: with one, the output would be all zeros."""
+    if counts is not None and size is not None and _readable(counts) and (GhostBatch(size).values(counts) == 1).any():
+        raise ValueError(
+            f"ghost_size={size} with an input of shape {tuple(shape)} and a mask: a ghost batch with one valid "
+            f"position would be normalized to zeros; {name} needs 2 or more; raise ghost_size, or sort out such samples"
+        )
     if size is not None and min(size, shape[0]) * spatial == 1:
         raise ValueError(
             f"ghost_size={size} with an input of shape {tuple(shape)}: ghost batches of one value per channel "
@@ -179,8 +240,25 @@ def ghost_values(shape: torch.Size, name: str, spatial: int, size: int | None) -
         )
 
 
-def other_values(shape: torch.Size, spatial: int, size: int | None, name: str = "exclusive_batch_norm") -> None:
+def other_values(
+    shape: torch.Size,
+    spatial: int,
+    size: int | None,
+    name: str = "exclusive_batch_norm",
+    counts: Tensor | None = None,
+) -> None:
     """Check that at least two values contribute besides the sample itself: else the denominator would be sqrt(eps)."""
+    if counts is not None and _readable(counts):
+        ghosts = GhostBatch(size)
+        others = expand_pools(ghosts.values(counts), shape[0], ghosts.samples_per_pool(shape[0])) - counts
+        alone = ((counts > 0) & (others < 2)).flatten()
+        if alone.any():
+            raise ValueError(
+                f"sample {int(alone.int().argmax())} of an input of shape {tuple(shape)} with a mask: the other "
+                f"samples of its {'batch' if size is None else 'ghost batch'} have fewer than 2 valid positions, and "
+                f"{name} would divide by the standard deviation of a single value; use a larger batch or ghost_size, "
+                "or sort out samples without valid positions"
+            )
     count = shape[0] if size is None or shape[0] < 2 * size else size  # of the smallest ghost batch
     if count == 1:
         raise ValueError(

@@ -138,7 +138,7 @@ def test_a_plan_is_decoded_as_it_was(normalizer, noise, running):
         fields = [field.name for field in dataclasses.fields(noise) if field.name not in ("indices", "draws")]
         for name in fields:
             assert getattr(decoded.noise, name) == getattr(noise, name)
-    assert decode(None, [], *plan.encode()).noise is None
+    assert decode(None, [], [], *plan.encode()).noise is None
 
 
 @pytest.mark.parametrize("ghost_size", [1, 3, 4, 5, 8, 100])

@@ -67,10 +67,10 @@ def test_normalize(name, shape, dtype, layout):
 @pytest.mark.parametrize("needs_x", [True, False])
 def test_normalize_backward(name, shape, dtype, layout, needs_x):
     plan = plans.PLANS[name]
-    x, weight, bias, drawn, reference, *how = arguments(plan, shape, dtype, layout, requires_grad=False)
-    _, *pooled, mean, var, m, k, r, d = OPS.normalize(x, weight, bias, drawn, reference, *how)
+    x, weight, bias, drawn, reference, valid, *how = arguments(plan, shape, dtype, layout, requires_grad=False)
+    _, *pooled, mean, var, m, k, r, d = OPS.normalize(x, weight, bias, drawn, reference, valid, *how)
     kept = [mean, var] if plan.normalizer.contributors.keeps_moments else pooled
-    given = (torch.randn_like(x), x, weight, kept, [m, k], [r, d], reference, *how, needs_x)
+    given = (torch.randn_like(x), x, weight, kept, [m, k], [r, d], reference, valid, *how, needs_x)
     opcheck(OPS.normalize_backward.default, given, test_utils=("test_schema", "test_faketensor"))
 
 
@@ -86,8 +86,8 @@ def noise_plan(name, spatial):
 def test_inject(name, shape, dtype, layout):
     x, _, _ = plans.inputs(dtype, shape, layout)
     plan = noise_plan(name, x[0, 0].numel())
-    opcheck(OPS.inject.default, (x, plan.tensors()[0], *plan.encode()))
-    _, scale = OPS.inject(x.detach(), plan.tensors()[0], *plan.encode())
+    opcheck(OPS.inject.default, (x, plan.tensors()[0], plan.tensors()[2], *plan.encode()))
+    _, scale = OPS.inject(x.detach(), plan.tensors()[0], plan.tensors()[2], *plan.encode())
     opcheck(OPS.inject_backward.default, (torch.randn_like(x), scale), test_utils=("test_schema", "test_faketensor"))
 
 

@@ -12,6 +12,7 @@ from ghostnoise.engine import op, ranks
 from ghostnoise.engine.plan import LiveReference, Noise, Normalizer, Plan, Reference
 from ghostnoise.engine.ranks import Extent, Group
 from ghostnoise.engine.running import Population, Running, Update
+from ghostnoise.statistics.samples import GhostBatch
 from ghostnoise.torch_private import AnyBatchNorm, in_backward
 from ghostnoise.tracing import Leaf
 
@@ -51,11 +52,21 @@ class Call(NamedTuple):
                 raise ValueError("momentum=None: needs num_batches_tracked, the count of the cumulative average")
             update = Update(running, population)
         plan = Plan(normalizer, noise, reference, update)
-        return op.normalize(self.input, plan, self.weight, self.bias, self.channel_dim, self.extent.ranks)
+        return self.normalize(plan)
+
+    def normalize(self, plan: Plan) -> tuple[Tensor, op.Measured]:
+        """Normalize as the plan says, and also return the statistics of the batch."""
+        _, _, ranks, mask = self.extent
+        return op.normalize(self.input, plan, self.weight, self.bias, self.channel_dim, ranks, mask)
 
     def infer(self) -> Tensor:
         """Run `torch.nn.functional.batch_norm` with the running buffers, or with the batch statistics without them."""
-        running, dim = self.running, self.channel_dim
+        running, dim, mask = self.running, self.channel_dim, self.extent.mask
+        if mask is not None:
+            if running.is_absent:
+                return self.normalize(Plan(Normalizer(GhostBatch(), self.eps)))[0]
+            unmasked = self._replace(input=mask.zero(self.input, dim), extent=self.extent._replace(mask=None))
+            return mask.zero(unmasked.infer(), dim)
         folded = self.input if dim == 1 else self.input.movedim(dim, 1)  # an exported movedim would be an operator
         y = F.batch_norm(folded, running.mean, running.var, self.weight, self.bias, running.is_absent, 0.0, self.eps)
         return y if dim == 1 else y.movedim(1, dim)
@@ -75,17 +86,36 @@ def checked(
     channel_dim: int,
     process_group: Group,
     uneven: bool,
+    mask: Tensor | None = None,
 ) -> Call:
     """Check the arguments that all batch norms share, and in training meet the other ranks."""
     channels = {"running_mean": running_mean, "running_var": running_var, "weight": weight, "bias": bias}
     _, spatial = checks.layout(input, name, channel_dim, channels)
     checks.number("eps", eps, 0)
-    extent = ranks.meet(input, spatial, process_group if training else None, uneven)
+    extent = met(name, input, spatial, channel_dim, process_group if training else None, uneven, mask)
     if training:
         checks.trainable(extent.shape, name)
-        checks.several_values(extent.shape, spatial)
+        checks.several_values(extent.shape, spatial, extent.counts)
     running = Running(running_mean, running_var, num_batches_tracked, momentum)
     return Call(input, running, weight, bias, eps, channel_dim, extent)
+
+
+def met(
+    name: str,
+    input: Tensor,
+    spatial: int,
+    channel_dim: int,
+    process_group: Group,
+    uneven: bool,
+    mask: Tensor | None,
+) -> Extent:
+    """Return the extent of the batch that the input is a part of, with its mask, checked."""
+    if mask is not None:
+        checks.mask(mask, input, name, channel_dim)
+    extent = ranks.meet(input, spatial, process_group, uneven, mask)
+    if extent.counts is not None:
+        checks.some_valid(extent.counts, name)
+    return extent
 
 
 def is_recomputed() -> bool:

@@ -11,10 +11,10 @@ from ghostnoise import checks
 from ghostnoise.engine import op, ranks
 from ghostnoise.engine.plan import COMPONENTS, Components, Drawn, Noise, Normalizer, Partition, Seeded
 from ghostnoise.engine.ranks import Extent, Group
-from ghostnoise.methods.base import NormLayer, checked, whole_batch, whole_batch_unbiased
+from ghostnoise.methods.base import NormLayer, checked, met, whole_batch, whole_batch_unbiased
 from ghostnoise.methods.registry import MeterSpec, MethodSpec, register
 from ghostnoise.randomness import draw_seed, drawn_by
-from ghostnoise.statistics.samples import Exclusive, GhostBatch, draw_indices
+from ghostnoise.statistics.samples import Exclusive, GhostBatch, draw_indices, draw_present
 from ghostnoise.tracing import Leaf
 
 __all__ = [
@@ -45,6 +45,7 @@ def ghost_noise(
     generator: Generator | None = None,
     process_group: Group = None,
     uneven: bool = False,
+    mask: Tensor | None = None,
 ) -> Tensor:
     """Shift and scale each sample's channels as the statistics of a random ghost batch would (eq. 10).
 
@@ -66,6 +67,7 @@ def ghost_noise(
         process_group: the ranks that share the batch; `indices` then have a row for each sample of this rank, and
             count the samples of all ranks.
         uneven: if True, ranks may hold different numbers of samples.
+        mask: the valid positions of a padded batch; see `batch_norm`. Samples without valid positions are not drawn.
 
     Shape:
         (B, C, *spatial) with 2 to 5 dimensions, or with the channels in `channel_dim`.
@@ -73,15 +75,15 @@ def ghost_noise(
     ghost_size = checks.ghost_size_or_none(ghost_size)
     check_noise(noise_eps, components, generator)
     _check_draw(draw, process_group)
-    _, extent = checked_input(input, "ghost_noise", channel_dim, process_group, uneven)
+    _, extent = checked_input(input, "ghost_noise", channel_dim, process_group, uneven, mask)
     if ghost_size is None:
         checks.no_draws("indices", indices)
-        return input
+        return input if extent.mask is None else extent.mask.zero(input, channel_dim)
     single = ghost_size * extent.spatial == 1 < extent.shape[0]
     warn_without_variance(components != "shift" and single, input)
-    inside = extent.ranks is None and op.draws(input, channel_dim)
-    noise = _drawn(input, extent.shape[0], ghost_size, noise_eps, components, draw, indices, generator, inside)
-    return op.inject(input, noise, channel_dim, extent.ranks)
+    inside = extent.ranks is None and extent.mask is None and op.draws(input, channel_dim)
+    noise = _drawn(input, extent, ghost_size, noise_eps, components, draw, indices, generator, inside)
+    return op.inject(input, noise, channel_dim, extent.ranks, extent.mask)
 
 
 def ghost_noise_batch_norm(
@@ -105,6 +107,7 @@ def ghost_noise_batch_norm(
     channel_dim: int = 1,
     process_group: Group = None,
     uneven: bool = False,
+    mask: Tensor | None = None,
 ) -> Tensor:
     """Normalize with the statistics of the whole batch, inject ghost noise, then apply weight and bias (eq. 9).
 
@@ -121,20 +124,21 @@ def ghost_noise_batch_norm(
     checks.choice("normalizer", normalizer, NORMALIZERS)
     call = checked(
         "ghost_noise_batch_norm", input, running_mean, running_var, weight, bias, training, momentum, eps,
-        num_batches_tracked, channel_dim, process_group, uneven,
+        num_batches_tracked, channel_dim, process_group, uneven, mask,
     )  # fmt: skip
     if not training:
         return call.infer()
     extent, statistics, population = call.extent, Normalizer(GhostBatch(), eps), whole_batch_unbiased
     if normalizer == "exclusive":
-        checks.other_values(extent.shape, extent.spatial, None, "normalizer='exclusive'")
+        checks.other_values(extent.shape, extent.spatial, None, "normalizer='exclusive'", extent.counts)
         statistics, population = Normalizer(Exclusive(), eps), whole_batch
     if ghost_size is None:
         checks.no_draws("indices", indices)
         return call.train(statistics, population)
     warn_without_variance(components != "shift" and ghost_size * extent.spatial == 1, input)
-    inside = normalizer == "batch" and extent.ranks is None and op.draws(input, channel_dim)
-    noise = _drawn(input, extent.shape[0], ghost_size, noise_eps, components, draw, indices, generator, inside)
+    alone = extent.ranks is None and extent.mask is None
+    inside = normalizer == "batch" and alone and op.draws(input, channel_dim)
+    noise = _drawn(input, extent, ghost_size, noise_eps, components, draw, indices, generator, inside)
     return call.train(statistics, population, noise)
 
 
@@ -145,10 +149,12 @@ def check_noise(noise_eps: float, components: str, generator: Generator | None) 
     checks.generator(generator)
 
 
-def checked_input(input: Tensor, name: str, channel_dim: int, process_group: Group, uneven: bool) -> tuple[int, Extent]:
+def checked_input(
+    input: Tensor, name: str, channel_dim: int, process_group: Group, uneven: bool, mask: Tensor | None
+) -> tuple[int, Extent]:
     """Check the input of noise on its own; returns the number of channels, and the extent of the batch."""
     channels, spatial = checks.layout(input, name, channel_dim)
-    extent = ranks.meet(input, spatial, process_group, uneven)
+    extent = met(name, input, spatial, channel_dim, process_group, uneven, mask)
     checks.trainable(extent.shape, name)
     return channels, extent
 
@@ -164,7 +170,7 @@ def _check_draw(draw: str, process_group: Group) -> None:
 
 def _drawn(
     input: Tensor,
-    batch_size: int,
+    extent: Extent,
     ghost_size: int,
     noise_eps: float,
     components: Components,
@@ -173,11 +179,11 @@ def _drawn(
     generator: Generator | None,
     inside: bool,
 ) -> Noise:
-    """Return noise from samples out of `batch_size`, with the given indices, checked, or new ones.
+    """Return noise from samples of the whole batch, with the given indices, checked, or new ones.
 
     With `inside`, samples are drawn with replacement inside of the backend.
     """
-    rows, device = input.shape[0], input.device
+    rows, batch_size, device = input.shape[0], extent.shape[0], input.device
     if indices is not None:
         if draw == "partition":
             checks.permutation(indices, rows)
@@ -188,6 +194,8 @@ def _drawn(
         drawn = torch.randperm(rows, device=device, **drawn_by(generator))
     elif inside:
         return Seeded(float(noise_eps), components, draw_seed(device, generator), ghost_size)
+    elif extent.counts is not None:
+        drawn = draw_present(extent.counts.flatten(), ghost_size, rows, generator)
     else:
         drawn = draw_indices(batch_size, ghost_size, device, generator, rows)
     if draw == "partition":
