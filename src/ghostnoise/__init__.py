@@ -23,6 +23,7 @@ if TYPE_CHECKING:
     from ghostnoise.conversion import revert as revert
     from ghostnoise.conversion import summary as summary  # type: ignore[no-redef]
     from ghostnoise.engine.backends.select import backend as backend
+    from ghostnoise.masking import masked as masked
     from ghostnoise.meter import Meter as Meter
 
 
@@ -38,6 +39,7 @@ _DEFINED_IN = {
     "backend": "engine.backends.select",
     "calibrate": "calibration",
     "convert": "conversion",
+    "masked": "masking",
     "revert": "conversion",
     "summary": "conversion",
 }

@@ -147,14 +147,27 @@ def layout(x: Tensor, name: str, channel_dim: int, channels: dict[str, Tensor | 
     return count, math.prod(x.shape[1:]) // count if count else 0
 
 
-def mask(mask: object, x: Tensor, name: str, channel_dim: int) -> None:
-    """Check that `mask` has a bool for each position of each sample of `x`."""
+def bools(mask: object, name: str) -> Tensor:
+    """Return a mask that is a tensor of bools with at least one dimension."""
     if not isinstance(mask, Tensor) or mask.dtype != torch.bool:
         given = f"dtype {mask.dtype}" if isinstance(mask, Tensor) else f"type {type(mask).__name__}"
         raise ValueError(
             f"{name} got a mask of {given}: must be a torch.Tensor of dtype torch.bool, True at valid positions; "
             "convert with mask.bool(), or invert a mask that is True at padding, such as key_padding_mask, with ~mask"
         )
+    if mask.ndim == 0:
+        raise ValueError(f"{name} got a mask of shape (): must be (B, *positions), a bool for each position of a batch")
+    return mask
+
+
+def given_mask(mask: object, name: str) -> None:
+    """Check a mask before the input is known, also that it has valid positions, on every device."""
+    some_valid(bools(mask, name), name, on=None)
+
+
+def mask(mask: object, x: Tensor, name: str, channel_dim: int) -> None:
+    """Check that `mask` has a bool for each position of each sample of `x`."""
+    mask = bools(mask, name)
     if traced():
         return
     expected = positions_shape(x, channel_dim)
@@ -177,22 +190,22 @@ def positions_shape(x: Tensor, channel_dim: int) -> tuple[int, ...]:
     return (*x.shape[:dim], *x.shape[dim + 1 :])
 
 
-def some_valid(valid: Tensor, name: str) -> None:
+def some_valid(valid: Tensor, name: str, on: str | None = "cpu") -> None:
     """Check that a mask, or a table of the numbers of valid positions, is not 0 everywhere.
 
-    Only if it is on a CPU: on an accelerator this would synchronize with the device. There, the output is then 0, and
-    running statistics are not updated.
+    By default only if it is on a CPU: on an accelerator this would synchronize with the device. There, the output is
+    then 0, and running statistics are not updated.
     """
-    if _readable(valid) and valid.numel() > 0 and not valid.any():
+    if _readable(valid, on) and valid.numel() > 0 and not valid.any():
         raise ValueError(
             f"{name} got a mask that is False everywhere: at least one position of the batch must be valid; skip "
             "batches that are padded entirely, or invert a mask that is True at padding with ~mask"
         )
 
 
-def _readable(tensor: Tensor) -> bool:
-    """Return whether the values of a tensor can be read without synchronizing with a device, and outside of graphs."""
-    if torch.compiler.is_compiling() or tensor.device.type != "cpu":
+def _readable(tensor: Tensor, on: str | None = "cpu") -> bool:
+    """Return whether the values of a tensor can be read: outside of graphs, and on this type of device, if any."""
+    if torch.compiler.is_compiling() or on not in (None, tensor.device.type):
         return False
     return not (is_traced() or transformed() or intercepted())
 

@@ -47,7 +47,7 @@ class Mask(NamedTuple):
 
     def fill(self, x: Tensor, channel_dim: int) -> tuple[Tensor, Valid]:
         """Return x with other values at invalid positions, differentiable, and the tables that describe them."""
-        blank, dim = self._blank(x, channel_dim), channel_dim % x.ndim
+        blank, dim = _blank(x, self.valid, channel_dim), channel_dim % x.ndim
         positions = [each for each in range(1, x.ndim) if each != dim]
         given, numbers = torch.where(blank, 0, x.detach()), (~blank).sum(positions, keepdim=True)
         total = given.sum(positions, keepdim=True, dtype=arithmetic_dtype(x)) if positions else given
@@ -57,12 +57,18 @@ class Mask(NamedTuple):
 
     def zero(self, y: Tensor, channel_dim: int) -> Tensor:
         """Return y with 0 at invalid positions."""
-        return torch.where(self._blank(y, channel_dim), 0, y)  # in the memory format of y, unlike masked_fill
+        return zero_invalid(y, self.valid, channel_dim)
 
-    def _blank(self, x: Tensor, channel_dim: int) -> Tensor:
-        return ~self.valid.unsqueeze(channel_dim % x.ndim)
+
+def zero_invalid(y: Tensor, valid: Tensor, channel_dim: int) -> Tensor:
+    """Return y with 0 where a mask (B, *positions) is False."""
+    return torch.where(_blank(y, valid, channel_dim), 0, y)  # in the memory format of y, unlike masked_fill
 
 
 def count(mask: Tensor) -> Tensor:
     """Return the number of valid positions of each sample (B, 1)."""
     return mask.unsqueeze(1).flatten(1).sum(1, keepdim=True).to(table_dtype(mask.device))
+
+
+def _blank(x: Tensor, valid: Tensor, channel_dim: int) -> Tensor:
+    return ~valid.unsqueeze(channel_dim % x.ndim)

@@ -9,7 +9,8 @@ from ghostnoise import checks
 from ghostnoise.engine import op, ranks
 from ghostnoise.engine.plan import Components, Normalizer, Tables
 from ghostnoise.engine.ranks import Extent, Group
-from ghostnoise.methods.base import NormLayer, checked, whole_batch_unbiased
+from ghostnoise.masking import mask_of
+from ghostnoise.methods.base import NormLayer, checked, whole_batch_unbiased, zeroed
 from ghostnoise.methods.ghost_noise import check_noise, checked_input, warn_without_variance
 from ghostnoise.methods.registry import MethodSpec, register
 from ghostnoise.statistics.laws import Dof, Law, LawDraws, LawName, mean_count
@@ -189,14 +190,15 @@ class AnalyticalGhostNoise(Leaf):
         self.channel_dim, self.generator = channel_dim, generator
         self.process_group, self.uneven = ranks.named(process_group), uneven
 
-    def forward(self, input: Tensor) -> Tensor:
-        """Inject noise in training."""
+    def forward(self, input: Tensor, mask: Tensor | None = None) -> Tensor:
+        """Inject noise in training. `mask` is that of `BatchNorm2d.forward`."""
+        mask = mask_of(self, input, mask, self.channel_dim)
         if not self.training:
-            return input
+            return zeroed(input, mask, type(self).__name__, self.channel_dim)
         return analytical_ghost_noise(
             input, self.ghost_size, self.noise_eps, law=self.law, dof=self.dof, components=self.components,
             channel_dim=self.channel_dim, generator=self.generator, process_group=self.process_group,
-            uneven=self.uneven,
+            uneven=self.uneven, mask=mask,
         )  # fmt: skip
 
     def extra_repr(self) -> str:

@@ -9,9 +9,11 @@ from torch import Tensor
 
 from ghostnoise import checks, docstrings
 from ghostnoise.engine import op, ranks
+from ghostnoise.engine.masks import zero_invalid
 from ghostnoise.engine.plan import LiveReference, Noise, Normalizer, Plan, Reference
 from ghostnoise.engine.ranks import Extent, Group
 from ghostnoise.engine.running import Population, Running, Update
+from ghostnoise.masking import mask_of
 from ghostnoise.statistics.samples import GhostBatch
 from ghostnoise.torch_private import AnyBatchNorm, in_backward
 from ghostnoise.tracing import Leaf
@@ -118,6 +120,15 @@ def met(
     return extent
 
 
+def zeroed(input: Tensor, mask: Tensor | None, name: str, channel_dim: int) -> Tensor:
+    """Return the input with 0 at invalid positions, of a function that does nothing else; the mask is checked."""
+    if mask is None:
+        return input
+    checks.mask(mask, input, name, channel_dim)
+    checks.some_valid(mask, name)
+    return zero_invalid(input, mask, channel_dim)
+
+
 def is_recomputed() -> bool:
     """Return whether this forward pass runs inside a backward pass, as the recomputation of a checkpoint does.
 
@@ -170,9 +181,13 @@ class NormLayer(Leaf, AnyBatchNorm):
         super().__init__(num_features, eps, momentum, affine, track_running_stats, device, dtype, **newer)
         self.process_group, self.uneven = ranks.named(process_group), uneven
 
-    def forward(self, input: Tensor) -> Tensor:
-        """Normalize with the statistics of the batch in training, and with the running statistics in eval."""
+    def forward(self, input: Tensor, mask: Tensor | None = None) -> Tensor:
+        """Normalize with the statistics of the batch in training, and with the running statistics in eval.
+
+        `mask` (B, *positions) is True at the valid positions of a padded batch; None is that of `ghostnoise.masked`.
+        """
         self._check_input_dim(input)
+        mask = mask_of(self, input, mask)
         tracks = self.track_running_stats or not self.training
         return self.function(
             input,
@@ -184,6 +199,7 @@ class NormLayer(Leaf, AnyBatchNorm):
             self.momentum,
             self.eps,
             num_batches_tracked=self.num_batches_tracked if tracks else None,
+            mask=mask,
             **{name: getattr(self, name) for name in self.options},
         )
 

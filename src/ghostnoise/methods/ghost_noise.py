@@ -11,7 +11,8 @@ from ghostnoise import checks
 from ghostnoise.engine import op, ranks
 from ghostnoise.engine.plan import COMPONENTS, Components, Drawn, Noise, Normalizer, Partition, Seeded
 from ghostnoise.engine.ranks import Extent, Group
-from ghostnoise.methods.base import NormLayer, checked, met, whole_batch, whole_batch_unbiased
+from ghostnoise.masking import mask_of
+from ghostnoise.methods.base import NormLayer, checked, met, whole_batch, whole_batch_unbiased, zeroed
 from ghostnoise.methods.registry import MeterSpec, MethodSpec, register
 from ghostnoise.randomness import draw_seed, drawn_by
 from ghostnoise.statistics.samples import Exclusive, GhostBatch, draw_indices, draw_present
@@ -267,14 +268,15 @@ class GhostNoise(Leaf):
         self.channel_dim, self.generator = channel_dim, generator
         self.process_group, self.uneven = ranks.named(process_group), uneven
 
-    def forward(self, input: Tensor) -> Tensor:
-        """Inject noise in training."""
+    def forward(self, input: Tensor, mask: Tensor | None = None) -> Tensor:
+        """Inject noise in training. `mask` is that of `BatchNorm2d.forward`."""
+        mask = mask_of(self, input, mask, self.channel_dim)
         if not self.training:
-            return input
+            return zeroed(input, mask, type(self).__name__, self.channel_dim)
         return ghost_noise(
             input, self.ghost_size, self.noise_eps, components=self.components, draw=self.draw,
             channel_dim=self.channel_dim, generator=self.generator, process_group=self.process_group,
-            uneven=self.uneven,
+            uneven=self.uneven, mask=mask,
         )  # fmt: skip
 
     def extra_repr(self) -> str:
