@@ -8,8 +8,6 @@ from collections.abc import Sequence
 import torch
 from torch import Generator, Tensor
 
-from ghostnoise.statistics.moments import expand_pools
-from ghostnoise.statistics.samples import GhostBatch
 from ghostnoise.torch_private import intercepted, is_traced, transformed, vmap_levels
 
 MOST_SAMPLES = 65_536  # in a ghost batch
@@ -160,11 +158,6 @@ def bools(mask: object, name: str) -> Tensor:
     return mask
 
 
-def given_mask(mask: object, name: str) -> None:
-    """Check a mask before the input is known, also that it has valid positions, on every device."""
-    some_valid(bools(mask, name), name, on=None)
-
-
 def mask(mask: object, x: Tensor, name: str, channel_dim: int) -> None:
     """Check that `mask` has a bool for each position of each sample of `x`."""
     mask = bools(mask, name)
@@ -239,9 +232,12 @@ def several_values(shape: torch.Size, spatial: int, counts: Tensor | None = None
         raise ValueError(f"Expected more than 1 value per channel when training, got input size {shape}{of}")
 
 
-def ghost_values(shape: torch.Size, name: str, spatial: int, size: int | None, counts: Tensor | None = None) -> None:
-    """Check that ghost batches have more than one value: with one, the output would be all zeros."""
-    if counts is not None and size is not None and _readable(counts) and (GhostBatch(size).values(counts) == 1).any():
+def ghost_values(shape: torch.Size, name: str, spatial: int, size: int | None, valid: Tensor | None = None) -> None:
+    """Check that ghost batches have more than one value: with one, the output would be all zeros.
+
+    `valid` are the numbers of valid positions of ghost batches; see `some_valid`.
+    """
+    if valid is not None and _readable(valid) and (valid == 1).any():
         raise ValueError(
             f"ghost_size={size} with an input of shape {tuple(shape)} and a mask: a ghost batch with one valid "
             f"position would be normalized to zeros; {name} needs 2 or more; raise ghost_size, or sort out such samples"
@@ -258,20 +254,19 @@ def other_values(
     spatial: int,
     size: int | None,
     name: str = "exclusive_batch_norm",
-    counts: Tensor | None = None,
+    valid: Tensor | None = None,
 ) -> None:
-    """Check that at least two values contribute besides the sample itself: else the denominator would be sqrt(eps)."""
-    if counts is not None and _readable(counts):
-        ghosts = GhostBatch(size)
-        others = expand_pools(ghosts.values(counts), shape[0], ghosts.samples_per_pool(shape[0])) - counts
-        alone = ((counts > 0) & (others < 2)).flatten()
-        if alone.any():
-            raise ValueError(
-                f"sample {int(alone.int().argmax())} of an input of shape {tuple(shape)} with a mask: the other "
-                f"samples of its {'batch' if size is None else 'ghost batch'} have fewer than 2 valid positions, and "
-                f"{name} would divide by the standard deviation of a single value; use a larger batch or ghost_size, "
-                "or sort out samples without valid positions"
-            )
+    """Check that at least two values contribute besides the sample itself: else the denominator would be sqrt(eps).
+
+    `valid` are the numbers of valid positions of the other samples, for each sample that has any; see `some_valid`.
+    """
+    if valid is not None and _readable(valid) and (valid < 2).any():
+        raise ValueError(
+            f"sample {int((valid < 2).flatten().int().argmax())} of an input of shape {tuple(shape)} with a mask: the "
+            f"other samples of its {'batch' if size is None else 'ghost batch'} have fewer than 2 valid positions, and "
+            f"{name} would divide by the standard deviation of a single value; use a larger batch or ghost_size, or "
+            "sort out samples without valid positions"
+        )
     count = shape[0] if size is None or shape[0] < 2 * size else size  # of the smallest ghost batch
     if count == 1:
         raise ValueError(

@@ -11,6 +11,7 @@ from types import TracebackType
 from typing import Any, TypeAlias
 
 import torch
+import torch.distributed as dist
 from torch import Tensor, nn
 
 from ghostnoise import checks
@@ -56,7 +57,9 @@ class masked:
     def __init__(self, mask: Tensor, *more: Tensor) -> None:
         self.masks: Masks = {}
         for each in (mask, *more):
-            checks.given_mask(each, "masked")
+            checks.bools(each, "masked")
+            if not (dist.is_available() and dist.is_initialized()):  # else the layers check the batch of all ranks
+                checks.some_valid(each, "masked", on=None)
             if tuple(each.shape) in self.masks:
                 raise ValueError(
                     f"masked got two masks of shape {tuple(each.shape)}: must be one for each shape; pass mask= to the "
@@ -99,7 +102,7 @@ def mask_of(layer: nn.Module, input: Tensor, given: Tensor | None, channel_dim: 
     shape = checks.positions_shape(input, channel_dim)
     found = masks.get(shape)
     if found is None:
-        name = getattr(layer, "_path", "")
+        name = getattr(layer, "_ghostnoise_path", "")
         raise ValueError(
             f"{repr(name) + ', a ' if name else ''}{layer} got an input of shape {tuple(input.shape)} inside of "
             f"ghostnoise.masked, which has masks of shape {', '.join(str(each) for each in masks)}: must have one for "
@@ -116,16 +119,15 @@ class _Block:
         self.masks, self.outer = masks, outer
 
     def begin(self) -> None:
-        """Remember the block, and the number of the next node."""
+        """Remember the block, and the number of the next node; without gradients, nothing runs again."""
         self.thread, self.backward = threading.get_ident(), current_backward()
         self.first, self.last = next_node_number(), 2**64
-        _remembered.append(self)
+        if torch.is_grad_enabled():
+            _remembered.append(self)
 
     def end(self) -> None:
-        """Set the number of the last node; forget the block if it has none."""
+        """Set the end of the numbers of nodes."""
         self.last = next_node_number()
-        if self.last == self.first and self in _remembered:
-            _remembered.remove(self)
 
 
 class _Local(threading.local):

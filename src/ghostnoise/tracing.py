@@ -11,7 +11,7 @@ class Leaf(nn.Module):
     By default, tracers trace into every layer that is not from `torch.nn`.
     """
 
-    _path: str = ""  # the name of the layer in the model that `convert` converted, for error messages
+    _ghostnoise_path: str = ""  # the name of the layer in the model that `convert` converted, for error messages
 
     def _call_impl(self, *args: Any, **kwargs: Any) -> Any:
         traced = args[0] if args else next(iter(kwargs.values()), None)

@@ -6,6 +6,7 @@ import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
+from ghostnoise.engine.masks import Valid
 from ghostnoise.engine.plan import (
     COMPONENTS,
     Batch,
@@ -126,9 +127,9 @@ noises = st.one_of(
 references = st.sampled_from([None, Reference(MOMENTS), Reference(MOMENTS, torch.ones(2))])
 
 
-@given(normalizers, noises, references)
-def test_a_plan_is_decoded_as_it_was(normalizer, noise, running):
-    plan = Plan(normalizer, noise, running)
+@given(normalizers, noises, references, st.sampled_from([None, Valid(ONE, 2 * ONE)]))
+def test_a_plan_is_decoded_as_it_was(normalizer, noise, running, valid):
+    plan = Plan(normalizer, noise, running, valid=valid)
     decoded = decode(*plan.tensors(), *plan.encode())
     assert decoded.normalizer == normalizer
     assert decoded.corrects == plan.corrects

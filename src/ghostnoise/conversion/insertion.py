@@ -108,7 +108,7 @@ def plan(
     fixed = {"channel_dim": channel_dim, "process_group": None if process_group is ... else process_group}
     noise, *_ = [method.build(layer, each, options, **fixed) for each in range_of(size)]
     noise.insertion_point = point
-    noise._path = ".".join(filter(None, (host.names[0], CHILD)))
+    noise._ghostnoise_path = ".".join(filter(None, (host.names[0], CHILD)))
     return Insertion(host, noise, size if isinstance(size, Schedule) else None)
 
 
@@ -149,7 +149,8 @@ def _inject(noise: Any, x: Any) -> Any:
     if not noise.training and not active():
         return x
     noise.insertion_point.check(x)
-    noise.insertion_point.count()
+    if noise.training:
+        noise.insertion_point.count()
     return noise(x)
 
 

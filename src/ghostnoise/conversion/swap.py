@@ -17,7 +17,7 @@ from ghostnoise.methods.registry import MethodSpec
 from ghostnoise.text import did_you_mean
 from ghostnoise.torch_private import AnyBatchNorm, AnyLazyNorm, input_check
 
-ORIGIN, PATH = "_ghostnoise_origin", "_path"
+ORIGIN, PATH = "_ghostnoise_origin", "_ghostnoise_path"
 
 
 class Method(NamedTuple):

@@ -14,7 +14,7 @@ from ghostnoise.engine.plan import LiveReference, Noise, Normalizer, Plan, Refer
 from ghostnoise.engine.ranks import Extent, Group
 from ghostnoise.engine.running import Population, Running, Update
 from ghostnoise.masking import mask_of
-from ghostnoise.statistics.samples import GhostBatch
+from ghostnoise.statistics.samples import Exclusive, GhostBatch
 from ghostnoise.torch_private import AnyBatchNorm, in_backward
 from ghostnoise.tracing import Leaf
 
@@ -29,6 +29,19 @@ class Call(NamedTuple):
     eps: float
     channel_dim: int
     extent: Extent
+
+    def ghost_values(self, ghost_size: int | None) -> Tensor | None:
+        """Return the numbers of valid positions of ghost batches (G, 1); None without a mask."""
+        counts = self.extent.counts
+        return None if counts is None else GhostBatch(ghost_size).values(counts)
+
+    def other_values(self, ghost_size: int | None) -> Tensor | None:
+        """Return the numbers of valid positions of the other samples of the ghost batch (B, 1); None without a mask.
+
+        It is infinite for samples that have no valid positions themselves.
+        """
+        counts = self.extent.counts
+        return None if counts is None else Exclusive(ghost_size).values(counts).where(counts > 0, torch.inf)
 
     def train(
         self,

@@ -48,7 +48,9 @@ def eval_norm(
         channel_dim, process_group, uneven, mask,
     )  # fmt: skip
     if training:
-        checks.ghost_values(call.extent.shape, "eval_norm", call.extent.spatial, ghost_size, call.extent.counts)
+        checks.ghost_values(
+            call.extent.shape, "eval_norm", call.extent.spatial, ghost_size, call.ghost_values(ghost_size)
+        )
         return call.train(Normalizer(GhostBatch(ghost_size), eps), ghost_average)
     population = call.running.moments(input.device)
     if population is None or input.numel() == 0:

@@ -53,7 +53,7 @@ def exclusive_batch_norm(
     )  # fmt: skip
     if not training:
         return call.infer()
-    checks.other_values(call.extent.shape, call.extent.spatial, ghost_size, counts=call.extent.counts)
+    checks.other_values(call.extent.shape, call.extent.spatial, ghost_size, valid=call.other_values(ghost_size))
     normalizer = Normalizer(Exclusive(ghost_size), eps, float(min_std))
     if clamp_output is None:
         return call.train(normalizer, whole_batch)

@@ -70,7 +70,9 @@ def ghost_batch_norm(
     )  # fmt: skip
     if not training:
         return call.infer()
-    checks.ghost_values(call.extent.shape, "ghost_batch_norm", call.extent.spatial, ghost_size, call.extent.counts)
+    checks.ghost_values(
+        call.extent.shape, "ghost_batch_norm", call.extent.spatial, ghost_size, call.ghost_values(ghost_size)
+    )
     normalizer = Normalizer(GhostBatch(ghost_size), eps)
     if running_var_from in ("each", "each-scaled"):
         y, measured = call._replace(running=Running(None, None)).train_and_measure(normalizer, whole_batch)

@@ -131,7 +131,7 @@ def ghost_noise_batch_norm(
         return call.infer()
     extent, statistics, population = call.extent, Normalizer(GhostBatch(), eps), whole_batch_unbiased
     if normalizer == "exclusive":
-        checks.other_values(extent.shape, extent.spatial, None, "normalizer='exclusive'", extent.counts)
+        checks.other_values(extent.shape, extent.spatial, None, "normalizer='exclusive'", call.other_values(None))
         statistics, population = Normalizer(Exclusive(), eps), whole_batch
     if ghost_size is None:
         checks.no_draws("indices", indices)

@@ -18,7 +18,7 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from ghostnoise.randomness import drawn_by
-from ghostnoise.statistics.moments import Moments, sum_pools, table_dtype
+from ghostnoise.statistics.moments import Moments, expand_pools, sum_pools, table_dtype
 
 
 class LinearTerm(NamedTuple):
@@ -174,6 +174,11 @@ class Exclusive(Contributors):
         """Pool, for each sample, the other samples of its ghost batch (B, C)."""
         tables = moments if counts is None else (*moments, counts)
         return _per_ghost_batch(pool_excluding_self, self.ghost_size, tables)
+
+    def values(self, counts: Tensor) -> Tensor:
+        """Return the numbers of values that contribute to each sample, given those of the samples: (B, 1)."""
+        batch_size, ghosts = counts.shape[0], GhostBatch(self.ghost_size)
+        return expand_pools(ghosts.values(counts), batch_size, ghosts.samples_per_pool(batch_size)) - counts
 
     def linear_term(
         self,
