@@ -8,7 +8,7 @@ sequence number, and nodes that were created in a block have the numbers from it
 import threading
 from collections import deque
 from types import TracebackType
-from typing import Any, TypeAlias
+from typing import TypeAlias
 
 import torch
 import torch.distributed as dist
@@ -130,8 +130,20 @@ class _Block:
         self.last = next_node_number()
 
 
+class _Recomputation:
+    """A backward pass in which passes of a block run again, and the masks of the latest one."""
+
+    def __init__(self, backward: int) -> None:
+        self.backward, self.has_ended = backward, False
+        self.masks: Masks = {}
+        at_end_of_backward(self.end)
+
+    def end(self) -> None:
+        self.has_ended = True
+
+
 class _Local(threading.local):
-    """The block of a thread, and the latest recomputation in it: its backward pass and masks.
+    """The block of a thread, and the backward passes inside of each other that it runs.
 
     Thread-local rather than a `ContextVar`, which `torch.compile` cannot trace. Attributes of the instance rather than
     of the class, since it does not guard the latter.
@@ -139,7 +151,7 @@ class _Local(threading.local):
 
     def __init__(self) -> None:
         self.block: _Block | None = None
-        self.recomputed: tuple[int, Masks] | None = None
+        self.recomputations: list[_Recomputation] = []
 
 
 _local = _Local()
@@ -149,29 +161,26 @@ _remembered: deque[_Block] = deque(maxlen=REMEMBERED)
 def _masks() -> Masks | None:
     """Return the masks of the block, or of a recomputed pass."""
     block = _local.block
-    if not torch.compiler.is_compiling() and _remembered and in_backward():
-        return _recomputed(block)
+    if not torch.compiler.is_compiling() and _remembered:
+        if in_backward():
+            return _recomputed(block)
+        _local.recomputations.clear()  # of backward passes that failed
     return None if block is None else block.masks
 
 
 def _recomputed(block: _Block | None) -> Masks | None:
     """Return the masks of a pass that runs inside of a backward pass."""
-    backward, number = current_backward(), current_node_number()
+    backward, number, running = current_backward(), current_node_number(), _local.recomputations
     if block is not None and block.backward == backward:  # entered by what runs again
         return block.masks
-    created = [each for each in _remembered if each.first <= number < each.last]
+    while running and running[-1].has_ended:
+        running.pop()
+    created = [each for each in list(_remembered) if each.first <= number < each.last]
     if created:
         own = [each for each in created if each.thread == threading.get_ident()]
-        masks = (own or created)[-1].masks
-        if _local.recomputed is None:
-            at_end_of_backward(_forget)
-        if _local.recomputed is None or _local.recomputed[0] == backward:
-            _local.recomputed = backward, masks
-        return masks
+        if not running or running[-1].backward != backward:
+            running.append(_Recomputation(backward))
+        running[-1].masks = (own or created)[-1].masks
+        return running[-1].masks
     # A checkpoint inside of one that runs again has nodes from then, and a backward pass of its own.
-    latest: Any = _local.recomputed
-    return latest[1] if latest is not None and latest[0] != backward else None
-
-
-def _forget() -> None:
-    _local.recomputed = None
+    return running[-1].masks if running and running[-1].backward != backward else None
