@@ -23,7 +23,7 @@ LAYERS = [
     ["functional", "layers"],
     ["methods"],
     ["engine"],
-    ["statistics"],
+    ["statistics", "masking"],
     ["checks", "randomness", "tracing"],
     ["torch_private", "terminal"],
     ["docstrings", "text", "version"],

@@ -23,6 +23,7 @@ if TYPE_CHECKING:
     from ghostnoise.conversion import revert as revert
     from ghostnoise.conversion import summary as summary  # type: ignore[no-redef]
     from ghostnoise.engine.backends.select import backend as backend
+    from ghostnoise.masking import masked as masked
     from ghostnoise.meter import Meter as Meter
     from ghostnoise.methods.ghost_noise import histories as histories
     from ghostnoise.statistics.history import History as History
@@ -42,6 +43,7 @@ _DEFINED_IN = {
     "calibrate": "calibration",
     "convert": "conversion",
     "histories": "methods.ghost_noise",
+    "masked": "masking",
     "revert": "conversion",
     "summary": "conversion",
 }

@@ -8,7 +8,7 @@ from collections.abc import Sequence
 import torch
 from torch import Generator, Tensor
 
-from ghostnoise.torch_private import is_traced, transformed, vmap_levels
+from ghostnoise.torch_private import intercepted, is_traced, transformed, vmap_levels
 
 MOST_SAMPLES = 65_536  # in a ghost batch
 DTYPES = (torch.float16, torch.bfloat16, torch.float32, torch.float64)
@@ -156,6 +156,64 @@ def layout(x: Tensor, name: str, channel_dim: int, channels: dict[str, Tensor | 
     return count, math.prod(x.shape[1:]) // count if count else 0
 
 
+def bools(mask: object, name: str) -> Tensor:
+    """Return a mask that is a tensor of bools with at least one dimension."""
+    if not isinstance(mask, Tensor) or mask.dtype != torch.bool:
+        given = f"dtype {mask.dtype}" if isinstance(mask, Tensor) else f"type {type(mask).__name__}"
+        raise ValueError(
+            f"{name} got a mask of {given}: must be a torch.Tensor of dtype torch.bool, True at valid positions; "
+            "convert with mask.bool(), or invert a mask that is True at padding, such as key_padding_mask, with ~mask"
+        )
+    if mask.ndim == 0:
+        raise ValueError(f"{name} got a mask of shape (): must be (B, *positions), a bool for each position of a batch")
+    return mask
+
+
+def mask(mask: object, x: Tensor, name: str, channel_dim: int) -> None:
+    """Check that `mask` has a bool for each position of each sample of `x`."""
+    mask = bools(mask, name)
+    if traced():
+        return
+    expected = positions_shape(x, channel_dim)
+    if tuple(mask.shape) != expected:
+        raise ValueError(
+            f"{name} got a mask of shape {tuple(mask.shape)} for an input of shape {tuple(x.shape)}: must be (B, "
+            f"*positions) = {expected}, the shape of the input without its channels in dimension {channel_dim}; give "
+            "the mask of these positions, or check channel_dim"
+        )
+    if mask.device != x.device:
+        raise ValueError(
+            f"{name} got a mask on {mask.device} for an input on {x.device}: must be on the same device; move it with "
+            "mask.to(input.device)"
+        )
+
+
+def positions_shape(x: Tensor, channel_dim: int) -> tuple[int, ...]:
+    """Return the shape of x without its channels, (B, *positions)."""
+    dim = channel_dim % x.ndim
+    return (*x.shape[:dim], *x.shape[dim + 1 :])
+
+
+def some_valid(valid: Tensor, name: str, on: str | None = "cpu") -> None:
+    """Check that a mask, or a table of the numbers of valid positions, is not 0 everywhere.
+
+    By default only if it is on a CPU: on an accelerator this would synchronize with the device. There, the output is
+    then 0, and running statistics are not updated.
+    """
+    if _readable(valid, on) and valid.numel() > 0 and not valid.any():
+        raise ValueError(
+            f"{name} got a mask that is False everywhere: at least one position of the batch must be valid; skip "
+            "batches that are padded entirely, or invert a mask that is True at padding with ~mask"
+        )
+
+
+def _readable(tensor: Tensor, on: str | None = "cpu") -> bool:
+    """Return whether the values of a tensor can be read: outside of graphs, and on this type of device, if any."""
+    if torch.compiler.is_compiling() or on not in (None, tensor.device.type):
+        return False
+    return not (is_traced() or transformed() or intercepted())
+
+
 def traced() -> bool:
     """Return whether `torch.jit.trace` records the operators."""
     return not torch.compiler.is_compiling() and is_traced()
@@ -175,14 +233,26 @@ def trainable(shape: torch.Size, name: str) -> None:
         )
 
 
-def several_values(shape: torch.Size, spatial: int) -> None:
-    """Check that there is more than one value per channel, with the message of `torch.nn.functional.batch_norm`."""
-    if shape[0] * spatial == 1:
-        raise ValueError(f"Expected more than 1 value per channel when training, got input size {shape}")
+def several_values(shape: torch.Size, spatial: int, counts: Tensor | None = None) -> None:
+    """Check that there is more than one value per channel, with the message of `torch.nn.functional.batch_norm`.
+
+    `counts` (B, 1) are the numbers of valid positions of the samples; see `some_valid`.
+    """
+    if shape[0] * spatial == 1 or (counts is not None and _readable(counts) and counts.sum() == 1):
+        of = "" if counts is None else " and a mask with 1 valid position"
+        raise ValueError(f"Expected more than 1 value per channel when training, got input size {shape}{of}")
 
 
-def ghost_values(shape: torch.Size, name: str, spatial: int, size: int | None) -> None:
-    """Check that ghost batches have more than one value: with one, the output would be all zeros."""
+def ghost_values(shape: torch.Size, name: str, spatial: int, size: int | None, valid: Tensor | None = None) -> None:
+    """Check that ghost batches have more than one value: with one, the output would be all zeros.
+
+    `valid` are the numbers of valid positions of ghost batches; see `some_valid`.
+    """
+    if valid is not None and _readable(valid) and (valid == 1).any():
+        raise ValueError(
+            f"ghost_size={size} with an input of shape {tuple(shape)} and a mask: a ghost batch with one valid "
+            f"position would be normalized to zeros; {name} needs 2 or more; raise ghost_size, or sort out such samples"
+        )
     if size is not None and min(size, shape[0]) * spatial == 1:
         raise ValueError(
             f"ghost_size={size} with an input of shape {tuple(shape)}: ghost batches of one value per channel "
@@ -190,8 +260,24 @@ def ghost_values(shape: torch.Size, name: str, spatial: int, size: int | None) -
         )
 
 
-def other_values(shape: torch.Size, spatial: int, size: int | None, name: str = "exclusive_batch_norm") -> None:
-    """Check that at least two values contribute besides the sample itself: else the denominator would be sqrt(eps)."""
+def other_values(
+    shape: torch.Size,
+    spatial: int,
+    size: int | None,
+    name: str = "exclusive_batch_norm",
+    valid: Tensor | None = None,
+) -> None:
+    """Check that at least two values contribute besides the sample itself: else the denominator would be sqrt(eps).
+
+    `valid` are the numbers of valid positions of the other samples, for each sample that has any; see `some_valid`.
+    """
+    if valid is not None and _readable(valid) and (valid < 2).any():
+        raise ValueError(
+            f"sample {int((valid < 2).flatten().int().argmax())} of an input of shape {tuple(shape)} with a mask: the "
+            f"other samples of its {'batch' if size is None else 'ghost batch'} have fewer than 2 valid positions, and "
+            f"{name} would divide by the standard deviation of a single value; use a larger batch or ghost_size, or "
+            "sort out samples without valid positions"
+        )
     count = shape[0] if size is None or shape[0] < 2 * size else size  # of the smallest ghost batch
     if count == 1:
         raise ValueError(

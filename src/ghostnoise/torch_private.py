@@ -4,6 +4,7 @@ Nothing else in the library may use an attribute of torch that starts with an un
 release breaks one of these, this is the only file to change.
 """
 
+from collections.abc import Callable
 from typing import Any
 
 import torch
@@ -18,9 +19,12 @@ __all__ = [
     "AnyBatchNorm",
     "AnyConvolution",
     "AnyLazyNorm",
+    "at_end_of_backward",
     "backward_hooks",
     "break_graph",
     "children",
+    "current_backward",
+    "current_node_number",
     "forward_hooks",
     "has_tangent",
     "in_backward",
@@ -28,6 +32,7 @@ __all__ = [
     "intercepted",
     "is_lazy_hook",
     "is_traced",
+    "next_node_number",
     "process_group_by_name",
     "standard_gamma",
     "transformed",
@@ -95,6 +100,31 @@ def is_traced() -> bool:
 def in_backward() -> bool:
     """Return whether this thread runs inside a backward pass."""
     return torch._C._current_graph_task_id() != -1
+
+
+def current_backward() -> int:
+    """Return a number that identifies the backward pass that this thread runs inside; -1 outside."""
+    return torch._C._current_graph_task_id()
+
+
+def current_node_number() -> int:
+    """Return the sequence number of the autograd node that this thread runs; -1 outside of a backward pass.
+
+    `Node.metadata` cannot identify it: the nodes of a checkpoint that run first are not those of this library.
+    """
+    node = torch._C._current_autograd_node()
+    return -1 if node is None else node._sequence_nr()
+
+
+def next_node_number() -> int:
+    """Return the sequence number that the next autograd node of this thread will have."""
+    number: int = torch._C._autograd._get_sequence_nr()
+    return number
+
+
+def at_end_of_backward(run: Callable[[], None]) -> None:
+    """Call `run` when the backward pass that this thread runs inside ends, as DistributedDataParallel does."""
+    torch.autograd.Variable._execution_engine.queue_callback(run)
 
 
 def standard_gamma(concentration: Tensor, **generator: torch.Generator) -> Tensor:

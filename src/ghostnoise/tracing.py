@@ -11,6 +11,8 @@ class Leaf(nn.Module):
     By default, tracers trace into every layer that is not from `torch.nn`.
     """
 
+    _ghostnoise_path: str = ""  # the name of the layer in the model that `convert` converted, for error messages
+
     def _call_impl(self, *args: Any, **kwargs: Any) -> Any:
         traced = args[0] if args else next(iter(kwargs.values()), None)
         if isinstance(traced, fx.Proxy):

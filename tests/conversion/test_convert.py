@@ -71,7 +71,7 @@ def test_a_converted_layer_has_all_attributes_of_a_constructed_one(method):
     """Conversion sets every attribute that the constructor sets."""
     converted = ghostnoise.convert(nn.Sequential(nn.BatchNorm2d(3)), method, **SIZES[method])[0]
     built = type(converted)(3, **SIZES[method])
-    extra = {"_ghostnoise_origin"}
+    extra = {"_ghostnoise_origin", "_ghostnoise_path"}
     assert vars(converted).keys() - extra == vars(built).keys() - extra
     own = registry.names()[method][1]
     assert {name: getattr(converted, name) for name in built.options if name not in own} == {

@@ -6,6 +6,7 @@ import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
+from ghostnoise.engine.masks import Valid
 from ghostnoise.engine.plan import (
     COMPONENTS,
     Batch,
@@ -126,9 +127,9 @@ noises = st.one_of(
 references = st.sampled_from([None, Reference(MOMENTS), Reference(MOMENTS, torch.ones(2))])
 
 
-@given(normalizers, noises, references)
-def test_a_plan_is_decoded_as_it_was(normalizer, noise, running):
-    plan = Plan(normalizer, noise, running)
+@given(normalizers, noises, references, st.sampled_from([None, Valid(ONE, 2 * ONE)]))
+def test_a_plan_is_decoded_as_it_was(normalizer, noise, running, valid):
+    plan = Plan(normalizer, noise, running, valid=valid)
     decoded = decode(*plan.tensors(), *plan.encode())
     assert decoded.normalizer == normalizer
     assert decoded.corrects == plan.corrects
@@ -138,7 +139,7 @@ def test_a_plan_is_decoded_as_it_was(normalizer, noise, running):
         fields = [field.name for field in dataclasses.fields(noise) if field.name not in ("indices", "draws")]
         for name in fields:
             assert getattr(decoded.noise, name) == getattr(noise, name)
-    assert decode(None, [], *plan.encode()).noise is None
+    assert decode(None, [], [], *plan.encode()).noise is None
 
 
 @pytest.mark.parametrize("ghost_size", [1, 3, 4, 5, 8, 100])

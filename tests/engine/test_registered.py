@@ -12,6 +12,7 @@ from torch.utils._python_dispatch import TorchDispatchMode
 import ghostnoise
 from ghostnoise import functional
 from ghostnoise.engine import op
+from ghostnoise.engine.masks import Valid
 from ghostnoise.engine.plan import Normalizer, Plan, Tables
 from ghostnoise.statistics.moments import Moments
 from ghostnoise.statistics.samples import Contributors, SampleItself, pool_all
@@ -67,11 +68,27 @@ def test_normalize(name, shape, dtype, layout):
 @pytest.mark.parametrize("needs_x", [True, False])
 def test_normalize_backward(name, shape, dtype, layout, needs_x):
     plan = plans.PLANS[name]
-    x, weight, bias, drawn, reference, *how = arguments(plan, shape, dtype, layout, requires_grad=False)
-    _, *pooled, mean, var, m, k, r, d = OPS.normalize(x, weight, bias, drawn, reference, *how)
+    x, weight, bias, drawn, reference, valid, *how = arguments(plan, shape, dtype, layout, requires_grad=False)
+    _, *pooled, mean, var, m, k, r, d = OPS.normalize(x, weight, bias, drawn, reference, valid, *how)
     kept = [mean, var] if plan.normalizer.contributors.keeps_moments else pooled
-    given = (torch.randn_like(x), x, weight, kept, [m, k], [r, d], reference, *how, needs_x)
+    given = (torch.randn_like(x), x, weight, kept, [m, k], [r, d], reference, valid, *how, needs_x)
     opcheck(OPS.normalize_backward.default, given, test_utils=("test_schema", "test_faketensor"))
+
+
+@pytest.mark.parametrize("name", ["ragged gbn", "xbn", "instance", "mixture", "drawn", "law conv"])
+def test_masked(name):
+    counts = torch.tensor([6, 2, 0, 5, 3, 4], dtype=torch.float64).unsqueeze(1)
+    plan = plans.PLANS[name]._replace(valid=Valid(counts, torch.zeros(6, 2, dtype=torch.float64)))
+    given = (SHAPES["S > 1"], torch.float32, torch.contiguous_format)
+    opcheck(OPS.normalize.default, arguments(plan, *given))
+    x, weight, bias, drawn, reference, valid, *how = arguments(plan, *given, requires_grad=False)
+    _, *pooled, mean, var, m, k, r, d = OPS.normalize(x, weight, bias, drawn, reference, valid, *how)
+    kept = [mean, var] if plan.normalizer.contributors.keeps_moments else pooled
+    backward = (torch.randn_like(x), x, weight, kept, [m, k], [r, d], reference, valid, *how, True)
+    opcheck(OPS.normalize_backward.default, backward, test_utils=("test_schema", "test_faketensor"))
+    if plan.noise is not None:
+        plan = plan._replace(normalizer=Normalizer(SampleItself(), 0.0))
+        opcheck(OPS.inject.default, (x.requires_grad_(), drawn, valid, *plan.encode()))
 
 
 def noise_plan(name, spatial):
@@ -86,12 +103,15 @@ def noise_plan(name, spatial):
 def test_inject(name, shape, dtype, layout):
     x, _, _ = plans.inputs(dtype, shape, layout)
     plan = noise_plan(name, x[0, 0].numel())
-    opcheck(OPS.inject.default, (x, plan.tensors()[0], *plan.encode()))
-    _, scale, *_ = OPS.inject(x.detach(), plan.tensors()[0], *plan.encode())
+    opcheck(OPS.inject.default, (x, plan.tensors()[0], plan.tensors()[2], *plan.encode()))
+    _, scale, *_ = OPS.inject(x.detach(), plan.tensors()[0], plan.tensors()[2], *plan.encode())
     opcheck(OPS.inject_backward.default, (torch.randn_like(x), scale), test_utils=("test_schema", "test_faketensor"))
 
 
 # Compiled and eager.
+
+
+MASK = torch.arange(6).view(3, 2) < torch.tensor([6, 2, 0, 5, 3, 4])[:, None, None]
 
 
 def calls(spatial):
@@ -122,6 +142,15 @@ def calls(spatial):
         "noise by partition": lambda x, w, b: functional.ghost_noise(x, 2, draw="partition", indices=order) * w.sum()
         + b.sum(),
         "analytical noise": lambda x, w, b: functional.analytical_ghost_noise(x, 5, law="conv", draws=draws["conv"])
+        * w.sum()
+        + b.sum(),
+        "masked gbn": lambda x, w, b: functional.ghost_batch_norm(x, *norm, w, b, True, ghost_size=4, mask=MASK),
+        "masked gni after xbn": lambda x, w, b: functional.ghost_noise_batch_norm(
+            x, *norm, w, b, True, ghost_size=5, indices=indices, normalizer="exclusive", mask=MASK
+        ),
+        "masked noise": lambda x, w, b: functional.analytical_ghost_noise(
+            x, 5, law="conv", draws=draws["conv"], mask=MASK
+        )
         * w.sum()
         + b.sum(),
     }  # fmt: skip

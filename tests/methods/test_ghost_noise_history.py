@@ -130,6 +130,34 @@ def test_samples_of_another_size_weigh_by_their_values():
         naive.add(x)
 
 
+@backends
+def test_padding_is_not_a_part_of_the_history(backend):
+    """Samples of different lengths, one of them empty, which is not drawn later."""
+    torch.manual_seed(0)
+    history, naive = History(6), Naive(6)
+    for lengths in ((3, 5), (2, 0, 4), (5, 1), (4, 4)):
+        samples = [torch.randn(2, length, dtype=torch.float64) for length in lengths]
+        mask = torch.arange(5) < torch.tensor(lengths)[:, None]
+        x = torch.full((len(lengths), 2, 5), torch.nan, dtype=torch.float64)
+        for row, sample in zip(x, samples, strict=True):
+            row[:, : sample.shape[1]] = sample
+        earlier = naive.samples[-6:]
+        pool = [*samples, *earlier]
+        there = [index for index, sample in enumerate(pool) if sample.shape[1]]
+        rows = [[there[at] for at in torch.randint(len(there), (5,)).tolist()] for _ in lengths]
+        absent = 6 - len(earlier)
+        indices = torch.tensor([[at + absent * (at >= len(lengths)) for at in row] for row in rows])
+        with ghostnoise.backend(backend):
+            y = functional.ghost_noise(x, 5, indices=indices, history=history, mask=mask)
+        for at, sample in enumerate(samples):
+            wanted = naive_noise(sample[None], pool, [rows[at]])[0]
+            torch.testing.assert_close(y[at, :, : sample.shape[1]], wanted, rtol=1e-5, atol=1e-5)
+        assert (y.movedim(1, 2)[~mask] == 0).all()
+        naive.add(samples)
+    drawn = [functional.ghost_noise(x, 5, history=history, mask=mask) for _ in range(20)]
+    assert all(y.isfinite().all() for y in drawn)
+
+
 @pytest.mark.parametrize("layer", [partial(GhostNoise, 4), partial(GhostNoiseBatchNorm1d, 3, ghost_size=4)])
 def test_no_history_changes_nothing(layer):
     results = []

@@ -60,7 +60,7 @@ def test_a_layer_passes_its_options_to_its_function(spec):
     parameters = inspect.signature(spec.norm.function).parameters
     keywords = {name for name, each in parameters.items() if each.kind is each.KEYWORD_ONLY}
     assert set(spec.norm.options) <= keywords
-    given = {"num_batches_tracked", "channel_dim", "indices", "draws"}
+    given = {"num_batches_tracked", "channel_dim", "indices", "draws", "mask"}
     assert keywords - set(spec.norm.options) <= given
     assert next(iter(parameters)) == "input"
 

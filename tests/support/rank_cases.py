@@ -24,6 +24,7 @@ from support.models import convolutional, images
 from support.ranks import BATCH, SPLITS, collectives, own_rows, values
 
 CHANNELS, GHOST = 3, 5  # ghost batches of 5 and 7 samples, which no split of the batch agrees with
+LENGTHS = torch.tensor([6, 5, 0, 3, 6, 2, 0, 0, 0, 4, 6, 3])
 SHAPES = [(BATCH, CHANNELS), (BATCH, CHANNELS, 3, 2)]
 
 # Each method as a function of x, its rows of the batch, parameters, buffers and ranks.
@@ -82,6 +83,62 @@ CALLS = {
     "analytical noise": noise(functional.analytical_ghost_noise, draws("fc")),
     "analytical noise, conv": noise(functional.analytical_ghost_noise, draws("conv")),
 }
+
+
+def masked(call):
+    """Return a call with a mask of samples of different lengths, some of which are empty."""
+
+    def run(x, rows, *given, **ranks):
+        lengths = LENGTHS[rows]
+        mask = lengths > 0 if x.ndim == 2 else torch.arange(6).view(3, 2) < lengths[:, None, None]
+        return call(x, rows, *given, mask=mask, **ranks)
+
+    return run
+
+
+CALLS |= {
+    f"masked {name}": masked(CALLS[name])
+    for name in ("bn", "gbn", "xbn", "clamped xbn", "gni", "gni after xbn", "agni-conv", "noise", "analytical noise")
+}
+
+
+def masks(rank, count):
+    """Without given draws, no rank draws an empty sample; a rank may be padded entirely, and not all of them."""
+    x, mask = torch.full((200, 1, 2), float(rank + 1)), torch.zeros(200, 2, dtype=torch.bool)
+    mask[:20] = rank == 0
+    layer = ghostnoise.GhostNoise(1, components="shift", process_group="world")
+    torch.testing.assert_close(layer(x, mask), x * mask.unsqueeze(1))  # the drawn samples are all those of rank 0
+    norm = ghostnoise.BatchNorm1d(1, process_group="world")
+    with ghostnoise.masked(mask):  # it may be that of a part that is padded entirely
+        norm(x)
+    torch.testing.assert_close(norm.running_mean, torch.tensor([0.1]))
+    before = copy.deepcopy(norm.state_dict())
+    with pytest.raises(ValueError, match="mask that is False everywhere"):
+        norm(x, torch.zeros_like(mask))
+    for key, value in norm.state_dict().items():
+        assert torch.equal(value, before[key])
+
+
+def masked_networks(rank, count):
+    """A converted network in DistributedDataParallel, with the mask of its own rows, is that of the whole batch."""
+    mask, data = torch.arange(6) < LENGTHS[:, None], values(BATCH, 2, 6)
+    for split in SPLITS[count]:
+        rows, uneven = own_rows(rank, split), len(set(split)) > 1
+        networks = []
+        for more in ({}, {"scope": "global", "uneven": uneven}):
+            torch.manual_seed(0)
+            layers = nn.Conv1d(2, CHANNELS, 1), nn.BatchNorm1d(CHANNELS), nn.ReLU(), nn.Conv1d(CHANNELS, 2, 1)
+            networks.append(ghostnoise.convert(nn.Sequential(*layers).double(), "gbn", GHOST, **more))
+        alone, model = networks[0], DistributedDataParallel(networks[1])
+        with ghostnoise.masked(mask):
+            alone(data).square().sum().backward()
+        with ghostnoise.masked(mask[rows]):
+            y = model(data[rows])
+        (y.square().sum() * count).backward()
+        for ours, theirs in zip(model.module.parameters(), alone.parameters(), strict=True):
+            torch.testing.assert_close(ours.grad, theirs.grad, rtol=1e-9, atol=1e-12)
+        for ours, theirs in zip(model.module.buffers(), alone.buffers(), strict=True):
+            torch.testing.assert_close(ours, theirs)
 
 
 def results(call, shape, dtype, rows, exact=False, **ranks):
@@ -244,6 +301,6 @@ def compiled(rank, count):
 
 def everything(rank, count):
     """Run all of the above: starting the processes takes most of the time."""
-    for test in (methods, communication, copies, subgroups, networks, inserted, refusals):
+    for test in (methods, communication, copies, subgroups, networks, inserted, masks, masked_networks, refusals):
         test(rank, count)
         dist.barrier()

@@ -10,6 +10,7 @@ from ghostnoise.conversion.schedules import Schedule, release
 from ghostnoise.conversion.swap import Method
 from ghostnoise.conversion.targets import Found, range_of
 from ghostnoise.conversion.watch import Watch
+from ghostnoise.masking import active
 from ghostnoise.methods import registry
 from ghostnoise.torch_private import forward_hooks
 
@@ -107,6 +108,7 @@ def plan(
     fixed = {"channel_dim": channel_dim, "process_group": None if process_group is ... else process_group}
     noise, *_ = [method.build(layer, each, options, **fixed) for each in range_of(size)]
     noise.insertion_point = point
+    noise._ghostnoise_path = ".".join(filter(None, (host.names[0], CHILD)))
     return Insertion(host, noise, size if isinstance(size, Schedule) else None)
 
 
@@ -144,10 +146,11 @@ def inject_before(module: Any, args: Any) -> Any:
 def _inject(noise: Any, x: Any) -> Any:
     if isinstance(x, fx.Proxy):  # `torch.fx` traces into the host
         return noise(x)
-    if not noise.training:
+    if not noise.training and not active():
         return x
     noise.insertion_point.check(x)
-    noise.insertion_point.count()
+    if noise.training:
+        noise.insertion_point.count()
     return noise(x)
 
 

@@ -17,7 +17,7 @@ from ghostnoise.methods.registry import MethodSpec
 from ghostnoise.text import did_you_mean
 from ghostnoise.torch_private import AnyBatchNorm, AnyLazyNorm, input_check
 
-ORIGIN = "_ghostnoise_origin"
+ORIGIN, PATH = "_ghostnoise_origin", "_ghostnoise_path"
 
 
 class Method(NamedTuple):
@@ -138,7 +138,7 @@ def current(module: nn.Module) -> type[nn.Module]:
 def own_names(module: nn.Module) -> set[str]:
     """Return the names of the attributes that a layer of this library, or an `nn.SyncBatchNorm`, has for its method."""
     options = getattr(current(module), "options", ()) if is_ours(module) else ()
-    return {*options, "process_group", "cls_to_become", ORIGIN}
+    return {*options, "process_group", "cls_to_become", ORIGIN, PATH}
 
 
 def plan(found: Found, method: Method, size: Any, options: dict[str, Any], process_group: Any) -> Swap:
@@ -157,7 +157,7 @@ def plan(found: Found, method: Method, size: Any, options: dict[str, Any], proce
             f"{found} has an attribute {taken[0]!r} of its own, which {layer.__name__} needs: rename it, or exclude "
             "the layer with where="
         )
-    attributes[ORIGIN] = was
+    attributes[ORIGIN], attributes[PATH] = was, found.names[0]
     becomes: type[nn.Module] = layer
     if isinstance(module, AnyLazyNorm):
         attributes["cls_to_become"] = layer

@@ -16,9 +16,9 @@ class Activated(NormLayer):
     drop: nn.Module
     act: nn.Module
 
-    def forward(self, input: Tensor) -> Tensor:
+    def forward(self, input: Tensor, mask: Tensor | None = None) -> Tensor:
         """Normalize, drop, and activate."""
-        y: Tensor = self.act(self.drop(super().forward(input)))
+        y: Tensor = self.act(self.drop(super().forward(input, mask)))
         return y
 
 
@@ -45,9 +45,9 @@ class Lazy(AnyLazyNorm):
 
     cls_to_become: Any
 
-    def forward(self, input: Tensor) -> Tensor:
+    def forward(self, input: Tensor, mask: Tensor | None = None) -> Tensor:
         """Run as the layer that this has become: torch looks up `forward` before the hook that changes the class."""
-        y: Tensor = self.cls_to_become.forward(self, input)
+        y: Tensor = self.cls_to_become.forward(self, input, mask)
         return y
 
     def initialize_parameters(self, input: Tensor) -> None:

@@ -17,6 +17,7 @@ from ghostnoise.engine.backends import aten
 from ghostnoise.engine.backends.aten import ATEN
 from ghostnoise.engine.backends.base import Affine, Backend, NoiseTables, Saved
 from ghostnoise.engine.backends.select import select
+from ghostnoise.engine.masks import Mask, Valid
 from ghostnoise.engine.plan import Correction, Noise, Plan, Reference, positions
 from ghostnoise.engine.ranks import Ranks, uncompiled
 from ghostnoise.engine.running import Running, Update
@@ -38,10 +39,13 @@ class Measured(NamedTuple):
     reference: Reference | None = None
     updated: bool = False
 
-    def update(self, update: Update, contributors: Contributors, batch_size: int, spatial: int) -> None:
+    def update(
+        self, update: Update, contributors: Contributors, batch_size: int, spatial: int, counts: Tensor | None = None
+    ) -> None:
         """Update running statistics towards this batch, unless its statistics are not finite."""
         running, population = update
-        self.update_towards(running, population.moments(contributors, self.moments, self.pooled, batch_size, spatial))
+        given = (contributors, self.moments, self.pooled, batch_size, spatial, counts)
+        self.update_towards(running, population.moments(*given))
 
     def update_towards(self, running: Running, stats: Moments) -> None:
         """Update running statistics towards `stats` (1, C), unless these are not finite."""
@@ -49,8 +53,11 @@ class Measured(NamedTuple):
         self.backend.update_running(*running, stats)
 
 
-def measure(x: Tensor, channel_dim: int = 1) -> Moments:
+def measure(x: Tensor, channel_dim: int = 1, mask: Mask | None = None) -> Moments:
     """Measure the per-sample moments (B, C) of x in float64, as constants."""
+    if mask is not None:
+        filled, valid = mask.fill(x.detach(), channel_dim)
+        return steps.valid_moments(measure(filled, channel_dim), valid, _fold(filled, channel_dim))
     folded = _fold(x.detach(), channel_dim)
     mean, var = select(folded).moments(folded)
     return Moments(mean.to(table_dtype(x.device)), var)
@@ -63,11 +70,17 @@ def normalize(
     bias: Tensor | None = None,
     channel_dim: int = 1,
     ranks: Ranks | None = None,
+    mask: Mask | None = None,
 ) -> tuple[Tensor, Measured]:
     """Normalize x, inject noise of the normalized x as constants, then apply weight and bias.
 
-    Running statistics are updated if the plan says so.
+    Running statistics are updated if the plan says so. With a mask, only values at valid positions contribute, and y is
+    0 at the others.
     """
+    if mask is not None:
+        filled, valid = mask.fill(x, channel_dim)
+        y, measured = normalize(filled, plan._replace(valid=valid), weight, bias, channel_dim, ranks)
+        return mask.zero(y, channel_dim), measured
     if ranks is not None and torch.compiler.is_compiling():
         outside: tuple[Tensor, Measured] = uncompiled(normalize, x, plan, weight, bias, channel_dim, ranks)
         return outside
@@ -85,7 +98,7 @@ def normalize(
         (measured,) = made
     if plan.update is not None and not measured.updated:
         batch_size = x.shape[0] if ranks is None else ranks.batch_size
-        measured.update(plan.update, plan.normalizer.contributors, batch_size, positions(folded))
+        measured.update(plan.update, plan.normalizer.contributors, batch_size, positions(folded), plan.counts)
     return _unfold(y, x, channel_dim), measured
 
 
@@ -96,24 +109,37 @@ def draws(x: Tensor, channel_dim: int = 1) -> bool:
     return not _needs_composite(x) and select(_fold(x.detach(), channel_dim)).draws
 
 
-def inject(x: Tensor, noise: Noise, channel_dim: int = 1, ranks: Ranks | None = None) -> tuple[Tensor, Moments | None]:
+def inject(
+    x: Tensor, noise: Noise, channel_dim: int = 1, ranks: Ranks | None = None, mask: Mask | None = None
+) -> tuple[Tensor, Moments | None]:
     """Inject noise of x as constants: the gradient of x is that of the transformation alone.
 
-    Also returns the moments (B, C) of the whole batch, which are None if a fused call did not return them.
+    With a mask, only values at valid positions contribute to the noise, and the result is 0 at the others. Also returns
+    the moments (B, C) of the whole batch, which are None if a fused call did not return them.
     """
+    if mask is None:
+        return _inject(x, noise, channel_dim, ranks, None)
+    filled, valid = mask.fill(x, channel_dim)
+    y, moments = _inject(filled, noise, channel_dim, ranks, valid)
+    return mask.zero(y, channel_dim), moments
+
+
+def _inject(
+    x: Tensor, noise: Noise, channel_dim: int, ranks: Ranks | None, valid: Valid | None
+) -> tuple[Tensor, Moments | None]:
     if ranks is not None and torch.compiler.is_compiling():
-        outside: tuple[Tensor, Moments | None] = uncompiled(inject, x, noise, channel_dim, ranks)
+        outside: tuple[Tensor, Moments | None] = uncompiled(_inject, x, noise, channel_dim, ranks, valid)
         return outside
     folded = _fold(x, channel_dim)
     if _needs_composite(folded):
         _check_no_ranks(ranks)
-        affine, moments = steps.inject_tables(ATEN, folded.detach(), noise, None)
+        affine, moments = steps.inject_tables(ATEN, folded.detach(), noise, None, valid)
         y = aten.apply(folded, *(expand_pools(table, x.shape[0]) for table in affine)).to(x.dtype)
     elif ranks is None and _needs_registered():
-        y, moments = registered.inject(folded, noise)
+        y, moments = registered.inject(folded, noise, valid)
     else:
         given = folded.detach()
-        affine, moments = steps.inject_tables(select(given), given, noise, ranks)
+        affine, moments = steps.inject_tables(select(given), given, noise, ranks, valid)
         y = _Inject.apply(folded, *affine)
     return _unfold(y, x, channel_dim), moments
 

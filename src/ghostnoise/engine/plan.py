@@ -15,6 +15,7 @@ from typing import Any, Literal, NamedTuple, get_args
 import torch
 from torch import Tensor
 
+from ghostnoise.engine.masks import Valid
 from ghostnoise.engine.running import Running, Update
 from ghostnoise.randomness import philox_indices
 from ghostnoise.statistics.laws import Law, LawDraws
@@ -53,17 +54,24 @@ class Batch(NamedTuple):
 
     If a single pool serves all samples, normalization commutes with pooling, and these are moments of x; else they are
     moments of the normalized x, and `normalized` is True. `unit` is the variance that is 1 after normalization, in the
-    units of these moments. `pool_drawn` pools drawn samples. `counts` are the numbers of values of the samples, if they
-    may differ; a sample whose count is 0 is not there.
+    units of these moments. `pool_drawn` pools drawn samples. `counts` (B,) are the numbers of values of the samples, if
+    they may differ; a sample whose count is 0 is not there. `spatial` is then their mean.
     """
 
     moments: Moments
     whole: Moments
     unit: Tensor
-    spatial: int
+    spatial: int | Tensor
     pool_drawn: Callable[[Moments, Tensor, Tensor, Tensor | None], Moments]
     normalized: bool = False
     counts: Tensor | None = None
+
+    def or_identity(self, ghost: Moments, values: Tensor | None) -> Moments:
+        """Return the moments of ghost batches, or those of the batch for a ghost batch without `values` (B, 1)."""
+        if values is None:
+            return ghost
+        mean, var = self.whole.var.new_zeros(()).to(ghost.mean.dtype), self.whole.var.to(ghost.var.dtype)
+        return Moments(torch.where(values > 0, ghost.mean, mean), torch.where(values > 0, ghost.var, var))
 
 
 @dataclass(frozen=True)
@@ -105,7 +113,8 @@ class Drawn(Noise):
 
     def ghost_moments(self, batch: Batch) -> Moments:
         """Pool the drawn samples."""
-        return batch.pool_drawn(batch.moments, batch.whole.mean, self.indices, batch.counts)
+        ghost = batch.pool_drawn(batch.moments, batch.whole.mean, self.indices, batch.counts)
+        return batch.or_identity(ghost, None if batch.counts is None else batch.counts[self.indices].sum(1, True))
 
 
 @dataclass(frozen=True)
@@ -153,9 +162,12 @@ class Partition(Noise):
         """Pool the ghost batches of the shuffled batch."""
         batch_size, contributors = self.indices.shape[0], GhostBatch(self.ghost_size)
         shuffled = Moments(*(table[self.indices].to(batch.whole.mean.dtype) for table in batch.moments))
-        mean, var = contributors.pool(shuffled, None)
+        counts = None if batch.counts is None else batch.counts[self.indices].unsqueeze(1)
+        mean, var = contributors.pool(shuffled, None, counts)
+        ghost = Moments(mean - batch.whole.mean, var)
+        ghost = batch.or_identity(ghost, None if counts is None else contributors.values(counts))
         shared = contributors.samples_per_pool(batch_size)
-        return Moments(*(expand_pools(table, batch_size, shared) for table in (mean - batch.whole.mean, var)))
+        return Moments(*(expand_pools(table, batch_size, shared) for table in ghost))
 
 
 @dataclass(frozen=True)
@@ -175,7 +187,7 @@ class Tables(Noise):
 
     def ghost_moments(self, batch: Batch) -> Moments:
         """Scale the draws by the variances within and between samples."""
-        within, between = self.law.variances(batch.moments, self.var(batch), batch.spatial)
+        within, between = self.law.variances(batch.moments, self.var(batch), batch.spatial, batch.counts)
         return self.law.ghost_moments(self.draws, within, between, batch.spatial)
 
 
@@ -252,6 +264,12 @@ class Plan(NamedTuple):
     noise: Noise | None = None
     reference: Reference | LiveReference | None = None
     update: Update | None = None
+    valid: Valid | None = None
+
+    @property
+    def counts(self) -> Tensor | None:
+        """The numbers of valid positions of the samples (B, 1); None if all positions are valid."""
+        return None if self.valid is None else self.valid.counts
 
     @property
     def corrects(self) -> bool:
@@ -269,17 +287,18 @@ class Plan(NamedTuple):
         live = self.reference
         return self._replace(reference=live.evaluated(device)) if isinstance(live, LiveReference) else self
 
-    def tensors(self) -> tuple[list[Tensor], list[Tensor]]:
-        """Return the tensors of the noise and of the reference, in the order in which `decode` takes them."""
+    def tensors(self) -> tuple[list[Tensor], list[Tensor], list[Tensor]]:
+        """Return the tensors of the noise, the reference and the mask, in the order in which `decode` takes them."""
         drawn = [self.noise.indices] if isinstance(self.noise, Drawn | Partition) else []
         if isinstance(self.noise, DrawnWithHistory):
             drawn += [table for table in self.noise.stored if table is not None]
         drawn = list(self.noise.draws) if isinstance(self.noise, Tables) else drawn
         drawn = [self.noise.seed] if isinstance(self.noise, Seeded) else drawn
+        valid = [] if self.valid is None else list(self.valid)
         if self.known is None:
-            return drawn, []
+            return drawn, [], valid
         moments, limits = self.known
-        return drawn, [*moments, *([] if limits is None else [limits])]
+        return drawn, [*moments, *([] if limits is None else [limits])], valid
 
     def encode(self) -> tuple[str, list[int], list[float]]:
         """Describe everything but the tensors by names, integers and floats, as arguments of a registered op.
@@ -305,7 +324,12 @@ class Plan(NamedTuple):
 
 
 def decode(
-    drawn: list[Tensor] | None, reference: list[Tensor], names: str, integers: list[int], floats: list[float]
+    drawn: list[Tensor] | None,
+    reference: list[Tensor],
+    valid: list[Tensor],
+    names: str,
+    integers: list[int],
+    floats: list[float],
 ) -> Plan:
     """Return the plan that `Plan.encode` described, with its tensors; without noise if `drawn` is None."""
     contributors, *kind = names.split(" ")
@@ -326,7 +350,7 @@ def decode(
         else:
             law: Any = Law(integers[-1], kind[2], kind[3])  # type: ignore[arg-type]
             noise = Tables(floats[-1], components, law, LawDraws(*drawn), kind[4] == "normalized")
-    return Plan(normalizer, noise, known)
+    return Plan(normalizer, noise, known, valid=Valid(*valid) if valid else None)
 
 
 def positions(x: Tensor) -> int:

@@ -3,7 +3,7 @@
 All decisions are made from small tables with one row per sample, so ranks exchange these tables and nothing else.
 """
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Any, NamedTuple, TypeAlias
 
@@ -11,6 +11,7 @@ import torch
 import torch.distributed as dist
 from torch import Tensor
 
+from ghostnoise.engine.masks import Mask, count
 from ghostnoise.statistics.moments import Moments, expand_pools, sum_pools
 from ghostnoise.torch_private import process_group_by_name
 
@@ -21,11 +22,17 @@ Group: TypeAlias = "str | dist.ProcessGroup | None"
 
 
 class Extent(NamedTuple):
-    """The shape of the whole batch, the positions of a sample, and the ranks that share the batch, if any."""
+    """The shape of the whole batch, the positions of a sample, the ranks that share the batch, and the mask, if any."""
 
     shape: torch.Size
     spatial: int
     ranks: "Ranks | None" = None
+    mask: Mask | None = None
+
+    @property
+    def counts(self) -> Tensor | None:
+        """The numbers of valid positions of the samples of the whole batch (B, 1); None without a mask."""
+        return None if self.mask is None else self.mask.counts
 
 
 @dataclass(frozen=True)
@@ -43,7 +50,11 @@ class Ranks:
 
     def gather(self, moments: Moments) -> Moments:
         """Gather the moments of all samples (B, C) from those of each rank, in one collective."""
-        return self._gather(moments, self.sizes)
+        return Moments(*self._gather(moments, self.sizes))
+
+    def gather_counts(self, counts: Tensor) -> Tensor:
+        """Gather the numbers of valid positions of all samples (B, 1) from those of each rank, in one collective."""
+        return self._gather([counts], self.sizes)[0]
 
     def add(self, tables: Moments, rows: int, samples_per_pool: int) -> Moments:
         """Sum over the samples of all ranks that share a pool (R, C), in one collective.
@@ -53,28 +64,37 @@ class Ranks:
         sizes = (1,) * len(self.sizes) if rows == 1 else self.sizes
         return Moments(*(sum_pools(table, rows, samples_per_pool) for table in self._gather(tables, sizes)))
 
+    def rows(self, table: Tensor) -> Tensor:
+        """Return the rows of this rank's samples in a table of all samples (B, C)."""
+        start = sum(self.sizes[: self.rank])
+        return table[start : start + self.sizes[self.rank]]
+
     def own(self, table: Tensor, samples_per_pool: int) -> Tensor:
         """Return the rows of this rank's samples in a table of pools (R, C); a single row serves all samples."""
         if table.shape[0] == 1:
             return table
-        start = sum(self.sizes[: self.rank])
-        return expand_pools(table, self.batch_size, samples_per_pool)[start : start + self.sizes[self.rank]]
+        return self.rows(expand_pools(table, self.batch_size, samples_per_pool))
 
-    def _gather(self, tables: Moments, sizes: tuple[int, ...]) -> Moments:
+    def _gather(self, tables: Sequence[Tensor], sizes: tuple[int, ...]) -> list[Tensor]:
         """Concatenate the tables of all ranks; shorter ones are padded for the collective."""
-        sent = tables.var.new_zeros(2, max(sizes), tables.var.shape[1])
+        sent = tables[-1].new_zeros(len(tables), max(sizes), tables[-1].shape[1])
         for to, table in zip(sent, tables, strict=True):
             to[: table.shape[0]] = table
         received = sent.new_empty(len(sizes), *sent.shape)
         dist.all_gather(list(received), sent, self.group)
         kinds = (zip(parts, sizes, strict=True) for parts in received.unbind(1))
-        return Moments(*(torch.cat([part[:size] for part, size in kind]) for kind in kinds))
+        return [torch.cat([part[:size] for part, size in kind]) for kind in kinds]
 
 
-def meet(x: Tensor, spatial: int, process_group: Group, uneven: bool) -> Extent:
+def meet(x: Tensor, spatial: int, process_group: Group, uneven: bool, mask: Tensor | None = None) -> Extent:
     """Return the extent of the batch that x is a part of. With a process group, all of its ranks must call this."""
     ranks = None if process_group is None else uncompiled(_meet, x, spatial, process_group, uneven)
-    return Extent(x.shape if ranks is None else torch.Size((ranks.batch_size, *x.shape[1:])), spatial, ranks)
+    shape = x.shape if ranks is None else torch.Size((ranks.batch_size, *x.shape[1:]))
+    if mask is None:
+        return Extent(shape, spatial, ranks)
+    own = count(mask)
+    counts = own if ranks is None else uncompiled(ranks.gather_counts, own)
+    return Extent(shape, spatial, ranks, Mask(mask, counts))
 
 
 def uncompiled(run: Callable[..., Any], *arguments: Any) -> Any:

@@ -15,6 +15,7 @@ from ghostnoise.engine import composite, steps
 from ghostnoise.engine.backends import aten
 from ghostnoise.engine.backends.base import NoiseTables, Saved
 from ghostnoise.engine.backends.select import select
+from ghostnoise.engine.masks import Valid
 from ghostnoise.engine.plan import Correction, DrawnWithHistory, Noise, Normalizer, Plan, decode, positions
 from ghostnoise.statistics.moments import Moments, arithmetic_dtype, table_dtype
 from ghostnoise.statistics.samples import SampleItself
@@ -27,15 +28,16 @@ def normalize(x: Tensor, weight: Tensor | None, bias: Tensor | None, plan: Plan)
     return y, steps.sample_moments(x, moments) if _keeps_moments(plan) else moments, Moments(*tables[:2])
 
 
-def inject(x: Tensor, noise: Noise) -> tuple[Tensor, Moments | None]:
+def inject(x: Tensor, noise: Noise, valid: Valid | None = None) -> tuple[Tensor, Moments | None]:
     """Return x with the noise, and the moments of the samples if they are kept for a history."""
-    plan = Plan(Normalizer(SampleItself(), 0.0), noise)
-    y, _, *moments = torch.ops.ghostnoise.inject(x, plan.tensors()[0], *plan.encode())
+    plan = Plan(Normalizer(SampleItself(), 0.0), noise, valid=valid)
+    drawn, _, masked = plan.tensors()
+    y, _, *moments = torch.ops.ghostnoise.inject(x, drawn, masked, *plan.encode())
     return y, Moments(*moments) if isinstance(noise, DrawnWithHistory) else None
 
 
 _LIBRARY = torch.library.Library("ghostnoise", "DEF")
-_HOW = "str names, int[] integers, float[] floats"
+_HOW = "Tensor[] valid, str names, int[] integers, float[] floats"
 _LIBRARY.define(
     f"normalize(Tensor x, Tensor? weight, Tensor? bias, Tensor[] drawn, Tensor[] reference, {_HOW}) -> "
     "(Tensor, Tensor, Tensor, Tensor, Tensor, Tensor, Tensor, Tensor, Tensor)"
@@ -82,12 +84,13 @@ def _normalize_backward(
     noise: list[Tensor],
     correction: list[Tensor],
     reference: list[Tensor],
+    valid: list[Tensor],
     names: str,
     integers: list[int],
     floats: list[float],
     needs_x: bool,
 ) -> tuple[Tensor, ...]:
-    asked = decode(None, reference, names, integers, floats)
+    asked = decode(None, reference, valid, names, integers, floats)
     tables = NoiseTables(*(table if table.numel() else None for table in noise))
     saved = Saved(Moments(*kept), tables, Correction(*correction) if correction[0].numel() else None)
     dx, *gradients = steps.backward(select(x), dy, x, weight, asked, saved, None, needs_x)
@@ -104,11 +107,11 @@ def _fake_normalize_backward(
 
 def _inject_op(x: Tensor, drawn: list[Tensor], *how: Any) -> tuple[Tensor, ...]:
     """Return y, the scale, and the samples' mean and variance."""
-    noise, backend = decode(drawn, [], *how).noise, select(x)
-    assert noise is not None
-    affine, moments = steps.inject_tables(backend, x, noise, None)
+    asked, backend = decode(drawn, [], *how), select(x)
+    assert asked.noise is not None
+    affine, moments = steps.inject_tables(backend, x, asked.noise, None, asked.valid)
     kept: tuple[Tensor | None, ...] = (None, None)
-    if isinstance(noise, DrawnWithHistory) and moments is not None:
+    if isinstance(asked.noise, DrawnWithHistory) and moments is not None:
         kept = tuple(table.to(table_dtype(x.device)).contiguous() for table in moments)
     return backend.transform(x, affine), affine.scale, *_outputs(x, *kept)
 
@@ -142,34 +145,34 @@ for _name, _run, _fake in (
 
 
 def _setup_normalize(ctx: Any, inputs: tuple[Any, ...], output: tuple[Tensor, ...]) -> None:
-    x, weight, bias, drawn, reference, *ctx.how = inputs
+    x, weight, bias, drawn, reference, valid, *ctx.how = inputs
     _, *tables = output
-    ctx.lists = [None] * len(drawn), [None] * len(reference)
+    ctx.lists = [None] * len(drawn), [None] * len(reference), [None] * len(valid)
     ctx.mark_non_differentiable(*tables)
     ctx.set_materialize_grads(False)
-    ctx.keeps_moments = decode(drawn, reference, *ctx.how).normalizer.contributors.keeps_moments
+    ctx.keeps_moments = decode(drawn, reference, valid, *ctx.how).normalizer.contributors.keeps_moments
     kept = tables[2:4] if ctx.keeps_moments else tables[:2]
-    ctx.save_for_backward(x, weight, bias, *kept, *tables[4:], *drawn, *reference)
+    ctx.save_for_backward(x, weight, bias, *kept, *tables[4:], *drawn, *reference, *valid)
 
 
 def _backward_of_normalize(ctx: Any, dy: Tensor | None, *tables: Any) -> tuple[Any, ...]:
     x, weight, bias, mean, var, m, k, r, d, *given = ctx.saved_tensors
     if dy is None:
         return None, None, None, *ctx.lists, *_no_gradients(ctx.how)
-    count = len(ctx.lists[0])
-    drawn, reference = given[:count], given[count:]
+    left = iter(given)
+    drawn, reference, valid = ([next(left) for _ in each] for each in ctx.lists)
     if torch.is_grad_enabled():  # for a second derivative, which the op of the backward pass does not have
-        plan = decode(drawn, reference, *ctx.how)
+        plan = decode(drawn, reference, valid, *ctx.how)
         return *composite.gradient(plan, x, weight, bias, dy), *ctx.lists, *_no_gradients(ctx.how)
     needs_x = ctx.needs_input_grad[0]
-    arguments = (dy, x, weight, [mean, var], [m, k], [r, d], reference, *ctx.how, needs_x)
+    arguments = (dy, x, weight, [mean, var], [m, k], [r, d], reference, valid, *ctx.how, needs_x)
     dx, g_weight, g_bias = torch.ops.ghostnoise.normalize_backward(*arguments)
     gradients = (dx if needs_x else None, _cast(g_weight, weight), _cast(g_bias, bias))
     return *gradients, *ctx.lists, *_no_gradients(ctx.how)
 
 
 def _setup_inject(ctx: Any, inputs: tuple[Any, ...], output: tuple[Tensor, ...]) -> None:
-    ctx.lists, ctx.how = [None] * len(inputs[1]), inputs[2:]
+    ctx.lists, ctx.how = [[None] * len(each) for each in inputs[1:3]], inputs[3:]
     ctx.mark_non_differentiable(*output[1:])
     ctx.set_materialize_grads(False)
     ctx.save_for_backward(output[1])
@@ -178,10 +181,10 @@ def _setup_inject(ctx: Any, inputs: tuple[Any, ...], output: tuple[Tensor, ...])
 def _backward_of_inject(ctx: Any, dy: Tensor | None, *tables: Any) -> tuple[Any, ...]:
     (scale,) = ctx.saved_tensors
     if dy is None:
-        return None, ctx.lists, *_no_gradients(ctx.how)
+        return None, *ctx.lists, *_no_gradients(ctx.how)
     if torch.is_grad_enabled():
-        return aten.rescale(dy, scale).to(dy.dtype), ctx.lists, *_no_gradients(ctx.how)
-    return torch.ops.ghostnoise.inject_backward(dy, scale), ctx.lists, *_no_gradients(ctx.how)
+        return aten.rescale(dy, scale).to(dy.dtype), *ctx.lists, *_no_gradients(ctx.how)
+    return torch.ops.ghostnoise.inject_backward(dy, scale), *ctx.lists, *_no_gradients(ctx.how)
 
 
 torch.library.register_autograd(

@@ -41,14 +41,27 @@ class Population(NamedTuple):
     unbiased: bool = False
 
     def moments(
-        self, contributors: Contributors, samples: Moments, pooled: Moments, batch_size: int, spatial: int
+        self,
+        contributors: Contributors,
+        samples: Moments,
+        pooled: Moments,
+        batch_size: int,
+        spatial: int,
+        counts: Tensor | None = None,
     ) -> Moments:
-        """Return these moments (1, C), given those of the samples (B, C) and of the pools (R, C)."""
+        """Return these moments (1, C), given those of the samples (B, C) and of the pools (R, C).
+
+        `counts` (B, 1) are the numbers of values of the samples, if they may differ. If all are 0, the moments are NaN.
+        """
+        count: int | Tensor = batch_size * spatial
+        if counts is not None:
+            count = counts.sum()
+            absent = torch.where(count > 0, 0, torch.nan)  # a batch without values does not update anything
+            samples, pooled = (each._replace(mean=each.mean + absent) for each in (samples, pooled))
         if self.ghosts:
             assert isinstance(contributors, GhostBatch)
-            return Moments(*(contributors.average(table, batch_size) for table in pooled))
-        mean, var = _whole(contributors, samples, pooled, batch_size)
-        count = batch_size * spatial
+            return Moments(*(contributors.average(table, batch_size, counts) for table in pooled))
+        mean, var = _whole(contributors, samples, pooled, batch_size, counts)
         return Moments(mean, var * (count / (count - 1)) if self.unbiased else var)
 
 
@@ -59,14 +72,16 @@ class Update(NamedTuple):
     population: Population
 
 
-def _whole(contributors: Contributors, samples: Moments, pooled: Moments, batch_size: int) -> Moments:
+def _whole(
+    contributors: Contributors, samples: Moments, pooled: Moments, batch_size: int, counts: Tensor | None
+) -> Moments:
     """Return the moments of the whole batch (1, C): from those of ghost batches, or else of samples."""
     if pooled.mean.shape[0] == 1:
         return pooled
     if not isinstance(contributors, GhostBatch):
-        return pool_all(*samples)
+        return pool_all(*samples, counts)
     size, last = first_and_last_size(batch_size, contributors.ghost_size)
-    if size == last:
+    if size == last and counts is None:
         return pool_all(*pooled)
-    mean = contributors.average(pooled.mean, batch_size)
-    return Moments(mean, contributors.average(pooled.var + (pooled.mean - mean).square(), batch_size))
+    mean = contributors.average(pooled.mean, batch_size, counts)
+    return Moments(mean, contributors.average(pooled.var + (pooled.mean - mean).square(), batch_size, counts))

@@ -21,6 +21,9 @@ If the batch is spread over ranks, moments are gathered, so all ranks decide fro
 transformation of x are those of a rank's own samples. In the backward pass, a, d, db and dw are sums over these; their
 contributions to drstd and dmean are gathered and summed for each pool over all ranks. So the gradient of x is that of
 the losses of all ranks, and db and dw of all ranks sum to those of the whole batch.
+
+With a mask, x is filled at invalid positions and dy is 0 there (`engine.masks`): the passes over x are the same, and
+the moments and their pools are those of the valid positions.
 """
 
 from functools import partial
@@ -38,8 +41,10 @@ from ghostnoise.engine.backends.base import (
     Saved,
     folded,
 )
+from ghostnoise.engine.masks import Valid
 from ghostnoise.engine.plan import Batch, Correction, DrawnWithHistory, Noise, Normalizer, Plan, positions
 from ghostnoise.engine.ranks import Ranks
+from ghostnoise.statistics.laws import mean_count
 from ghostnoise.statistics.moments import Moments, Stored, arithmetic_dtype, expand_pools, table_dtype
 from ghostnoise.statistics.samples import GhostBatch, LinearTerm, pool_all
 
@@ -50,11 +55,11 @@ def forward(
     backend: Backend, x: Tensor, weight: Tensor | None, bias: Tensor | None, plan: Plan, ranks: Ranks | None
 ) -> Normalized:
     """Measure the moments of x, decide on a transformation, and apply it."""
-    if ranks is None and (fused := backend.fused_forward(x, weight, bias, plan)) is not None:
+    alone = ranks is None and plan.valid is None
+    if alone and (fused := backend.fused_forward(x, weight, bias, plan)) is not None:
         return fused
     plan = plan.evaluated(x.device)
-    moments = backend.moments(x)
-    moments = moments if ranks is None else ranks.gather(moments)
+    moments = _measured(backend.moments(x), plan.valid, x, ranks)
     affine, pooled, noise, correction = decide(backend, moments, weight, bias, plan, x, ranks)
     shared = plan.normalizer.contributors.samples_per_pool(x.shape[0]) if ranks is None else 1
     y = backend.transform(x, affine, shared)
@@ -75,8 +80,8 @@ def decide(
     Returns the transformation, the statistics of all pools (R, C), the noise, and the correction.
     """
     normalizer, noise, reference = plan.normalizer, plan.noise, plan.known
-    dtype, spatial = arithmetic_dtype(x), positions(x)
-    pooled = backend.pool(normalizer.contributors, moments, None if reference is None else reference.moments)
+    dtype, counts = arithmetic_dtype(x), plan.counts
+    pooled = backend.pool(normalizer.contributors, moments, None if reference is None else reference.moments, counts)
     correction = reference.correction(pooled, normalizer, dtype) if reference is not None and plan.corrects else None
     weight, bias = folded(correction, weight, bias, dtype)
     shared = normalizer.contributors.samples_per_pool(moments.mean.shape[0])
@@ -90,15 +95,13 @@ def decide(
     unit, several = coefficients.rstd.detach().square().reciprocal(), whole.mean.shape[0] > 1
     earlier = noise.stored if isinstance(noise, DrawnWithHistory) else None
     if several:
-        if earlier is not None:  # normalized by the batch, to whose samples they did not contribute
-            of_batch = backend.pool(WHOLE_BATCH, samples)
-            earlier = Stored(
-                *_rescaled(Moments(*earlier[:2]), of_batch.mean, normalizer.rstd(of_batch.var)), earlier[2]
-            )
+        if earlier is not None:
+            mean, var = backend.pool(WHOLE_BATCH, samples, counts=counts)
+            earlier = Stored(*_rescaled(Moments(*earlier[:2]), mean, normalizer.rstd(var)), earlier.counts)
         samples = _normalized_moments(normalizer, samples, whole)
-        whole = backend.pool(WHOLE_BATCH, samples)
+        whole = backend.pool(WHOLE_BATCH, samples, counts=counts)
         unit = torch.ones_like(whole.var)
-    batch = Batch(samples, whole, unit, spatial, partial(backend.pool_drawn, dtype=dtype), several)
+    batch = _batch(backend, samples, whole, unit, counts, x, several)
     batch = batch if earlier is None else _extended(backend, batch, earlier)
     tables, affine = backend.noisy_affine(noise, batch, coefficients, weight, bias, shared)
     return affine, pooled, tables, correction
@@ -115,7 +118,8 @@ def backward(
     needs_x: bool,
 ) -> Gradients:
     """Return the gradients of x, weight and bias, as derived above."""
-    if ranks is None and (fused := backend.fused_backward(dy, x, weight, plan, saved, needs_x)) is not None:
+    alone = ranks is None and plan.valid is None
+    if alone and (fused := backend.fused_backward(dy, x, weight, plan, saved, needs_x)) is not None:
         return fused
     weight, _ = folded(saved.correction, weight, None, arithmetic_dtype(x))
     return _backward(backend, dy, x, weight, plan, saved, ranks, needs_x).unfolded(saved.correction)
@@ -135,18 +139,20 @@ def _backward(
     reference = None if plan.known is None else plan.known.moments
     dtype, batch_size = arithmetic_dtype(x), x.shape[0] if ranks is None else ranks.batch_size
     kept = sample_moments(x, saved.kept) if contributors.keeps_moments and ranks is None else saved.kept
-    pooled = backend.pool(contributors, kept, reference) if contributors.keeps_moments else kept
+    pooled = backend.pool(contributors, kept, reference, plan.counts) if contributors.keeps_moments else kept
     own, shared = _own_statistics(pooled, contributors.samples_per_pool(batch_size), ranks)
     coefficients = backend.coefficients(normalizer, own, weight, None, dtype)
     sums = backend.gradient_sums(dy, x, coefficients.center, shared)
-    given = (normalizer, coefficients, own.var, weight, *sums, noise, shared)
-    g_weight, g_bias, gradient = backend.statistics_gradient(*given)
+    g_weight, g_bias, gradient = backend.statistics_gradient(
+        normalizer, coefficients, own.var, weight, *sums, noise, shared
+    )
     if not needs_x:
         return Gradients(None, g_weight, g_bias)
     all_shared = contributors.samples_per_pool(batch_size)
     if ranks is not None:
         gradient = ranks.add(gradient, pooled.mean.shape[0], all_shared)
-    term = backend.linear_term(contributors, kept, pooled, gradient, reference, batch_size, positions(x))
+    given = (contributors, kept, pooled, gradient, reference, batch_size, positions(x), plan.counts)
+    term = backend.linear_term(*given)
     if ranks is not None:
         term = LinearTerm(*(ranks.own(table, all_shared) for table in term))
     # x - center is computed with a rounded center; the offset compensates for the rounding.
@@ -169,18 +175,19 @@ def sample_moments(x: Tensor, kept: Moments) -> Moments:
     return Moments(mean, torch.zeros_like(mean))
 
 
-def inject_tables(backend: Backend, x: Tensor, noise: Noise, ranks: Ranks | None) -> tuple[Affine, Moments | None]:
+def inject_tables(
+    backend: Backend, x: Tensor, noise: Noise, ranks: Ranks | None, valid: Valid | None = None
+) -> tuple[Affine, Moments | None]:
     """Measure x and decide on noise alone: `(x - m)·k`, as a transformation with constant tables.
 
     Also returns the moments (B, C) of the whole batch, or None if a fused call did not return them.
     """
-    if ranks is None and (fused := backend.fused_noise(x, noise)) is not None:
+    if ranks is None and valid is None and (fused := backend.fused_noise(x, noise)) is not None:
         return fused, None
-    moments = backend.moments(x)
-    moments = moments if ranks is None else ranks.gather(moments)
-    whole, dtype = backend.pool(WHOLE_BATCH, moments), arithmetic_dtype(x)
-    unit = torch.ones_like(whole.var)
-    batch = Batch(moments, whole, unit, positions(x), partial(backend.pool_drawn, dtype=dtype))
+    moments = _measured(backend.moments(x), valid, x, ranks)
+    counts, dtype = None if valid is None else valid.counts, arithmetic_dtype(x)
+    whole = backend.pool(WHOLE_BATCH, moments, counts=counts)
+    batch = _batch(backend, moments, whole, torch.ones_like(whole.var), counts, x)
     batch = _extended(backend, batch, noise.stored) if isinstance(noise, DrawnWithHistory) else batch
     m, k = backend.noise_tables(noise, batch, dtype)
     zero = torch.zeros(whole.mean.shape, dtype=dtype, device=x.device)
@@ -192,13 +199,40 @@ def _extended(backend: Backend, batch: Batch, stored: Stored) -> Batch:
     dtype, counts = batch.whole.mean.dtype, batch.counts
     pairs = zip(batch.moments, (stored.mean, stored.var), strict=True)
     moments = Moments(*(torch.cat([table.to(dtype), earlier.to(dtype)]) for table, earlier in pairs))
-    if counts is None and stored.counts is None:
+    if stored.counts is None:
         return batch._replace(moments=moments, whole=backend.pool(WHOLE_BATCH, moments))
-    size, earlier = batch.moments.mean.shape[0], stored.mean.shape[0]
-    counts = moments.mean.new_full((size,), batch.spatial) if counts is None else counts.to(dtype)
-    rest = counts.new_full((earlier,), batch.spatial) if stored.counts is None else stored.counts.to(dtype)
-    counts = torch.cat([counts, rest])
+    if counts is None:
+        counts = stored.counts.new_full(batch.moments.mean.shape[:1], batch.spatial)  # type: ignore[arg-type]
+    counts = torch.cat([counts.to(dtype), stored.counts.to(dtype)])
     return batch._replace(moments=moments, whole=pool_all(*moments, counts[:, None]), counts=counts)
+
+
+def valid_moments(moments: Moments, valid: Valid | None, x: Tensor, ranks: Ranks | None = None) -> Moments:
+    """Return the moments of the samples of x (B, C) over their valid positions, given those over all positions."""
+    if valid is None:
+        return moments
+    return valid.moments(moments, positions(x), valid.counts if ranks is None else ranks.rows(valid.counts))
+
+
+def _measured(moments: Moments, valid: Valid | None, x: Tensor, ranks: Ranks | None) -> Moments:
+    """Return the moments of all samples of the batch, given those of the samples of x over all positions."""
+    moments = valid_moments(moments, valid, x, ranks)
+    return moments if ranks is None else ranks.gather(moments)
+
+
+def _batch(
+    backend: Backend,
+    samples: Moments,
+    whole: Moments,
+    unit: Tensor,
+    counts: Tensor | None,
+    x: Tensor,
+    normalized: bool = False,
+) -> Batch:
+    pool_drawn = partial(backend.pool_drawn, dtype=arithmetic_dtype(x))
+    if counts is None:
+        return Batch(samples, whole, unit, positions(x), pool_drawn, normalized)
+    return Batch(samples, whole, unit, mean_count(counts), pool_drawn, normalized, counts.flatten())
 
 
 def _normalized_moments(normalizer: Normalizer, samples: Moments, pooled: Moments) -> Moments:

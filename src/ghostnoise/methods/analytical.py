@@ -8,11 +8,12 @@ from torch import Generator, Tensor, nn
 from ghostnoise import checks
 from ghostnoise.engine import op, ranks
 from ghostnoise.engine.plan import Components, Normalizer, Tables
-from ghostnoise.engine.ranks import Group
-from ghostnoise.methods.base import NormLayer, checked, whole_batch_unbiased
+from ghostnoise.engine.ranks import Extent, Group
+from ghostnoise.masking import mask_of
+from ghostnoise.methods.base import NormLayer, checked, whole_batch_unbiased, zeroed
 from ghostnoise.methods.ghost_noise import check_noise, checked_input, warn_without_variance
 from ghostnoise.methods.registry import MethodSpec, register
-from ghostnoise.statistics.laws import Dof, Law, LawDraws, LawName
+from ghostnoise.statistics.laws import Dof, Law, LawDraws, LawName, mean_count
 from ghostnoise.statistics.samples import GhostBatch
 from ghostnoise.tracing import Leaf
 
@@ -41,6 +42,7 @@ def analytical_ghost_noise(
     generator: Generator | None = None,
     process_group: Group = None,
     uneven: bool = False,
+    mask: Tensor | None = None,
 ) -> Tensor:
     """Shift and scale as `ghost_noise` does, with moments from the analytical law of ghost batches (eqs. 11-16).
 
@@ -56,21 +58,23 @@ def analytical_ghost_noise(
         generator: draws the noise; None is the default generator of the device.
         process_group: the ranks that share the batch.
         uneven: if True, ranks may hold different numbers of samples.
+        mask: the valid positions of a padded batch; see `batch_norm`. The law takes the mean number of valid positions
+            of the samples that have any.
 
     Shape:
         (B, C, *spatial) with 2 to 5 dimensions, or with the channels in `channel_dim`.
     """
     ghost_size = checks.ghost_size_or_none(ghost_size)
     _check(noise_eps, components, generator, law, dof)
-    channels, extent = checked_input(input, "analytical_ghost_noise", channel_dim, process_group, uneven)
+    channels, extent = checked_input(input, "analytical_ghost_noise", channel_dim, process_group, uneven, mask)
     if ghost_size is None:
         checks.no_draws("draws", draws)
-        return input
+        return input if extent.mask is None else extent.mask.zero(input, channel_dim)
     ghost_law = Law(ghost_size, law, dof)
-    draws = _drawn(ghost_law, input, channels, extent.spatial, draws, generator)
+    draws = _drawn(ghost_law, input, channels, extent, draws, generator)
     warn_without_variance(components != "shift" and not ghost_law.has_variance(extent.spatial), input)
     noise = Tables(float(noise_eps), components, ghost_law, draws, normalized=False)
-    return op.inject(input, noise, channel_dim, extent.ranks)[0]
+    return op.inject(input, noise, channel_dim, extent.ranks, extent.mask)[0]
 
 
 def analytical_ghost_noise_batch_norm(
@@ -94,6 +98,7 @@ def analytical_ghost_noise_batch_norm(
     channel_dim: int = 1,
     process_group: Group = None,
     uneven: bool = False,
+    mask: Tensor | None = None,
 ) -> Tensor:
     """Normalize with the statistics of the whole batch, inject analytical ghost noise, then apply weight and bias.
 
@@ -107,7 +112,7 @@ def analytical_ghost_noise_batch_norm(
     _check(noise_eps, components, generator, law, dof)
     call = checked(
         "analytical_ghost_noise_batch_norm", input, running_mean, running_var, weight, bias, training, momentum, eps,
-        num_batches_tracked, channel_dim, process_group, uneven,
+        num_batches_tracked, channel_dim, process_group, uneven, mask,
     )  # fmt: skip
     if not training:
         return call.infer()
@@ -116,7 +121,7 @@ def analytical_ghost_noise_batch_norm(
         checks.no_draws("draws", draws)
         return call.train(normalizer, whole_batch_unbiased)
     ghost_law = Law(ghost_size, law, dof)
-    draws = _drawn(ghost_law, input, input.shape[channel_dim], extent.spatial, draws, generator)
+    draws = _drawn(ghost_law, input, input.shape[channel_dim], extent, draws, generator)
     warn_without_variance(components != "shift" and not ghost_law.has_variance(extent.spatial), input)
     noise = Tables(float(noise_eps), components, ghost_law, draws, normalized=True)
     return call.train(normalizer, whole_batch_unbiased, noise)
@@ -129,11 +134,12 @@ def _check(noise_eps: float, components: str, generator: Generator | None, law: 
 
 
 def _drawn(
-    law: Law, input: Tensor, channels: int, spatial: int, draws: LawDraws | None, generator: Generator | None
+    law: Law, input: Tensor, channels: int, extent: Extent, draws: LawDraws | None, generator: Generator | None
 ) -> LawDraws:
     """Return draws from the law of ghost batches of the input: the given ones, checked, or new ones."""
     shape = (input.shape[0], channels)
     if draws is None:
+        spatial = extent.spatial if extent.counts is None else mean_count(extent.counts)
         return law.draw(shape, spatial, input.device, generator)
     draws = LawDraws(*(table.clone() for table in draws))  # the backward pass needs them unchanged
     for name, table in zip(draws._fields, draws, strict=True):
@@ -184,14 +190,15 @@ class AnalyticalGhostNoise(Leaf):
         self.channel_dim, self.generator = channel_dim, generator
         self.process_group, self.uneven = ranks.named(process_group), uneven
 
-    def forward(self, input: Tensor) -> Tensor:
-        """Inject noise in training."""
+    def forward(self, input: Tensor, mask: Tensor | None = None) -> Tensor:
+        """Inject noise in training. `mask` is that of `BatchNorm2d.forward`."""
+        mask = mask_of(self, input, mask, self.channel_dim)
         if not self.training:
-            return input
+            return zeroed(input, mask, type(self).__name__, self.channel_dim)
         return analytical_ghost_noise(
             input, self.ghost_size, self.noise_eps, law=self.law, dof=self.dof, components=self.components,
             channel_dim=self.channel_dim, generator=self.generator, process_group=self.process_group,
-            uneven=self.uneven,
+            uneven=self.uneven, mask=mask,
         )  # fmt: skip
 
     def extra_repr(self) -> str:

@@ -9,9 +9,12 @@ from torch import Tensor
 
 from ghostnoise import checks, docstrings
 from ghostnoise.engine import op, ranks
+from ghostnoise.engine.masks import zero_invalid
 from ghostnoise.engine.plan import LiveReference, Noise, Normalizer, Plan, Reference
 from ghostnoise.engine.ranks import Extent, Group
 from ghostnoise.engine.running import Population, Running, Update
+from ghostnoise.masking import mask_of
+from ghostnoise.statistics.samples import Exclusive, GhostBatch
 from ghostnoise.torch_private import AnyBatchNorm, in_backward
 from ghostnoise.tracing import Leaf
 
@@ -26,6 +29,19 @@ class Call(NamedTuple):
     eps: float
     channel_dim: int
     extent: Extent
+
+    def ghost_values(self, ghost_size: int | None) -> Tensor | None:
+        """Return the numbers of valid positions of ghost batches (G, 1); None without a mask."""
+        counts = self.extent.counts
+        return None if counts is None else GhostBatch(ghost_size).values(counts)
+
+    def other_values(self, ghost_size: int | None) -> Tensor | None:
+        """Return the numbers of valid positions of the other samples of the ghost batch (B, 1); None without a mask.
+
+        It is infinite for samples that have no valid positions themselves.
+        """
+        counts = self.extent.counts
+        return None if counts is None else Exclusive(ghost_size).values(counts).where(counts > 0, torch.inf)
 
     def train(
         self,
@@ -51,11 +67,21 @@ class Call(NamedTuple):
                 raise ValueError("momentum=None: needs num_batches_tracked, the count of the cumulative average")
             update = Update(running, population)
         plan = Plan(normalizer, noise, reference, update)
-        return op.normalize(self.input, plan, self.weight, self.bias, self.channel_dim, self.extent.ranks)
+        return self.normalize(plan)
+
+    def normalize(self, plan: Plan) -> tuple[Tensor, op.Measured]:
+        """Normalize as the plan says, and also return the statistics of the batch."""
+        _, _, ranks, mask = self.extent
+        return op.normalize(self.input, plan, self.weight, self.bias, self.channel_dim, ranks, mask)
 
     def infer(self) -> Tensor:
         """Run `torch.nn.functional.batch_norm` with the running buffers, or with the batch statistics without them."""
-        running, dim = self.running, self.channel_dim
+        running, dim, mask = self.running, self.channel_dim, self.extent.mask
+        if mask is not None:
+            if running.is_absent:
+                return self.normalize(Plan(Normalizer(GhostBatch(), self.eps)))[0]
+            unmasked = self._replace(input=mask.zero(self.input, dim), extent=self.extent._replace(mask=None))
+            return mask.zero(unmasked.infer(), dim)
         folded = self.input if dim == 1 else self.input.movedim(dim, 1)  # an exported movedim would be an operator
         y = F.batch_norm(folded, running.mean, running.var, self.weight, self.bias, running.is_absent, 0.0, self.eps)
         return y if dim == 1 else y.movedim(1, dim)
@@ -75,17 +101,45 @@ def checked(
     channel_dim: int,
     process_group: Group,
     uneven: bool,
+    mask: Tensor | None = None,
 ) -> Call:
     """Check the arguments that all batch norms share, and in training meet the other ranks."""
     channels = {"running_mean": running_mean, "running_var": running_var, "weight": weight, "bias": bias}
     _, spatial = checks.layout(input, name, channel_dim, channels)
     checks.number("eps", eps, 0)
-    extent = ranks.meet(input, spatial, process_group if training else None, uneven)
+    extent = met(name, input, spatial, channel_dim, process_group if training else None, uneven, mask)
     if training:
         checks.trainable(extent.shape, name)
-        checks.several_values(extent.shape, spatial)
+        checks.several_values(extent.shape, spatial, extent.counts)
     running = Running(running_mean, running_var, num_batches_tracked, momentum)
     return Call(input, running, weight, bias, eps, channel_dim, extent)
+
+
+def met(
+    name: str,
+    input: Tensor,
+    spatial: int,
+    channel_dim: int,
+    process_group: Group,
+    uneven: bool,
+    mask: Tensor | None,
+) -> Extent:
+    """Return the extent of the batch that the input is a part of, with its mask, checked."""
+    if mask is not None:
+        checks.mask(mask, input, name, channel_dim)
+    extent = ranks.meet(input, spatial, process_group, uneven, mask)
+    if extent.counts is not None:
+        checks.some_valid(extent.counts, name)
+    return extent
+
+
+def zeroed(input: Tensor, mask: Tensor | None, name: str, channel_dim: int) -> Tensor:
+    """Return the input with 0 at invalid positions, of a function that does nothing else; the mask is checked."""
+    if mask is None:
+        return input
+    checks.mask(mask, input, name, channel_dim)
+    checks.some_valid(mask, name)
+    return zero_invalid(input, mask, channel_dim)
 
 
 def is_recomputed() -> bool:
@@ -140,9 +194,13 @@ class NormLayer(Leaf, AnyBatchNorm):
         super().__init__(num_features, eps, momentum, affine, track_running_stats, device, dtype, **newer)
         self.process_group, self.uneven = ranks.named(process_group), uneven
 
-    def forward(self, input: Tensor) -> Tensor:
-        """Normalize with the statistics of the batch in training, and with the running statistics in eval."""
+    def forward(self, input: Tensor, mask: Tensor | None = None) -> Tensor:
+        """Normalize with the statistics of the batch in training, and with the running statistics in eval.
+
+        `mask` (B, *positions) is True at the valid positions of a padded batch; None is that of `ghostnoise.masked`.
+        """
         self._check_input_dim(input)
+        mask = mask_of(self, input, mask)
         tracks = self.track_running_stats or not self.training
         return self.function(
             input,
@@ -154,6 +212,7 @@ class NormLayer(Leaf, AnyBatchNorm):
             self.momentum,
             self.eps,
             num_batches_tracked=self.num_batches_tracked if tracks else None,
+            mask=mask,
             **{name: getattr(self, name) for name in self.options},
         )
 

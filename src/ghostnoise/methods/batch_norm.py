@@ -25,10 +25,11 @@ def batch_norm(
     channel_dim: int = 1,
     process_group: Group = None,
     uneven: bool = False,
+    mask: Tensor | None = None,
 ) -> Tensor:
     """Normalize each channel with the mean and variance of the whole batch.
 
-    The arguments are those of `torch.nn.functional.batch_norm`, and four more.
+    The arguments are those of `torch.nn.functional.batch_norm`, and five more.
 
     Args:
         num_batches_tracked: the count of a layer, which is incremented; `momentum=None` uses it for the cumulative
@@ -36,6 +37,8 @@ def batch_norm(
         channel_dim: the dimension of the channels.
         process_group: the ranks that share the batch in training: None is this process alone, "world" is all ranks.
         uneven: if True, ranks may hold different numbers of samples.
+        mask: the valid positions of a padded batch, a bool tensor (B, *positions) that is True where a value is valid.
+            Only values at valid positions contribute, each by the same weight; output and gradient are 0 at the others.
 
     Without running buffers, the statistics of the batch are used in evaluation too.
 
@@ -44,7 +47,7 @@ def batch_norm(
     """
     call = checked(
         "batch_norm", input, running_mean, running_var, weight, bias, training, momentum, eps, num_batches_tracked,
-        channel_dim, process_group, uneven,
+        channel_dim, process_group, uneven, mask,
     )  # fmt: skip
     if not training:
         return call.infer()

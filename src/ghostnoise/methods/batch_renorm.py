@@ -11,7 +11,7 @@ from ghostnoise.engine import op
 from ghostnoise.engine.plan import Limits, LiveReference, Normalizer, Plan, Reference
 from ghostnoise.engine.ranks import Group
 from ghostnoise.engine.running import Running
-from ghostnoise.methods.base import NormLayer, checked, is_recomputed, whole_batch_unbiased
+from ghostnoise.methods.base import Call, NormLayer, checked, is_recomputed, whole_batch_unbiased
 from ghostnoise.methods.registry import MethodSpec, register
 from ghostnoise.statistics.moments import Moments
 from ghostnoise.statistics.samples import GhostBatch, pool_all
@@ -46,6 +46,7 @@ def batch_renorm(
     channel_dim: int = 1,
     process_group: Group = None,
     uneven: bool = False,
+    mask: Tensor | None = None,
     _recent: "deque[Pass] | None" = None,
 ) -> Tensor:
     """Normalize with the statistics of the batch, and correct the result towards the running statistics.
@@ -60,7 +61,7 @@ def batch_renorm(
     _check(r_max, d_max, warmup_steps, transition_steps)
     call = checked(
         "batch_renorm", input, running_mean, running_var, weight, bias, training, momentum, eps, num_batches_tracked,
-        channel_dim, process_group, uneven,
+        channel_dim, process_group, uneven, mask,
     )  # fmt: skip
     if not training:
         return call.infer()
@@ -70,8 +71,7 @@ def batch_renorm(
     if _recent is None or torch.compiler.is_compiling():
         return call.train(normalizer, whole_batch_unbiased, reference=live)
     if is_recomputed() and _recent:
-        reference = _first_pass(input, channel_dim, _recent, local=call.extent.ranks is None)
-        return op.normalize(input, Plan(normalizer, None, reference), weight, bias, channel_dim, call.extent.ranks)[0]
+        return call.normalize(Plan(normalizer, None, _first_pass(call, _recent)))[0]
     y, measured = call.train_and_measure(normalizer, whole_batch_unbiased, reference=live)
     assert measured.reference is not None
     _recent.append(Pass(measured.pooled.mean.detach(), measured.reference))
@@ -92,14 +92,14 @@ def _check_running(running: Running, warmup_steps: int, transition_steps: int) -
         )
 
 
-def _first_pass(input: Tensor, channel_dim: int, recent: "deque[Pass]", local: bool) -> Reference:
+def _first_pass(call: Call, recent: "deque[Pass]") -> Reference:
     """Return the running statistics that the first pass over this batch used: of the nearest mean, or the latest.
 
     Ranks would have to exchange the mean of the batch, so they take the latest pass.
     """
-    if not local:
+    if call.extent.ranks is not None:
         return recent[-1].reference
-    mean = pool_all(*op.measure(input, channel_dim)).mean
+    mean = pool_all(*op.measure(call.input, call.channel_dim, call.extent.mask), call.extent.counts).mean
     passes = [each for each in reversed(recent) if each.mean.shape == mean.shape and each.mean.device == mean.device]
     nearest = torch.stack([(each.mean - mean).abs().sum() for each in passes]).argmin()
 

@@ -9,6 +9,9 @@ import torch
 from torch import Generator, Tensor
 
 from ghostnoise import checks
+from ghostnoise.engine.masks import zero_invalid
+from ghostnoise.masking import mask_of
+from ghostnoise.methods.base import zeroed
 from ghostnoise.methods.registry import MethodSpec, register
 from ghostnoise.randomness import drawn_by
 from ghostnoise.tracing import Leaf
@@ -29,12 +32,13 @@ def noisy_dropout(
     p_sets: Spread = "variance",
     channel_dim: int = 1,
     generator: Generator | None = None,
+    mask: Tensor | None = None,
 ) -> Tensor:
     """Multiply the input by noise of mean 1 and variance p/(1-p), drawn per element, or per channel of each sample.
 
     `distribution="bernoulli"` is dropout: 0 with probability p, else 1/(1-p). `distribution="gaussian"` draws from
     N(1, p/(1-p)) (eq. 14), or with `p_sets="std"` from a normal distribution with the standard deviation p/(1-p), as in
-    the paper's released code.
+    the paper's released code. With a `mask` (B, *positions), see `batch_norm`, the output is 0 where it is False.
     """
     _check_dropout(p, distribution, per, p_sets)
     if per == "element":
@@ -43,6 +47,7 @@ def noisy_dropout(
     else:
         checks.layout(input, "noisy_dropout", channel_dim)
         shape = [size if dim in (0, channel_dim % input.ndim) else 1 for dim, size in enumerate(input.shape)]
+    input = zeroed(input, mask, "noisy_dropout", channel_dim)
     if p == 0:
         return input
     if distribution == "gaussian":
@@ -53,13 +58,26 @@ def noisy_dropout(
     return input * kept.to(input.dtype).mul_(1 / (1 - p) if p < 1 else 0)
 
 
-def additive_gaussian_noise(input: Tensor, std: float, *, generator: Generator | None = None) -> Tensor:
-    """Add N(0, std²) to each element of the input."""
+def additive_gaussian_noise(
+    input: Tensor,
+    std: float,
+    *,
+    channel_dim: int = 1,
+    generator: Generator | None = None,
+    mask: Tensor | None = None,
+) -> Tensor:
+    """Add N(0, std²) to each element of the input.
+
+    With a `mask` (B, *positions), see `batch_norm`, the output is 0 where it is False; only the mask depends on
+    `channel_dim`.
+    """
     checks.number("std", std, 0)
     checks.floating(input, "additive_gaussian_noise")
+    input = zeroed(input, mask, "additive_gaussian_noise", channel_dim)
     if std == 0:
         return input
-    return input + torch.randn(input.shape, dtype=input.dtype, device=input.device, **drawn_by(generator)).mul_(std)
+    y = input + torch.randn(input.shape, dtype=input.dtype, device=input.device, **drawn_by(generator)).mul_(std)
+    return y if mask is None else zero_invalid(y, mask, channel_dim)
 
 
 class NoisyDropout(Leaf):
@@ -98,13 +116,14 @@ class NoisyDropout(Leaf):
         self.p, self.distribution, self.per, self.p_sets = p, distribution, per, p_sets
         self.channel_dim, self.generator = channel_dim, generator
 
-    def forward(self, input: Tensor) -> Tensor:
-        """Apply noise in training."""
+    def forward(self, input: Tensor, mask: Tensor | None = None) -> Tensor:
+        """Apply noise in training. `mask` is that of `BatchNorm2d.forward`."""
+        mask = mask_of(self, input, mask, self.channel_dim)
         if not self.training:
-            return input
+            return zeroed(input, mask, type(self).__name__, self.channel_dim)
         return noisy_dropout(
             input, self.p, distribution=self.distribution, per=self.per, p_sets=self.p_sets,
-            channel_dim=self.channel_dim, generator=self.generator,
+            channel_dim=self.channel_dim, generator=self.generator, mask=mask,
         )  # fmt: skip
 
     def extra_repr(self) -> str:
@@ -119,6 +138,7 @@ class AdditiveGaussianNoise(Leaf):
 
     Args:
         std: the standard deviation of the noise.
+        channel_dim: the dimension of the channels, which a mask does not have.
         generator: draws the noise; None is the default generator of the device.
 
     Shape:
@@ -129,19 +149,25 @@ class AdditiveGaussianNoise(Leaf):
         AdditiveGaussianNoise(std=0.1)
     """
 
-    def __init__(self, std: float, *, generator: Generator | None = None) -> None:
+    def __init__(self, std: float, *, channel_dim: int = 1, generator: Generator | None = None) -> None:
         super().__init__()
         checks.number("std", std, 0)
         checks.generator(generator)
-        self.std, self.generator = std, generator
+        checks.dimension(channel_dim)
+        self.std, self.channel_dim, self.generator = std, channel_dim, generator
 
-    def forward(self, input: Tensor) -> Tensor:
-        """Add noise in training."""
-        return additive_gaussian_noise(input, self.std, generator=self.generator) if self.training else input
+    def forward(self, input: Tensor, mask: Tensor | None = None) -> Tensor:
+        """Add noise in training. `mask` is that of `BatchNorm2d.forward`."""
+        mask = mask_of(self, input, mask, self.channel_dim)
+        if not self.training:
+            return zeroed(input, mask, type(self).__name__, self.channel_dim)
+        return additive_gaussian_noise(
+            input, self.std, channel_dim=self.channel_dim, generator=self.generator, mask=mask
+        )
 
     def extra_repr(self) -> str:
         """Return the settings."""
-        return f"std={self.std}"
+        return f"std={self.std}" if self.channel_dim == 1 else f"std={self.std}, channel_dim={self.channel_dim}"
 
 
 def _check_dropout(p: float, distribution: Distribution, per: Per, p_sets: Spread) -> None:

@@ -6,7 +6,6 @@ import torch
 from torch import Tensor
 
 from ghostnoise import checks
-from ghostnoise.engine import op
 from ghostnoise.engine.plan import Normalizer, Plan, Reference
 from ghostnoise.engine.ranks import Group
 from ghostnoise.methods.base import NormLayer, checked, ghost_average
@@ -34,6 +33,7 @@ def eval_norm(
     channel_dim: int = 1,
     process_group: Group = None,
     uneven: bool = False,
+    mask: Tensor | None = None,
 ) -> Tensor:
     """Train as `ghost_batch_norm`; in evaluation, mix each sample's own moments into the running statistics.
 
@@ -45,16 +45,18 @@ def eval_norm(
     share = _share(alpha, ghost_size)
     call = checked(
         "eval_norm", input, running_mean, running_var, weight, bias, training, momentum, eps, num_batches_tracked,
-        channel_dim, process_group, uneven,
+        channel_dim, process_group, uneven, mask,
     )  # fmt: skip
     if training:
-        checks.ghost_values(call.extent.shape, "eval_norm", call.extent.spatial, ghost_size)
+        checks.ghost_values(
+            call.extent.shape, "eval_norm", call.extent.spatial, ghost_size, call.ghost_values(ghost_size)
+        )
         return call.train(Normalizer(GhostBatch(ghost_size), eps), ghost_average)
     population = call.running.moments(input.device)
     if population is None or input.numel() == 0:
         return call.infer()
     plan = Plan(Normalizer(Mixture(share), eps), None, Reference(population))
-    return op.normalize(input, plan, weight, bias, channel_dim)[0]
+    return call.normalize(plan)[0]
 
 
 def _share(alpha: float | str | None, ghost_size: int | None) -> float:

@@ -36,6 +36,7 @@ def exclusive_batch_norm(
     channel_dim: int = 1,
     process_group: Group = None,
     uneven: bool = False,
+    mask: Tensor | None = None,
 ) -> Tensor:
     """Normalize each sample with the statistics of the other samples in its ghost batch (eqs. 7-8).
 
@@ -48,11 +49,11 @@ def exclusive_batch_norm(
     _check(min_std, clamp_output)
     call = checked(
         "exclusive_batch_norm", input, running_mean, running_var, weight, bias, training, momentum, eps,
-        num_batches_tracked, channel_dim, process_group, uneven,
+        num_batches_tracked, channel_dim, process_group, uneven, mask,
     )  # fmt: skip
     if not training:
         return call.infer()
-    checks.other_values(call.extent.shape, call.extent.spatial, ghost_size)
+    checks.other_values(call.extent.shape, call.extent.spatial, ghost_size, valid=call.other_values(ghost_size))
     normalizer = Normalizer(Exclusive(ghost_size), eps, float(min_std))
     if clamp_output is None:
         return call.train(normalizer, whole_batch)
@@ -62,7 +63,8 @@ def exclusive_batch_norm(
     y = y.clamp(-clamp_output, clamp_output)
     shape = [-1 if dim == channel_dim % input.ndim else 1 for dim in range(input.ndim)]
     y = y if weight is None else y * weight.view(shape)
-    return (y if bias is None else y + bias.view(shape)).to(input.dtype)
+    y = (y if bias is None else y + bias.view(shape)).to(input.dtype)
+    return y if call.extent.mask is None else call.extent.mask.zero(y, channel_dim)
 
 
 def _check(min_std: float, clamp_output: float | None) -> None:

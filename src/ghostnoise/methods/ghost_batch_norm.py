@@ -52,6 +52,7 @@ def ghost_batch_norm(
     channel_dim: int = 1,
     process_group: Group = None,
     uneven: bool = False,
+    mask: Tensor | None = None,
 ) -> Tensor:
     """Normalize consecutive ghost batches of `ghost_size` samples, each with its own statistics (eq. 1).
 
@@ -65,11 +66,13 @@ def ghost_batch_norm(
     checks.choice("running_var_from", running_var_from, get_args(RunningVarFrom))
     call = checked(
         "ghost_batch_norm", input, running_mean, running_var, weight, bias, training, momentum, eps,
-        num_batches_tracked, channel_dim, process_group, uneven,
+        num_batches_tracked, channel_dim, process_group, uneven, mask,
     )  # fmt: skip
     if not training:
         return call.infer()
-    checks.ghost_values(call.extent.shape, "ghost_batch_norm", call.extent.spatial, ghost_size)
+    checks.ghost_values(
+        call.extent.shape, "ghost_batch_norm", call.extent.spatial, ghost_size, call.ghost_values(ghost_size)
+    )
     normalizer = Normalizer(GhostBatch(ghost_size), eps)
     if running_var_from in ("each", "each-scaled"):
         y, measured = call._replace(running=Running(None, None)).train_and_measure(normalizer, whole_batch)
@@ -80,22 +83,28 @@ def ghost_batch_norm(
 
 def _update_for_each(call: Call, measured: op.Measured, ghost_size: int | None, scaled: bool) -> None:
     """Update the running buffers once per ghost batch, as `nn.BatchNorm*d` does if it is called for each of them."""
-    running, batch_size = call.running, call.extent.shape[0]
+    running, batch_size, counts = call.running, call.extent.shape[0], call.extent.counts
     if (running.is_absent and running.num_batches_tracked is None) or is_recomputed():
         return
     sizes = [batch_size] if ghost_size is None else ghost_sizes(batch_size, ghost_size)
     values, count, momentum = [size * call.extent.spatial for size in sizes], len(sizes), running.momentum
+    momentum = momentum / count if scaled and momentum else momentum
 
     def column(numbers: list[float]) -> Tensor:
         return measured.pooled.mean.new_tensor(numbers).unsqueeze(1)
 
-    stats = Moments(measured.pooled.mean, measured.pooled.var * column([n / (n - 1) for n in values]))
-    if not momentum:  # a cumulative average
+    if counts is None:
+        factors = column([n / (n - 1) for n in values])
+    else:  # NaN for less than 2 values, which do not update anything
+        valid = GhostBatch(ghost_size).values(counts)
+        factors = torch.where(valid > 1, valid / (valid - 1), torch.nan)
+    stats = Moments(measured.pooled.mean, measured.pooled.var * factors)
+    if not momentum or counts is not None:  # a cumulative average, or ghost batches that may be empty
         for row in range(count):
-            measured.update_towards(running, Moments(*(table[row : row + 1] for table in stats)))
+            rows = Moments(*(table[row : row + 1] for table in stats))
+            measured.update_towards(running._replace(momentum=momentum), rows)
         return
     # In closed form: after all updates, ghost batch g has the weight momentum * (1 - momentum)^(count - 1 - g).
-    momentum = momentum / count if scaled else momentum
     total = 1 - (1 - momentum) ** count
     weights = column([momentum * (1 - momentum) ** (count - 1 - row) / total for row in range(count)])
     tracked = running.num_batches_tracked

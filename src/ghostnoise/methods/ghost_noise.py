@@ -11,7 +11,8 @@ from ghostnoise import checks
 from ghostnoise.engine import op, ranks
 from ghostnoise.engine.plan import COMPONENTS, Components, Drawn, DrawnWithHistory, Noise, Normalizer, Partition, Seeded
 from ghostnoise.engine.ranks import Extent, Group
-from ghostnoise.methods.base import NormLayer, checked, is_recomputed, whole_batch, whole_batch_unbiased
+from ghostnoise.masking import mask_of
+from ghostnoise.methods.base import NormLayer, checked, is_recomputed, met, whole_batch, whole_batch_unbiased, zeroed
 from ghostnoise.methods.registry import MeterSpec, MethodSpec, register
 from ghostnoise.randomness import draw_seed, drawn_by
 from ghostnoise.statistics.history import History
@@ -48,6 +49,7 @@ def ghost_noise(
     history: History | None = None,
     process_group: Group = None,
     uneven: bool = False,
+    mask: Tensor | None = None,
 ) -> Tensor:
     """Shift and scale each sample's channels as the statistics of a random ghost batch would (eq. 10).
 
@@ -72,6 +74,7 @@ def ghost_noise(
         process_group: the ranks that share the batch; `indices` then have a row for each sample of this rank, and
             count the samples of all ranks.
         uneven: if True, ranks may hold different numbers of samples.
+        mask: the valid positions of a padded batch; see `batch_norm`. Samples without valid positions are not drawn.
 
     Shape:
         (B, C, *spatial) with 2 to 5 dimensions, or with the channels in `channel_dim`.
@@ -79,16 +82,16 @@ def ghost_noise(
     ghost_size = checks.ghost_size_or_none(ghost_size)
     check_noise(noise_eps, components, generator)
     _check_draw(draw, process_group, history)
-    _, extent = checked_input(input, "ghost_noise", channel_dim, process_group, uneven)
+    _, extent = checked_input(input, "ghost_noise", channel_dim, process_group, uneven, mask)
     if ghost_size is None:
         checks.no_draws("indices", indices)
-        return input
+        return input if extent.mask is None else extent.mask.zero(input, channel_dim)
     single = ghost_size * extent.spatial == 1 < extent.shape[0]
     warn_without_variance(components != "shift" and single, input)
-    inside = history is None and extent.ranks is None and op.draws(input, channel_dim)
+    inside = history is None and extent.ranks is None and extent.mask is None and op.draws(input, channel_dim)
     stored = None if history is None else _earlier(history, input, channel_dim, extent)
     noise = _drawn(input, extent, ghost_size, noise_eps, components, draw, indices, generator, stored, inside)
-    y, moments = op.inject(input, noise, channel_dim, extent.ranks)
+    y, moments = op.inject(input, noise, channel_dim, extent.ranks, extent.mask)
     if history is not None:
         _remember(history, moments, extent)
     return y
@@ -116,6 +119,7 @@ def ghost_noise_batch_norm(
     channel_dim: int = 1,
     process_group: Group = None,
     uneven: bool = False,
+    mask: Tensor | None = None,
 ) -> Tensor:
     """Normalize with the statistics of the whole batch, inject ghost noise, then apply weight and bias (eq. 9).
 
@@ -133,19 +137,20 @@ def ghost_noise_batch_norm(
     checks.choice("normalizer", normalizer, NORMALIZERS)
     call = checked(
         "ghost_noise_batch_norm", input, running_mean, running_var, weight, bias, training, momentum, eps,
-        num_batches_tracked, channel_dim, process_group, uneven,
+        num_batches_tracked, channel_dim, process_group, uneven, mask,
     )  # fmt: skip
     if not training:
         return call.infer()
     extent, statistics, population = call.extent, Normalizer(GhostBatch(), eps), whole_batch_unbiased
     if normalizer == "exclusive":
-        checks.other_values(extent.shape, extent.spatial, None, "normalizer='exclusive'")
+        checks.other_values(extent.shape, extent.spatial, None, "normalizer='exclusive'", call.other_values(None))
         statistics, population = Normalizer(Exclusive(), eps), whole_batch
     if ghost_size is None:
         checks.no_draws("indices", indices)
         return call.train(statistics, population)
     warn_without_variance(components != "shift" and ghost_size * extent.spatial == 1, input)
-    inside = history is None and normalizer == "batch" and extent.ranks is None and op.draws(input, channel_dim)
+    alone = history is None and extent.ranks is None and extent.mask is None
+    inside = normalizer == "batch" and alone and op.draws(input, channel_dim)
     stored = None if history is None else _earlier(history, input, channel_dim, extent)
     noise = _drawn(input, extent, ghost_size, noise_eps, components, draw, indices, generator, stored, inside)
     y, measured = call.train_and_measure(statistics, population, noise)
@@ -161,10 +166,12 @@ def check_noise(noise_eps: float, components: str, generator: Generator | None) 
     checks.generator(generator)
 
 
-def checked_input(input: Tensor, name: str, channel_dim: int, process_group: Group, uneven: bool) -> tuple[int, Extent]:
+def checked_input(
+    input: Tensor, name: str, channel_dim: int, process_group: Group, uneven: bool, mask: Tensor | None
+) -> tuple[int, Extent]:
     """Check the input of noise on its own; returns the number of channels, and the extent of the batch."""
     channels, spatial = checks.layout(input, name, channel_dim)
-    extent = ranks.meet(input, spatial, process_group, uneven)
+    extent = met(name, input, spatial, channel_dim, process_group, uneven, mask)
     checks.trainable(extent.shape, name)
     return channels, extent
 
@@ -193,12 +200,12 @@ def _earlier(history: History, input: Tensor, channel_dim: int, extent: Extent) 
     if is_recomputed():
         ranks = extent.ranks
         first = 0 if ranks is None else sum(ranks.sizes[: ranks.rank])
-        stored = history.before(op.measure(input, channel_dim), first)
+        stored = history.before(op.measure(input, channel_dim, extent.mask), first)
     else:
         stored = history.stored(input.shape[channel_dim], input.device)
     assert stored.counts is not None
     # Without counts, backends pool faster; on other devices, the comparison would synchronize.
-    looks = input.device.type == "cpu" and not torch.compiler.is_compiling()
+    looks = extent.mask is None and input.device.type == "cpu" and not torch.compiler.is_compiling()
     return stored._replace(counts=None) if looks and bool((stored.counts == extent.spatial).all()) else stored
 
 
@@ -206,7 +213,14 @@ def _remember(history: History, moments: Moments | None, extent: Extent) -> None
     """Add the samples of this batch to the history, unless this is a recomputed pass."""
     if not is_recomputed():
         assert moments is not None
-        history.add(moments, extent.spatial)
+        history.add(moments, extent.spatial if extent.counts is None else extent.counts.flatten())
+
+
+def _pool_counts(extent: Extent, stored: Stored | None) -> Tensor:
+    """Return the numbers of values of the samples of the batch, and of those that are stored."""
+    parts = [] if stored is None or stored.counts is None else [stored.counts]
+    own = parts[0].new_ones(extent.shape[0]) if extent.counts is None else extent.counts.flatten()
+    return torch.cat([own, *(part.to(own.dtype) for part in parts)])
 
 
 def _drawn(
@@ -236,9 +250,8 @@ def _drawn(
         drawn = torch.randperm(rows, device=device, **drawn_by(generator))
     elif inside:
         return Seeded(float(noise_eps), components, draw_seed(device, generator), ghost_size)
-    elif stored is not None and stored.counts is not None:
-        counts = torch.cat([stored.counts.new_ones(batch_size), stored.counts])
-        drawn = draw_present(counts, ghost_size, rows, generator)
+    elif extent.counts is not None or (stored is not None and stored.counts is not None):
+        drawn = draw_present(_pool_counts(extent, stored), ghost_size, rows, generator)
     else:
         pool_size = batch_size if stored is None else batch_size + len(stored.mean)
         drawn = draw_indices(pool_size, ghost_size, device, generator, rows)
@@ -373,14 +386,15 @@ class GhostNoise(Remembering, Leaf):
         self.channel_dim, self.generator = channel_dim, generator
         self.process_group, self.uneven = ranks.named(process_group), uneven
 
-    def forward(self, input: Tensor) -> Tensor:
-        """Inject noise in training."""
+    def forward(self, input: Tensor, mask: Tensor | None = None) -> Tensor:
+        """Inject noise in training. `mask` is that of `BatchNorm2d.forward`."""
+        mask = mask_of(self, input, mask, self.channel_dim)
         if not self.training:
-            return input
+            return zeroed(input, mask, type(self).__name__, self.channel_dim)
         return ghost_noise(
             input, self.ghost_size, self.noise_eps, components=self.components, draw=self.draw,
             channel_dim=self.channel_dim, generator=self.generator, history=self.history,
-            process_group=self.process_group, uneven=self.uneven,
+            process_group=self.process_group, uneven=self.uneven, mask=mask,
         )  # fmt: skip
 
     def extra_repr(self) -> str:

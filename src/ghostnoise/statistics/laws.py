@@ -48,12 +48,16 @@ class Law:
         return self.dof == "paper" or self.ghost_size * (1 if self.law == "fc" else spatial) > 1
 
     def draw(
-        self, shape: tuple[int, int], spatial: int, device: torch.device, generator: torch.Generator | None
+        self, shape: tuple[int, int], spatial: int | Tensor, device: torch.device, generator: torch.Generator | None
     ) -> LawDraws:
         """Draw one ghost batch per entry of `shape`, (B, C), for samples with `spatial` positions."""
         dtype = table_dtype(device)
 
-        def chi_square_mean(degrees: int, terms: int) -> Tensor:
+        def chi_square_mean(degrees: int | Tensor, terms: int | Tensor) -> Tensor:
+            if isinstance(degrees, Tensor):  # of a number of positions that is known on the device only
+                half = (degrees / 2).to(dtype).expand(shape)
+                drawn = standard_gamma(half.where(half > 0, 1), **drawn_by(generator)) * (2 / terms)
+                return drawn.where(half > 0, 0)
             if degrees == 0:
                 return torch.zeros(shape, dtype=dtype, device=device)
             half = torch.full(shape, degrees / 2, dtype=dtype, device=device)
@@ -65,25 +69,38 @@ class Law:
         within = chi_square_mean(0 if self.law == "fc" else terms - n * exact, terms)
         return LawDraws(normal, between, within)
 
-    def variances(self, moments: Moments, var: Tensor, spatial: int) -> tuple[Tensor, Tensor]:
+    def variances(
+        self, moments: Moments, var: Tensor, spatial: int | Tensor, counts: Tensor | None = None
+    ) -> tuple[Tensor, Tensor]:
         """Return a channel's variance (within, between) samples, (1, C) each; `var` is its total variance."""
         if self.law == "fc":
             return torch.zeros_like(var), var
-        within, between = variance_components(moments, spatial)
+        within, between = variance_components(moments, spatial, counts)
         return within, between.clamp_min(0)
 
-    def ghost_moments(self, draws: LawDraws, within: Tensor, between: Tensor, spatial: int) -> Moments:
+    def ghost_moments(self, draws: LawDraws, within: Tensor, between: Tensor, spatial: int | Tensor) -> Moments:
         """Return the moments of the drawn ghost batches (B, C); the mean is relative to the channel's mean."""
         mean = draws.normal * (within / (self.ghost_size * spatial) + between / self.ghost_size).sqrt()
         around = between + within / spatial if self.dof == "exact" else between
         return Moments(mean, within * draws.within + around * draws.between)
 
 
-def variance_components(moments: Moments, spatial: int) -> tuple[Tensor, Tensor]:
+def variance_components(moments: Moments, spatial: int | Tensor, counts: Tensor | None = None) -> tuple[Tensor, Tensor]:
     """Estimate a channel's variance (within, between) its samples from their moments (B, C); (1, C) each.
 
-    They sum to the total variance. The second estimate may be negative if the true value is close to 0.
+    They sum to the total variance. The second estimate may be negative if the true value is close to 0. With the
+    samples' numbers of positions `counts` (B,), by which they weigh, `spatial` is their mean (`mean_count`).
     """
+    if isinstance(spatial, Tensor):
+        assert counts is not None
+        weights = counts.unsqueeze(1)
+        inside = pool_all(moments.var, moments.var, weights).mean / (spatial - 1).where(spatial > 1, 1)
+        return spatial * inside, pool_all(moments.mean, torch.zeros_like(moments.var), weights).var - inside
     inside = moments.var.mean(-2, keepdim=True) / max(spatial - 1, 1)
     around = pool_all(moments.mean, torch.zeros_like(moments.var)).var
     return spatial * inside, around - inside
+
+
+def mean_count(counts: Tensor) -> Tensor:
+    """Return the mean of the numbers of positions of samples that have any: that of ghost batches of these samples."""
+    return (counts.sum() / (counts > 0).sum().clamp_min(1)).clamp_min(1)

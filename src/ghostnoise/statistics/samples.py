@@ -18,7 +18,7 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from ghostnoise.randomness import drawn_by
-from ghostnoise.statistics.moments import Moments, table_dtype
+from ghostnoise.statistics.moments import Moments, expand_pools, sum_pools, table_dtype
 
 
 class LinearTerm(NamedTuple):
@@ -61,10 +61,11 @@ class Contributors:
         left = iter(integers), iter(floats)
         return cls(*(next(left[kind in (float, "float")]) for kind in cls.__annotations__.values()))
 
-    def pool(self, moments: Moments, reference: Moments | None) -> Moments:
+    def pool(self, moments: Moments, reference: Moments | None, counts: Tensor | None = None) -> Moments:
         """Pool the moments of the samples (B, C) into statistics, one row per pool (R, C); differentiable.
 
-        `reference` holds the running statistics (C,) for the choices that use them.
+        `reference` holds the running statistics (C,) for the choices that use them. `counts` (B, 1) are the samples'
+        numbers of values, by which they weigh; None is the same for all.
         """
         raise NotImplementedError
 
@@ -89,15 +90,18 @@ class Contributors:
         reference: Moments | None,
         batch_size: int,
         spatial: int,
+        counts: Tensor | None = None,
     ) -> LinearTerm:
         """Return the gradient of x through the pooled statistics, given their gradient (R, C).
 
         `kept` are the moments of the samples. This default differentiates `pool` with `torch.func`, which dispatch
         modes such as `FakeTensorMode` do not support: give a closed form where they matter.
         """
-        vjp = torch.func.vjp(lambda moments: self.pool(moments, reference), kept)[1]
+        weighted = () if counts is None else (counts,)
+        vjp = torch.func.vjp(lambda moments: self.pool(moments, reference, *weighted), kept)[1]
         ((g_mean, g_var),) = vjp(Moments(*(table.to(pooled.mean.dtype) for table in gradient)))
-        return LinearTerm(kept.mean, g_var * (2 / spatial), g_mean / spatial)
+        values = _values(spatial, counts)
+        return LinearTerm(kept.mean, g_var * (2 / values), g_mean / values)
 
 
 @dataclass(frozen=True)
@@ -106,9 +110,9 @@ class GhostBatch(Contributors):
 
     ghost_size: int | None = None
 
-    def pool(self, moments: Moments, reference: Moments | None) -> Moments:
+    def pool(self, moments: Moments, reference: Moments | None, counts: Tensor | None = None) -> Moments:
         """Pool each ghost batch (G, C)."""
-        return _per_ghost_batch(pool_all, self.ghost_size, moments)
+        return _per_ghost_batch(pool_all, self.ghost_size, moments if counts is None else (*moments, counts))
 
     def samples_per_pool(self, batch_size: int) -> int:
         """Return the size of all ghost batches but the last."""
@@ -123,8 +127,15 @@ class GhostBatch(Contributors):
         """The moments of the samples cancel from the gradient."""
         return False
 
-    def average(self, table: Tensor, batch_size: int) -> Tensor:
+    def values(self, counts: Tensor) -> Tensor:
+        """Return the numbers of values of the ghost batches (G, 1), given those of the samples (B, 1)."""
+        batch_size = counts.shape[0]
+        return sum_pools(counts, self.pools(batch_size), self.samples_per_pool(batch_size))
+
+    def average(self, table: Tensor, batch_size: int, counts: Tensor | None = None) -> Tensor:
         """Average over the samples the row of their ghost batch (1, C)."""
+        if counts is not None:
+            return (self.values(counts) * table).sum(0, keepdim=True) / counts.sum().clamp_min(1)
         size, last = first_and_last_size(batch_size, self.ghost_size)
         if size == last:
             return table.mean(0, keepdim=True)
@@ -138,8 +149,12 @@ class GhostBatch(Contributors):
         reference: Moments | None,
         batch_size: int,
         spatial: int,
+        counts: Tensor | None = None,
     ) -> LinearTerm:
-        """Expand around the mean of the ghost batch, to which each of its n·S values contributes equally."""
+        """Expand around the mean of the ghost batch, to which each of its values contributes equally."""
+        if counts is not None:
+            share = self.values(counts).clamp_min(1).reciprocal()
+            return LinearTerm(pooled.mean, gradient.var * (2 * share), gradient.mean * share)
         size, last = first_and_last_size(batch_size, self.ghost_size)
         if size == last:
             values = size * spatial
@@ -155,9 +170,15 @@ class Exclusive(Contributors):
 
     ghost_size: int | None = None
 
-    def pool(self, moments: Moments, reference: Moments | None) -> Moments:
+    def pool(self, moments: Moments, reference: Moments | None, counts: Tensor | None = None) -> Moments:
         """Pool, for each sample, the other samples of its ghost batch (B, C)."""
-        return _per_ghost_batch(pool_excluding_self, self.ghost_size, moments)
+        tables = moments if counts is None else (*moments, counts)
+        return _per_ghost_batch(pool_excluding_self, self.ghost_size, tables)
+
+    def values(self, counts: Tensor) -> Tensor:
+        """Return the numbers of values that contribute to each sample, given those of the samples: (B, 1)."""
+        batch_size, ghosts = counts.shape[0], GhostBatch(self.ghost_size)
+        return expand_pools(ghosts.values(counts), batch_size, ghosts.samples_per_pool(batch_size)) - counts
 
     def linear_term(
         self,
@@ -167,20 +188,28 @@ class Exclusive(Contributors):
         reference: Moments | None,
         batch_size: int,
         spatial: int,
+        counts: Tensor | None = None,
     ) -> LinearTerm:
         """Apply the transpose of W, and expand around the sample's own mean, which may be far from its pool's."""
 
-        def transposed(mean: Tensor, pooled: Tensor, g_mean: Tensor, g_var: Tensor) -> Moments:
+        def transposed(
+            mean: Tensor, pooled: Tensor, g_mean: Tensor, g_var: Tensor, counts: Tensor | None = None
+        ) -> Moments:
             def from_others(table: Tensor) -> Tensor:
-                return (table.sum(-2, keepdim=True) - table) / (table.shape[-2] - 1)
+                if counts is None:
+                    return (table.sum(-2, keepdim=True) - table) / (table.shape[-2] - 1)
+                table = table / _of_others(counts)  # each value of a sample weighs 1 / the number of values in the pool
+                return table.sum(-2, keepdim=True) - table
 
-            center = mean.mean(-2, keepdim=True)
+            center = mean.mean(-2, keepdim=True) if counts is None else pool_all(mean, mean, counts).mean
             own_var = from_others(g_var)
             own_mean = from_others(g_mean - 2 * g_var * (pooled - center)) + 2 * (mean - center) * own_var
             return Moments(own_mean, own_var)
 
         tables = tuple(table.to(pooled.mean.dtype) for table in (kept.mean, pooled.mean, *gradient))
-        own = _per_ghost_batch(transposed, self.ghost_size, tables)
+        own = _per_ghost_batch(transposed, self.ghost_size, tables if counts is None else (*tables, counts))
+        if counts is not None:
+            return LinearTerm(kept.mean, own.var * 2, own.mean)
         return LinearTerm(kept.mean, own.var * (2 / spatial), own.mean / spatial)
 
 
@@ -188,7 +217,7 @@ class Exclusive(Contributors):
 class SampleItself(Contributors):
     """Only the sample itself, as in instance normalization."""
 
-    def pool(self, moments: Moments, reference: Moments | None) -> Moments:
+    def pool(self, moments: Moments, reference: Moments | None, counts: Tensor | None = None) -> Moments:
         """Return the sample's own moments (B, C)."""
         return moments
 
@@ -200,9 +229,11 @@ class SampleItself(Contributors):
         reference: Moments | None,
         batch_size: int,
         spatial: int,
+        counts: Tensor | None = None,
     ) -> LinearTerm:
         """Expand around the sample's own mean."""
-        return LinearTerm(kept.mean, gradient.var * (2 / spatial), gradient.mean / spatial)
+        values = _values(spatial, counts)
+        return LinearTerm(kept.mean, gradient.var * (2 / values), gradient.mean / values)
 
 
 @dataclass(frozen=True)
@@ -211,7 +242,7 @@ class Mixture(Contributors):
 
     share: float
 
-    def pool(self, moments: Moments, reference: Moments | None) -> Moments:
+    def pool(self, moments: Moments, reference: Moments | None, counts: Tensor | None = None) -> Moments:
         """Return the moments of the mixture, for each sample (B, C)."""
         assert reference is not None
         share, (mean, var) = self.share, reference
@@ -226,12 +257,13 @@ class Mixture(Contributors):
         reference: Moments | None,
         batch_size: int,
         spatial: int,
+        counts: Tensor | None = None,
     ) -> LinearTerm:
         """Expand around the sample's own mean; the running statistics are constants."""
         assert reference is not None
-        share = self.share
+        share, values = self.share, _values(spatial, counts)
         own_mean = share * gradient.mean + 2 * share * (1 - share) * (kept.mean - reference.mean) * gradient.var
-        return LinearTerm(kept.mean, gradient.var * (2 * share / spatial), own_mean / spatial)
+        return LinearTerm(kept.mean, gradient.var * (2 * share / values), own_mean / values)
 
 
 def pool_all(mean: Tensor, var: Tensor, counts: Tensor | None = None) -> Moments:
@@ -248,8 +280,10 @@ def pool_all(mean: Tensor, var: Tensor, counts: Tensor | None = None) -> Moments
     return Moments(pooled, (weights * (var + (mean - pooled).square())).sum(-2, keepdim=True))
 
 
-def pool_excluding_self(mean: Tensor, var: Tensor) -> Moments:
+def pool_excluding_self(mean: Tensor, var: Tensor, counts: Tensor | None = None) -> Moments:
     """Pool, for each of the n samples of tables (..., n, C), all samples except itself: (..., n, C).
+
+    `counts` are those of `pool_all`. If all other counts are 0, the moments are finite and have no meaning.
 
     "Total minus self" cancels when the sample itself is the outlier that dominates the total. So the most extreme
     sample is left out of the total and added for every sample except itself: what is then subtracted is never larger
@@ -258,16 +292,18 @@ def pool_excluding_self(mean: Tensor, var: Tensor) -> Moments:
     n = mean.shape[-2]
     if n == 2:  # the moments of the other sample: a pool of one sample may be far from any offset
         return Moments(mean.flip(-2), var.flip(-2))
-    extreme, center = _extreme_and_center(mean, var)
+    extreme, center = _extreme_and_center(mean, var, counts)
+    others = n - 1 if counts is None else _of_others(counts)
 
     def sum_of_others(table: Tensor) -> Tensor:
+        table = table if counts is None else counts * table
         most = table.where(extreme, 0).sum(-2, keepdim=True)
         rest = table.where(~extreme, 0).sum(-2, keepdim=True)
         return rest.where(extreme, rest - table + most)
 
     d = mean - center
-    shift = sum_of_others(d) / (n - 1)
-    pooled = sum_of_others(var + d.square()) / (n - 1) - shift.square()
+    shift = sum_of_others(d) / others
+    pooled = sum_of_others(var + d.square()) / others - shift.square()
     return Moments(center + shift, pooled.clamp_min(0))
 
 
@@ -278,7 +314,7 @@ def pool_drawn(moments: Moments, around: Tensor, indices: Tensor, counts: Tensor
     samples have no values gets the moments 0. Every drawn row is read once for both moments, and nothing of size
     B x N x C is allocated.
     """
-    _, center = _extreme_and_center(*moments)
+    _, center = _extreme_and_center(*moments, None if counts is None else counts.unsqueeze(1))
     d = moments.mean - center
     rows = torch.cat([d, moments.var + d.square()], dim=1)
     if counts is None:
@@ -342,7 +378,17 @@ def _concatenate(parts: list[Tensor]) -> Tensor:
     return parts[0] if len(parts) == 1 else torch.cat(parts)
 
 
-def _extreme_and_center(mean: Tensor, var: Tensor) -> tuple[Tensor, Tensor]:
+def _values(spatial: int, counts: Tensor | None) -> "int | Tensor":
+    """Return the numbers of values of the samples, or 1 for a sample without values, whose gradient is 0."""
+    return spatial if counts is None else counts.clamp_min(1)
+
+
+def _of_others(counts: Tensor) -> Tensor:
+    """Return the number of values of all samples except the sample itself, or 1 if there are none: (..., n, 1)."""
+    return (counts.sum(-2, keepdim=True) - counts).clamp_min(1)
+
+
+def _extreme_and_center(mean: Tensor, var: Tensor, counts: Tensor | None = None) -> tuple[Tensor, Tensor]:
     """Return the most extreme sample (one-hot over n) and the mean of the rest, an offset that no outlier can move.
 
     Both only control rounding: the pooled moments, and so their gradients, do not depend on them. They are constants.
@@ -350,8 +396,16 @@ def _extreme_and_center(mean: Tensor, var: Tensor) -> tuple[Tensor, Tensor]:
     mean, var = mean.detach(), var.detach()
     n = mean.shape[-2]
     finite = torch.isfinite(mean) & torch.isfinite(var)
+    numbers = torch.arange(n, device=mean.device).unsqueeze(-1)
+    if counts is not None:
+        average = pool_all(mean.where(finite, 0), var, counts).mean
+        energy = (counts * (var + (mean - average).square())).where(finite, torch.inf)
+        extreme = numbers == energy.argmax(-2, keepdim=True)
+        rest = counts.where(~extreme, 0)
+        rest = rest.where(rest.sum(-2, keepdim=True) > 0, counts)
+        return extreme, pool_all(mean.where(rest > 0, 0), var, rest).mean
     average = mean.where(finite, 0).sum(-2, keepdim=True) / n
     energy = (var + (mean - average).square()).where(finite, torch.inf)
-    extreme = torch.arange(n, device=mean.device).unsqueeze(-1) == energy.argmax(-2, keepdim=True)
+    extreme = numbers == energy.argmax(-2, keepdim=True)
     rest = mean if n == 1 else mean.where(~extreme, 0)
     return extreme, rest.sum(-2, keepdim=True) / max(n - 1, 1)

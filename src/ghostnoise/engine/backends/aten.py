@@ -87,9 +87,16 @@ class Aten(Backend):
         """Run `rescale` one slice at a time."""
         return _fill(dy, rescale, dy, expand_pools(scale, dy.shape[0]))
 
-    def pool(self, contributors: Contributors, moments: Moments, reference: Moments | None = None) -> Moments:
+    def pool(
+        self,
+        contributors: Contributors,
+        moments: Moments,
+        reference: Moments | None = None,
+        counts: Tensor | None = None,
+    ) -> Moments:
         """Pool with the contributors' own definition."""
-        return contributors.pool(moments, reference)
+        weighted = () if counts is None else (counts,)
+        return contributors.pool(moments, reference, *weighted)
 
     def pool_drawn(
         self, moments: Moments, around: Tensor, indices: Tensor, counts: Tensor | None, dtype: torch.dtype
@@ -177,9 +184,11 @@ class Aten(Backend):
         reference: Moments | None,
         batch_size: int,
         spatial: int,
+        counts: Tensor | None = None,
     ) -> LinearTerm:
         """Use the contributors' own gradient."""
-        return contributors.linear_term(kept, pooled, gradient, reference, batch_size, spatial)
+        weighted = () if counts is None else (counts,)
+        return contributors.linear_term(kept, pooled, gradient, reference, batch_size, spatial, *weighted)
 
     def update_running(
         self, mean: Tensor | None, var: Tensor | None, count: Tensor | None, momentum: float | None, stats: Moments

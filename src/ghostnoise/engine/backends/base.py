@@ -187,8 +187,17 @@ class Backend(ABC):
     # Operations on tables.
 
     @abstractmethod
-    def pool(self, contributors: Contributors, moments: Moments, reference: Moments | None = None) -> Moments:
-        """Pool the moments of the samples (B, C) into one row per pool (R, C)."""
+    def pool(
+        self,
+        contributors: Contributors,
+        moments: Moments,
+        reference: Moments | None = None,
+        counts: Tensor | None = None,
+    ) -> Moments:
+        """Pool the moments of the samples (B, C) into one row per pool (R, C).
+
+        Samples weigh by their numbers of values `counts` (B, 1), or equally if these are None.
+        """
 
     @abstractmethod
     def pool_drawn(
@@ -248,6 +257,7 @@ class Backend(ABC):
         reference: Moments | None,
         batch_size: int,
         spatial: int,
+        counts: Tensor | None = None,
     ) -> LinearTerm:
         """Return the gradient of x through the pooled statistics, given their gradient (R, C)."""
 

@@ -38,7 +38,7 @@ class Noisy(Leaf):
         return scaled
 
 
-class NoisyBatchNorm(Noisy, BatchNorm):
+class NoisyBatchNorm(Noisy, BatchNorm):  # type: ignore[misc]  # forward takes no mask: images are not padded
     """Batch norm with noise, for any number of dimensions."""
 
     def normalize(self, x: Tensor) -> Tensor:
@@ -50,13 +50,13 @@ class NoisyBatchNorm(Noisy, BatchNorm):
         return y
 
 
-class NoisyBatchNorm1d(NoisyBatchNorm, nn.BatchNorm1d):
+class NoisyBatchNorm1d(NoisyBatchNorm, nn.BatchNorm1d):  # type: ignore[misc]  # forward takes no mask: images are not padded
     """Batch norm with noise for inputs (B, C) or (B, C, L)."""
 
     ndims = (2, 3)
 
 
-class NoisyBatchNorm2d(NoisyBatchNorm, nn.BatchNorm2d):
+class NoisyBatchNorm2d(NoisyBatchNorm, nn.BatchNorm2d):  # type: ignore[misc]  # forward takes no mask: images are not padded
     """Batch norm with noise for inputs (B, C, H, W)."""
 
     ndims = (4,)

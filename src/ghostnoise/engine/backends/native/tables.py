@@ -29,9 +29,15 @@ class NativeTables(Aten):
     """`Aten` with native operations on tables."""
 
     @or_aten
-    def pool(self, contributors: Contributors, moments: Moments, reference: Moments | None = None) -> Moments:
-        """Pool ghost batches and exclusive ghost batches."""
-        if not isinstance(contributors, COVERED) or 0 in moments.mean.shape:
+    def pool(
+        self,
+        contributors: Contributors,
+        moments: Moments,
+        reference: Moments | None = None,
+        counts: Tensor | None = None,
+    ) -> Moments:
+        """Pool ghost batches and exclusive ghost batches, if samples weigh equally."""
+        if counts is not None or not isinstance(contributors, COVERED) or 0 in moments.mean.shape:
             raise NotAdmitted
         mean, var = sample_moments(moments)
         batch_size, channels = mean.shape
@@ -156,9 +162,10 @@ class NativeTables(Aten):
         reference: Moments | None,
         batch_size: int,
         spatial: int,
+        counts: Tensor | None = None,
     ) -> LinearTerm:
         """Return the gradient of x through the statistics of ghost batches, in the dtype of their gradient."""
-        if not isinstance(contributors, COVERED):
+        if counts is not None or not isinstance(contributors, COVERED):
             raise NotAdmitted
         dtype, exclusive = gradient.mean.dtype, isinstance(contributors, Exclusive)
         count, starts = group_starts(batch_size, contributors.ghost_size)

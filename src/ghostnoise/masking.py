@@ -1,0 +1,186 @@
+"""The masks of a block of code, which the layers of this library take without a change of the model.
+
+A checkpoint runs a forward pass again inside the backward pass, when the block may have ended or another one may be
+active. The pass then takes the masks of the block in which it ran first: the node of the autograd graph that runs has a
+sequence number, and nodes that were created in a block have the numbers from its beginning to its end.
+"""
+
+import threading
+from collections import deque
+from types import TracebackType
+from typing import TypeAlias
+
+import torch
+import torch.distributed as dist
+from torch import Tensor, nn
+
+from ghostnoise import checks
+from ghostnoise.torch_private import (
+    at_end_of_backward,
+    current_backward,
+    current_node_number,
+    in_backward,
+    next_node_number,
+)
+
+Masks: TypeAlias = dict[tuple[int, ...], Tensor]  # by their shapes
+
+REMEMBERED = 32  # blocks whose masks are kept for recomputations after their end
+
+
+class masked:
+    """Give the layers inside of a `with` block the valid positions of a padded batch.
+
+    A layer takes the mask whose shape is that of its input without the channels. If none has this shape, it raises an
+    error with its name. The input of a layer without positions, (B, C), takes a mask (B,) if there is one; else its
+    samples are those with a valid position. A `mask=` that is given to a layer takes precedence, and so does an inner
+    block. The block is that of the current thread.
+
+    Checkpoints that run a forward pass again after the block use the masks of the block. For this, the masks of the
+    last 32 blocks are kept.
+
+    Args:
+        mask: a bool tensor (B, *positions), True where a position is valid. The `key_padding_mask` of
+            `nn.MultiheadAttention` is the opposite: give `~key_padding_mask`.
+        more: masks of other shapes, such as those of layers after a convolution with a stride.
+
+    Examples:
+        >>> import ghostnoise
+        >>> model = nn.Sequential(nn.Conv1d(4, 8, 1), ghostnoise.BatchNorm1d(8))
+        >>> mask = torch.arange(10) < torch.tensor([[10], [7]])
+        >>> with ghostnoise.masked(mask):
+        ...     y = model(torch.randn(2, 4, 10))
+        >>> y[1, :, 7:].any()
+        tensor(False)
+    """
+
+    def __init__(self, mask: Tensor, *more: Tensor) -> None:
+        self.masks: Masks = {}
+        for each in (mask, *more):
+            checks.bools(each, "masked")
+            if not (dist.is_available() and dist.is_initialized()):  # else the layers check the batch of all ranks
+                checks.some_valid(each, "masked", on=None)
+            if tuple(each.shape) in self.masks:
+                raise ValueError(
+                    f"masked got two masks of shape {tuple(each.shape)}: must be one for each shape; pass mask= to the "
+                    "layers of one of them"
+                )
+            self.masks[tuple(each.shape)] = each
+        for each in (mask, *more):
+            if each.ndim > 1:
+                self.masks.setdefault((each.shape[0],), each.flatten(1).any(1))
+        self.blocks: list[_Block] = []
+
+    def __enter__(self) -> None:
+        block = _Block(self.masks, _local.block)
+        if not torch.compiler.is_compiling():
+            block.begin()
+        self.blocks.append(block)
+        _local.block = block
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        block = self.blocks.pop()
+        _local.block = block.outer
+        if not torch.compiler.is_compiling():
+            block.end()
+
+
+def active() -> bool:
+    """Return whether layers that are called now take their masks from a block."""
+    return _masks() is not None
+
+
+def mask_of(layer: nn.Module, input: Tensor, given: Tensor | None, channel_dim: int = 1) -> Tensor | None:
+    """Return the mask of a layer's input: the given one, or that of the block; None outside of blocks."""
+    if given is not None:
+        return given
+    masks = _masks()
+    if masks is None or not isinstance(input, Tensor) or not -input.ndim <= channel_dim < input.ndim:
+        return None
+    shape = checks.positions_shape(input, channel_dim)
+    found = masks.get(shape)
+    if found is None:
+        name = getattr(layer, "_ghostnoise_path", "")
+        raise ValueError(
+            f"{repr(name) + ', a ' if name else ''}{layer} got an input of shape {tuple(input.shape)} inside of "
+            f"ghostnoise.masked, which has masks of shape {', '.join(str(each) for each in masks)}: must have one for "
+            f"its positions, {shape}; give this one too, as in masked(mask, mask[:, ::2]) for a stride of 2, or pass "
+            "mask= to the layer"
+        )
+    return found
+
+
+class _Block:
+    """An entered block: its masks, the block around it, and the autograd nodes that were created in it."""
+
+    def __init__(self, masks: Masks, outer: "_Block | None") -> None:
+        self.masks, self.outer = masks, outer
+
+    def begin(self) -> None:
+        """Remember the block, and the number of the next node; without gradients, nothing runs again."""
+        self.thread, self.backward = threading.get_ident(), current_backward()
+        self.first, self.last = next_node_number(), 2**64
+        if torch.is_grad_enabled():
+            _remembered.append(self)
+
+    def end(self) -> None:
+        """Set the end of the numbers of nodes."""
+        self.last = next_node_number()
+
+
+class _Recomputation:
+    """A backward pass in which passes of a block run again, and the masks of the latest one."""
+
+    def __init__(self, backward: int) -> None:
+        self.backward, self.has_ended = backward, False
+        self.masks: Masks = {}
+        at_end_of_backward(self.end)
+
+    def end(self) -> None:
+        self.has_ended = True
+
+
+class _Local(threading.local):
+    """The block of a thread, and the backward passes inside of each other that it runs.
+
+    Thread-local rather than a `ContextVar`, which `torch.compile` cannot trace. Attributes of the instance rather than
+    of the class, since it does not guard the latter.
+    """
+
+    def __init__(self) -> None:
+        self.block: _Block | None = None
+        self.recomputations: list[_Recomputation] = []
+
+
+_local = _Local()
+_remembered: deque[_Block] = deque(maxlen=REMEMBERED)
+
+
+def _masks() -> Masks | None:
+    """Return the masks of the block, or of a recomputed pass."""
+    block = _local.block
+    if not torch.compiler.is_compiling() and _remembered:
+        if in_backward():
+            return _recomputed(block)
+        _local.recomputations.clear()  # of backward passes that failed
+    return None if block is None else block.masks
+
+
+def _recomputed(block: _Block | None) -> Masks | None:
+    """Return the masks of a pass that runs inside of a backward pass."""
+    backward, number, running = current_backward(), current_node_number(), _local.recomputations
+    if block is not None and block.backward == backward:  # entered by what runs again
+        return block.masks
+    while running and running[-1].has_ended:
+        running.pop()
+    created = [each for each in list(_remembered) if each.first <= number < each.last]
+    if created:
+        own = [each for each in created if each.thread == threading.get_ident()]
+        if not running or running[-1].backward != backward:
+            running.append(_Recomputation(backward))
+        running[-1].masks = (own or created)[-1].masks
+        return running[-1].masks
+    # A checkpoint inside of one that runs again has nodes from then, and a backward pass of its own.
+    return running[-1].masks if running and running[-1].backward != backward else None
