@@ -77,6 +77,10 @@ def test_analytical_noise_is_its_equations(law, unit):
     noise = Tables(1e-3, "both", drawn_by, draws, normalized=unit)
     expected = reference.analytical_noise(X, draws, 4, law, "paper", unit_variance=unit)
     torch.testing.assert_close(noisy(noise), expected)
+    seed = torch.tensor([5])
+    draws = drawn_by.draws_from(seed, (8, 3), 5)
+    expected = reference.analytical_noise(X, draws, 4, law, "paper", unit_variance=unit)
+    torch.testing.assert_close(noisy(Tables(1e-3, "both", drawn_by, seed, normalized=unit)), expected)
 
 
 @pytest.mark.parametrize("min_std", [0.0, 0.8])
@@ -122,6 +126,7 @@ noises = st.one_of(
     st.builds(
         Tables, numbers, st.sampled_from(COMPONENTS), laws, st.just(LawDraws(ONE, 2 * ONE, 3 * ONE)), st.booleans()
     ),
+    st.builds(Tables, numbers, st.sampled_from(COMPONENTS), laws, st.just(torch.tensor([3])), st.booleans()),
 )
 references = st.sampled_from([None, Reference(MOMENTS), Reference(MOMENTS, torch.ones(2))])
 

@@ -151,11 +151,12 @@ class Partition(Noise):
 class Tables(Noise):
     """Ghost batches whose moments follow an analytical law: standard draws in tables (B, C) (eqs. 11-16).
 
-    If x is `normalized`, its variance is taken as 1.
+    Instead of the draws there may be a seed (1,) on the device, for those of `Law.draws_from`, so that a backend can
+    compute them where it needs them. If x is `normalized`, its variance is taken as 1.
     """
 
     law: Law
-    draws: LawDraws
+    draws: LawDraws | Tensor
     normalized: bool
 
     def var(self, batch: Batch) -> Tensor:
@@ -164,8 +165,12 @@ class Tables(Noise):
 
     def ghost_moments(self, batch: Batch) -> Moments:
         """Scale the draws by the variances within and between samples."""
+        draws = self.draws
+        if not isinstance(draws, LawDraws):
+            samples, channels = batch.moments.mean.shape
+            draws = self.law.draws_from(draws, (samples, channels), batch.spatial)
         within, between = self.law.variances(batch.moments, self.var(batch), batch.spatial)
-        return self.law.ghost_moments(self.draws, within, between, batch.spatial)
+        return self.law.ghost_moments(draws, within, between, batch.spatial)
 
 
 class Correction(NamedTuple):
@@ -261,7 +266,8 @@ class Plan(NamedTuple):
     def tensors(self) -> tuple[list[Tensor], list[Tensor]]:
         """Return the tensors of the noise and of the reference, in the order in which `decode` takes them."""
         drawn = [self.noise.indices] if isinstance(self.noise, Drawn | Partition) else []
-        drawn = list(self.noise.draws) if isinstance(self.noise, Tables) else drawn
+        if isinstance(self.noise, Tables):
+            drawn = list(self.noise.draws) if isinstance(self.noise.draws, LawDraws) else [self.noise.draws]
         drawn = [self.noise.seed] if isinstance(self.noise, Seeded) else drawn
         if self.known is None:
             return drawn, []
@@ -310,7 +316,8 @@ def decode(
             noise = Partition(floats[-1], components, drawn[0], integers[-1])
         else:
             law: Any = Law(integers[-1], kind[2], kind[3])  # type: ignore[arg-type]
-            noise = Tables(floats[-1], components, law, LawDraws(*drawn), kind[4] == "normalized")
+            draws = LawDraws(*drawn) if len(drawn) > 1 else drawn[0]
+            noise = Tables(floats[-1], components, law, draws, kind[4] == "normalized")
     return Plan(normalizer, noise, known)
 
 

@@ -63,7 +63,7 @@ def test_every_file_with_means_reports_mixed_numerics(tmp_path):
     assert after.file("figure.png") != same["figure.png"]
     rows = {row["norm.ghost_size"]: row for row in csv.DictReader(io.StringIO(after.file("table.csv").decode()))}
     assert (rows[""]["numerics"], rows["16"]["numerics"], rows["4"]["numerics"]) == ("1", "1 2", "")
-    assert (rows[""]["note"], rows["16"]["note"]) == ("numerics 1", "numerics 1 and 2 instead of 1")
+    assert (rows[""]["note"], rows["16"]["note"]) == ("", "numerics 1 and 2 instead of 1")
     assert rows["4"]["note"] == "3 missing"
 
 

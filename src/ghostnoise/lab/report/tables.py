@@ -129,8 +129,9 @@ def split(findings: Findings) -> str:
 
 
 def note_text(findings: Findings, row: ResultRow) -> str:
-    """Return the row's note, with its numerics numbers if the report's runs are not all comparable."""
+    """Return the row's note, with its numerics numbers if one is not current and the runs are not all comparable."""
     numbers = row.score.numerics if row.score and findings.collected.mixed else {}
+    numbers = numbers if any(each.behind for each in numbers) else {}
     return "; ".join(filter(None, [row.note, f"numerics {' and '.join(map(str, numbers))}" if numbers else ""]))
 
 

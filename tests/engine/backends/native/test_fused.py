@@ -10,13 +10,20 @@ from ghostnoise.engine import op
 from ghostnoise.engine.backends.base import NO_NOISE, Saved
 from ghostnoise.engine.backends.native import library
 from ghostnoise.engine.backends.native.backend import Native
-from ghostnoise.engine.plan import Drawn, Normalizer, Plan, Reference
+from ghostnoise.engine.plan import Drawn, Normalizer, Plan, Reference, Tables
+from ghostnoise.statistics.laws import Law
 from ghostnoise.statistics.moments import Moments
 from ghostnoise.statistics.samples import Exclusive, GhostBatch, Mixture, SampleItself
 from support.backend_checks import ALL_DTYPES, GivenNoise, dtypes, shapes, upstreams, values
 from support.copies import COPIES, FOUND
 
 NATIVE = Native()
+
+
+def seeded(law, components="both"):
+    return Tables(1e-3, components, law, torch.tensor([2**40 + 3]), normalized=True)
+
+
 METHODS = {
     "batch": lambda size, noise: Plan(Normalizer(GhostBatch(), 1e-5)),
     "ghost": lambda size, noise: Plan(Normalizer(GhostBatch(size), 1e-5)),
@@ -25,6 +32,9 @@ METHODS = {
     "noisy": lambda size, noise: Plan(Normalizer(GhostBatch(), 1e-5), noise("both")),
     "shifted": lambda size, noise: Plan(Normalizer(GhostBatch(), 1e-5), noise("shift")),
     "scaled": lambda size, noise: Plan(Normalizer(GhostBatch(), 1e-5), noise("scale")),
+    "law": lambda size, noise: Plan(Normalizer(GhostBatch(), 1e-5), seeded(Law(size))),
+    "shift of a law": lambda size, noise: Plan(Normalizer(GhostBatch(), 1e-5), seeded(Law(size, "conv"), "shift")),
+    "exact law": lambda size, noise: Plan(Normalizer(GhostBatch(), 1e-5), seeded(Law(size, "conv", "exact"))),
     "noisy ghost": lambda size, noise: Plan(Normalizer(GhostBatch(size), 1e-5), noise("both")),
 }
 
@@ -238,3 +248,17 @@ def test_no_memory_is_held_beside_what_is_saved(name, tables):
         op.normalize(x, METHODS[name](4, drawn(8)))
     held = sum(tensor.untyped_storage().nbytes() for tensor in saved.values())
     assert held == x.untyped_storage().nbytes() + tables
+
+
+@pytest.mark.parametrize("shape", [(9, 70), (40, 130, 3)])
+def test_draws_from_a_law_do_not_depend_on_the_number_of_threads(shape):
+    x = torch.randn(shape, generator=torch.Generator().manual_seed(0))
+    x = x if x.ndim > 2 else x[..., None]
+    plan = Plan(Normalizer(GhostBatch(), 1e-5), seeded(Law(8, "conv")))
+    made, threads = [], torch.get_num_threads()
+    for count in (1, 2, 3):
+        torch.set_num_threads(count)
+        made.append(results(True, x, x, (None, None), plan)[0])
+    torch.set_num_threads(threads)
+    assert_same(made[0], made[1])
+    assert_same(made[0], made[2])

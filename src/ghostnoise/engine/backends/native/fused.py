@@ -1,8 +1,8 @@
 """All steps of a normalizer's forward pass, or of its backward pass, in one call of the C++ library.
 
-It covers ghost batches and exclusive ghost batches, and if all samples share one pool also drawn noise or a correction
-towards running statistics. The library runs the same functions in the same order as the steps, so the results are the
-same to the last bit.
+It covers ghost batches and exclusive ghost batches, and if all samples share one pool also noise that is drawn from the
+batch or, with a seed, from a law, or a correction towards running statistics. The library runs the same functions in
+the same order as the steps, so the results are the same to the last bit.
 """
 
 import ctypes
@@ -17,6 +17,7 @@ from torch import Tensor
 from ghostnoise.engine.backends.base import Gradients, NoiseTables, Normalized, Saved, folded
 from ghostnoise.engine.backends.native.gate import (
     ARITHMETIC,
+    CPU,
     NotAdmitted,
     address,
     admits,
@@ -31,7 +32,9 @@ from ghostnoise.engine.backends.native.gate import (
     table,
 )
 from ghostnoise.engine.backends.native.library import DTYPES, GRAIN, run
-from ghostnoise.engine.plan import Correction, Drawn, Noise, Normalizer, Plan
+from ghostnoise.engine.plan import Correction, Drawn, Noise, Normalizer, Plan, Tables
+from ghostnoise.statistics.chi_square import INTERVALS, root_table
+from ghostnoise.statistics.laws import Law, LawDraws
 from ghostnoise.statistics.moments import Moments
 from ghostnoise.statistics.samples import Exclusive, GhostBatch, ghost_sizes
 
@@ -42,7 +45,7 @@ def forward(x: Tensor, weight: Tensor | None, bias: Tensor | None, plan: Plan) -
     """Run all steps of the forward pass; None for plans that are not covered."""
     plan = plan.evaluated(x.device)
     normalizer, noise, reference = plan.normalizer, plan.noise, plan.known
-    if type(normalizer.contributors) not in COVERED or not (noise is None or type(noise) is Drawn):
+    if type(normalizer.contributors) not in COVERED or not (noise is None or type(noise) is Drawn or _in_law(noise)):
         return None
     shape, strides = _admitted(x)
     geometry = _geometry(shape, strides, strides, normalizer)
@@ -52,11 +55,15 @@ def forward(x: Tensor, weight: Tensor | None, bias: Tensor | None, plan: Plan) -
     dtype = ARITHMETIC[x.dtype]
     weight, bias = optional(weight, dtype, (channels,)), optional(bias, dtype, (channels,))
     m, k, correction = None, None, None
-    drawn: tuple[int, int, float] = 0, 0, 0.0
+    drawn: tuple[float, ...] = 0, 0, 0, 0, 0, 0.0
     corrects: tuple[int, ...] = 0, 0, 0, 0, 0
-    if noise is not None:
+    if isinstance(noise, Drawn):
         indices = _indices(noise, batch_size)
-        drawn = address(indices), indices.shape[1], float(noise.eps)
+        drawn = address(indices), indices.shape[1], 0, 0, 0, float(noise.eps)
+    elif isinstance(noise, Tables):
+        law = SeededLaw(noise, geometry.positions, dtype)
+        drawn = 0, 0, *law.addresses, float(noise.eps)
+    if noise is not None:
         m, k = _noise_tables(noise, (batch_size, channels), dtype)
     if reference is not None and reference.limits is not None:
         known = [table(one, torch.float64, (channels,)) for one in reference.moments]
@@ -166,6 +173,33 @@ def _indices(noise: Noise, batch_size: int) -> Tensor:
     if noise.indices.ndim != 2 or noise.indices.shape[1] == 0:
         raise NotAdmitted
     return table(noise.indices, torch.int64, (batch_size, noise.indices.shape[1]))
+
+
+def _in_law(noise: Noise) -> bool:
+    """Whether noise is drawn from a law for the normalized x, from a seed."""
+    return type(noise) is Tables and noise.normalized and not isinstance(noise.draws, LawDraws)
+
+
+class SeededLaw:
+    """The seed and the law of noise as arguments of the library; `alive` owns their memory."""
+
+    def __init__(self, noise: Tables, spatial: int, dtype: torch.dtype) -> None:
+        assert isinstance(noise.draws, Tensor)
+        self.alive = table(noise.draws, torch.int64, (1,)), *_law_tables(noise.law, spatial, dtype)
+        self.addresses = tuple(map(address, self.alive))
+
+
+@functools.lru_cache(maxsize=256)
+def _law_tables(law: Law, spatial: int, dtype: torch.dtype) -> tuple[Tensor, Tensor]:
+    """Return the numbers of the C++ struct Law in their order, and its tables."""
+    (between, samples), (within, values) = law.degrees(spatial)
+    exact, conv = law.dof == "exact", law.law == "conv"
+    shares = (conv / values, 1 / samples, exact / spatial, between / samples, within / values)
+    tables = empty((2, 4, INTERVALS), dtype).zero_()
+    for made, degrees in zip(tables, (between, within), strict=True):
+        if degrees:
+            made.copy_(torch.from_numpy(root_table(degrees)))
+    return torch.tensor([spatial if conv else 0, *shares], dtype=torch.float64, device=CPU), tables
 
 
 def _noise_tables(noise: Noise, shape: tuple[int, int], dtype: torch.dtype) -> NoiseTables:

@@ -21,9 +21,13 @@ struct Geometry {
     i64 many(i64 elements) const { return elements >= grain ? threads : 1; }
 };
 
+// Noise from N drawn samples, or from a law.
 struct Drawn {
     const i64 *indices;
     i64 N;
+    const i64 *seed;
+    const double *law;
+    const void *quantiles;
     double eps;
 };
 
@@ -32,6 +36,8 @@ template <class A> struct Renormalization {
     const double *mean, *var, *limits;  // the reference (C,), r_max and d_max
     A *r, *d;
 };
+
+constexpr i64 LAW = 16;  // the work of a draw from a law, in elements that are only copied
 
 template <class A> constexpr i64 TABLES = sizeof(A) == sizeof(double);  // the dtype of tables in A
 
@@ -113,7 +119,7 @@ template <class A> struct Forward {
         const Coefficients<A> pools(tables.at, R * C);
         GN_FUNCTION(coefficients)(TABLES<A>, n.many(R * C), R, C, mean, var, floor.eps, floor.least, weight, bias,
                                   tables.at);
-        if (drawn.indices)
+        if (drawn.indices || drawn.seed)
             return with_noise(n, from, mean, var, pools, to);
         if (renormalization.mean)
             renormalize(C, mean, var, pools);
@@ -141,16 +147,21 @@ template <class A> struct Forward {
     int with_noise(const Geometry &n, void *from, double *mean, double *var, const Coefficients<A> &pool,
                    void *to) const {
         const i64 B = n.B, C = n.C;
-        const Scratch<double> margin(C);
+        const Scratch<double> rest(2 * C);
         const Scratch<A> rows(NoisyAffine<A>::ROWS * C);
-        if (!margin.at || !rows.at)
+        if (!rest.at || !rows.at)
             return OUT_OF_MEMORY;
-        for (i64 c = 0; c < C; ++c)  // eps in units of the variance that normalization maps to 1
-            margin.at[c] = double(A(drawn.eps) * (A(1) / (pool.rstd[c] * pool.rstd[c])));
-        if (const int status = GN_FUNCTION(noise_tables)(samples.means, TABLES<A>, n.many(B * C * drawn.N), B, C, B,
-                                                         drawn.N, samples.mean, samples.var, drawn.indices, mean,
-                                                         nullptr, nullptr, m != nullptr, k != nullptr, var, margin.at,
-                                                         pool.center, weight, bias, m, k, nullptr, nullptr))
+        double *margin = rest.at, *unit = rest.at + C;
+        for (i64 c = 0; c < C; ++c) {
+            const A one = A(1) / (pool.rstd[c] * pool.rstd[c]);  // the variance that normalization maps to 1
+            margin[c] = double(A(drawn.eps) * one);
+            unit[c] = double(one);
+        }
+        if (const int status = GN_FUNCTION(noise_tables)(
+                samples.means, TABLES<A>, n.many(B * C * (drawn.seed ? LAW : drawn.N)), B, C, B, drawn.N, samples.mean,
+                samples.var, drawn.indices, mean, nullptr, nullptr, drawn.seed, drawn.law, drawn.quantiles,
+                m != nullptr, k != nullptr, drawn.seed ? unit : var, margin, pool.center, weight, bias, m, k, nullptr,
+                nullptr))
             return status;
         const NoisyAffine<A> affine(rows.at, C);
         affine.fill(pool, weight, bias, C);
@@ -232,7 +243,8 @@ inline i64 size_of(i64 dtype) { return dtype == 1 ? 8 : dtype == 0 ? 4 : 2; }
     }
 
 GN_EXPORT(fused_forward)(i64 dtype, const i64 *geometry, void *x, const void *weight, const void *bias, double eps,
-                         double least, const i64 *indices, i64 N, double noise_eps, i64 means, void *mean, double *var,
+                         double least, const i64 *indices, i64 N, const i64 *seed, const double *law,
+                         const void *quantiles, double noise_eps, i64 means, void *mean, double *var,
                          double *pooled, void *m, void *k, const double *reference_mean, const double *reference_var,
                          const double *limits, void *r, void *d, void *y) {
     GN_FUSED(Forward<A>{dtype,
@@ -242,7 +254,7 @@ GN_EXPORT(fused_forward)(i64 dtype, const i64 *geometry, void *x, const void *we
                         in<A>(weight),
                         in<A>(bias),
                         {eps, least},
-                        {indices, N, noise_eps},
+                        {indices, N, seed, law, quantiles, noise_eps},
                         {reference_mean, reference_var, limits, out<A>(r), out<A>(d)},
                         {means, mean, var},
                         pooled,
