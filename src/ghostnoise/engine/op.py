@@ -41,7 +41,9 @@ class Measured(NamedTuple):
     def update(self, update: Update, contributors: Contributors, batch_size: int, spatial: int) -> None:
         """Update running statistics towards this batch, unless its statistics are not finite."""
         running, population = update
-        self.update_towards(running, population.moments(contributors, self.moments, self.pooled, batch_size, spatial))
+        tables = (self.moments, self.pooled)
+        stats = population.moments(contributors, *tables, batch_size, spatial, self.backend.pool)
+        self.update_towards(running, stats)
 
     def update_towards(self, running: Running, stats: Moments) -> None:
         """Update running statistics towards `stats` (1, C), unless these are not finite."""

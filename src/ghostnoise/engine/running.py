@@ -1,12 +1,13 @@
 """Running statistics: the buffers of a layer, and the moments of a batch that they are updated towards."""
 
+from collections.abc import Callable
 from typing import NamedTuple
 
 import torch
 from torch import Tensor
 
 from ghostnoise.statistics.moments import Moments, table_dtype
-from ghostnoise.statistics.samples import Contributors, GhostBatch, first_and_last_size, pool_all
+from ghostnoise.statistics.samples import Contributors, GhostBatch, first_and_last_size
 
 
 class Running(NamedTuple):
@@ -41,13 +42,19 @@ class Population(NamedTuple):
     unbiased: bool = False
 
     def moments(
-        self, contributors: Contributors, samples: Moments, pooled: Moments, batch_size: int, spatial: int
+        self,
+        contributors: Contributors,
+        samples: Moments,
+        pooled: Moments,
+        batch_size: int,
+        spatial: int,
+        pool: Callable[[Contributors, Moments], Moments],
     ) -> Moments:
-        """Return these moments (1, C), given those of the samples (B, C) and of the pools (R, C)."""
+        """Return these moments (1, C), given those of the samples (B, C) and of the pools (R, C), and how to pool."""
         if self.ghosts:
             assert isinstance(contributors, GhostBatch)
             return Moments(*(contributors.average(table, batch_size) for table in pooled))
-        mean, var = _whole(contributors, samples, pooled, batch_size)
+        mean, var = _whole(contributors, samples, pooled, batch_size, pool)
         count = batch_size * spatial
         return Moments(mean, var * (count / (count - 1)) if self.unbiased else var)
 
@@ -59,14 +66,20 @@ class Update(NamedTuple):
     population: Population
 
 
-def _whole(contributors: Contributors, samples: Moments, pooled: Moments, batch_size: int) -> Moments:
+def _whole(
+    contributors: Contributors,
+    samples: Moments,
+    pooled: Moments,
+    batch_size: int,
+    pool: Callable[[Contributors, Moments], Moments],
+) -> Moments:
     """Return the moments of the whole batch (1, C): from those of ghost batches, or else of samples."""
     if pooled.mean.shape[0] == 1:
         return pooled
     if not isinstance(contributors, GhostBatch):
-        return pool_all(*samples)
+        return pool(GhostBatch(), samples)
     size, last = first_and_last_size(batch_size, contributors.ghost_size)
     if size == last:
-        return pool_all(*pooled)
+        return pool(GhostBatch(), pooled)
     mean = contributors.average(pooled.mean, batch_size)
     return Moments(mean, contributors.average(pooled.var + (pooled.mean - mean).square(), batch_size))

@@ -17,7 +17,7 @@ void coefficients(i64 threads, i64 R, i64 C, const double *mean, const double *v
 #pragma omp simd
         for (i64 c = 0; c < C; ++c) {
             const A center = A(mean[at + c]), rounding = A(double(center) - mean[at + c]);
-            const A rstd = A(1.0 / std::sqrt(floor.of(var[at + c]))), factor = weight ? rstd * weight[c] : rstd;
+            const A rstd = A(1) / std::sqrt(A(floor.of(var[at + c]))), factor = weight ? rstd * weight[c] : rstd;
             to.center[at + c] = center;
             to.rounding[at + c] = rounding;
             to.rstd[at + c] = rstd;

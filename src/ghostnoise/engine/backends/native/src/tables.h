@@ -45,16 +45,18 @@ template <class M> Block<M> block(const M *mean, const double *var, const i64 *s
     return {mean + at, var ? var + at : nullptr, starts[g + 1] - starts[g], C};
 }
 
-// Channels that one tile of a table keeps in registers.
-constexpr i64 CHUNK = 64;
+// The most channels of a tile, whose sums stay in a core's first cache; rows are read in pieces of this length.
+constexpr i64 CHUNK = 256;
 
-// Runs tile(g, first channel, channels) over G groups of rows and tiles of channels.
+// Runs tile(g, first channel, channels) over G groups of rows and tiles of channels, which are narrower than WIDE where
+// there would be fewer than threads.
 template <i64 WIDE = CHUNK, class Tile> void for_columns(i64 G, i64 C, i64 threads, Tile tile) {
-    const i64 tiles = (C + WIDE - 1) / WIDE;
+    const i64 share = (C + threads - 1) / threads, lines = (share + 63) / 64 * 64, step = lines < WIDE ? lines : WIDE;
+    const i64 tiles = (C + step - 1) / step;
 #pragma omp parallel for collapse(2) num_threads(int(threads)) schedule(static)
     for (i64 t = 0; t < tiles; ++t)
         for (i64 g = 0; g < G; ++g)
-            tile(g, t * WIDE, C - t * WIDE < WIDE ? C - t * WIDE : WIDE);
+            tile(g, t * step, C - t * step < step ? C - t * step : step);
 }
 
 // Calls run with true or false as a constant.
