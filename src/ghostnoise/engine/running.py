@@ -74,10 +74,10 @@ def _whole(
     pool: Callable[[Contributors, Moments], Moments],
 ) -> Moments:
     """Return the moments of the whole batch (1, C): from those of ghost batches, or else of samples."""
-    if pooled.mean.shape[0] == 1:
-        return pooled
     if not isinstance(contributors, GhostBatch):
         return pool(GhostBatch(), samples)
+    if pooled.mean.shape[0] == 1:
+        return pooled
     size, last = first_and_last_size(batch_size, contributors.ghost_size)
     if size == last:
         return pool(GhostBatch(), pooled)

@@ -2,7 +2,7 @@
 
 It covers ghost batches and exclusive ghost batches, and if all samples share one pool also noise that is drawn from the
 batch or, with a seed, from a law, or a correction towards running statistics. The library runs the same functions in
-the same order as the steps, so the results are the same to the last bit.
+the same order as the steps, so the results are the same to the last bit. It also updates the running statistics.
 """
 
 import ctypes
@@ -22,6 +22,7 @@ from ghostnoise.engine.backends.native.gate import (
     address,
     admits,
     admitted_gradient,
+    buffer,
     empty,
     layouts,
     like,
@@ -33,12 +34,15 @@ from ghostnoise.engine.backends.native.gate import (
 )
 from ghostnoise.engine.backends.native.library import DTYPES, GRAIN, run
 from ghostnoise.engine.plan import Correction, Drawn, Noise, Normalizer, Plan, Tables
+from ghostnoise.engine.running import Update
 from ghostnoise.statistics.chi_square import INTERVALS, root_table
 from ghostnoise.statistics.laws import Law, LawDraws
 from ghostnoise.statistics.moments import Moments
 from ghostnoise.statistics.samples import Exclusive, GhostBatch, ghost_sizes
 
 COVERED = (GhostBatch, Exclusive)
+TABLE_DTYPES = (torch.float32, torch.float64)
+NOT_MADE = Moments(empty((0, 1), torch.float64), empty((0, 1), torch.float64))
 
 
 def forward(x: Tensor, weight: Tensor | None, bias: Tensor | None, plan: Plan) -> Normalized | None:
@@ -70,19 +74,30 @@ def forward(x: Tensor, weight: Tensor | None, bias: Tensor | None, plan: Plan) -
         known.append(table(reference.limits, torch.float64, (2,)))
         correction = Correction(*empty((2, channels), dtype).unbind())
         corrects = tuple(map(address, (*known, *correction)))
-    if geometry.positions == 1:
+    exclusive, moments = type(normalizer.contributors) is Exclusive, NOT_MADE
+    if geometry.positions == 1 and not exclusive and x.dtype is dtype and x.is_contiguous():
+        means = DTYPES[dtype], address(x), 0
+    elif geometry.positions == 1:
         moments = single_position(x)
         means = DTYPES[dtype], address(moments.mean), 0
-    else:
+    elif exclusive:
         moments = Moments(*empty((2, batch_size, channels), torch.float64).unbind())
         means = DTYPES[torch.float64], address(moments.mean), address(moments.var)
-    pooled, y = empty((2, pools, channels), torch.float64), torch.empty_like(x)
+    else:
+        means = DTYPES[torch.float64], 0, 0
+    updated = _updated(plan.update, batch_size * geometry.positions, channels)
+    # Of the moments of samples and those of pools, only the ones that the backward pass needs are made.
+    pooled = NOT_MADE if exclusive else Moments(*empty((2, pools, channels), torch.float64).unbind())
+    y = torch.empty_like(x)
     run(
         *("fused_forward", DTYPES[x.dtype], geometry.numbers, address(x), address(weight), address(bias)),
         *(float(normalizer.eps), float(normalizer.min_std) ** 2, *drawn, *means),
-        *(address(pooled), address(m), address(k), *corrects, address(y)),
+        *(0 if exclusive else address(pooled.mean), address(m), address(k), *corrects, *updated.arguments, address(y)),
     )
-    return Normalized(y, moments, Moments(*pooled.unbind()), NoiseTables(m, k), correction, reference)
+    if updated.buffers:
+        torch.autograd.graph.increment_version(updated.buffers)
+    noisy = NoiseTables(m, k)
+    return Normalized(y, moments, pooled, noisy, correction, reference, bool(updated.buffers))
 
 
 def backward(dy: Tensor, x: Tensor, weight: Tensor | None, plan: Plan, saved: Saved, needs_x: bool) -> Gradients | None:
@@ -200,6 +215,35 @@ def _law_tables(law: Law, spatial: int, dtype: torch.dtype) -> tuple[Tensor, Ten
         if degrees:
             made.copy_(torch.from_numpy(root_table(degrees)))
     return torch.tensor([spatial if conv else 0, *shares], dtype=torch.float64, device=CPU), tables
+
+
+class _Updated(NamedTuple):
+    """The buffers that the library updates, and what it takes for this; no buffers if it leaves them to others."""
+
+    buffers: list[Tensor]
+    arguments: tuple[float, ...]
+
+
+_NOT_UPDATED = _Updated([], (0, 0.0, 0, 0, 0, 0, 0.0))
+
+
+def _updated(update: Update | None, values: int, channels: int) -> _Updated:
+    if update is None:
+        return _NOT_UPDATED
+    (mean, var, count, momentum), (ghosts, unbiased) = update
+    given = [one for one in (mean, var) if one is not None]
+    dtype = given[0].dtype if given else torch.float32
+    try:
+        buffers = [buffer(one, dtype, (channels,)) for one in (mean, var)]
+        buffers.append(buffer(count, torch.int64, ()))
+    except NotAdmitted:
+        return _NOT_UPDATED
+    if dtype not in TABLE_DTYPES or (momentum is None and count is None):
+        return _NOT_UPDATED
+    bessel = values / (values - 1) if unbiased else 1.0
+    factor = -1.0 if momentum is None else float(momentum)
+    arguments = (2 if ghosts else 1, bessel, DTYPES[dtype], *map(address, buffers), factor)
+    return _Updated([one for one in buffers if one is not None], arguments)
 
 
 def _noise_tables(noise: Noise, shape: tuple[int, int], dtype: torch.dtype) -> NoiseTables:

@@ -5,7 +5,7 @@ from torch import Tensor
 
 from ghostnoise.engine.backends.aten import Aten
 from ghostnoise.engine.backends.base import Affine, Coefficients, NoiseTables
-from ghostnoise.engine.backends.native.fused import COVERED, SeededLaw, group_starts
+from ghostnoise.engine.backends.native.fused import COVERED, TABLE_DTYPES, SeededLaw, group_starts
 from ghostnoise.engine.backends.native.gate import (
     NotAdmitted,
     address,
@@ -24,7 +24,6 @@ from ghostnoise.statistics.moments import Moments
 from ghostnoise.statistics.samples import Contributors, Exclusive, LinearTerm
 
 LAW = 16  # the work of a draw from a law, in elements that are only copied; as in fused.cpp
-TABLE_DTYPES = (torch.float32, torch.float64)
 
 
 class NativeTables(Aten):

@@ -85,7 +85,8 @@ GN_INLINE Two<float> cos_sin_pi(float s) {
     q = q * square - 4.9348022f;
     q = q * square + 1;
     const u32 odd = 0u - u32(quarter & 1), sine = bits_of(p), cosine = bits_of(q), swapped = (sine ^ cosine) & odd;
-    return {of_bits(cosine ^ swapped ^ (u32((quarter + 1) & 2) << 30)), of_bits(sine ^ swapped ^ (u32(quarter & 2) << 30))};
+    const u32 cosine_sign = u32((quarter + 1) & 2) << 30, sine_sign = u32(quarter & 2) << 30;
+    return {of_bits(cosine ^ swapped ^ cosine_sign), of_bits(sine ^ swapped ^ sine_sign)};
 }
 
 // Two independent standard normal numbers (Box and Muller). The uniform numbers are rounded to float, the rest is in D.

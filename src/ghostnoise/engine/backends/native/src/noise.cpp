@@ -4,9 +4,6 @@
 #include "law.h"
 
 #include <cmath>
-#if defined(_OPENMP)
-#include <omp.h>
-#endif
 
 namespace {
 
@@ -15,14 +12,6 @@ constexpr i64 BLOCK = 256;  // draws that are summed before their sum is added t
 
 // Channels of a tile: few, so that the samples' moments fit a core's first caches.
 template <class D> constexpr i64 DRAWN = PACKS * Pack<D>::LANES;
-
-inline i64 thread_index() {
-#if defined(_OPENMP)
-    return omp_get_thread_num();
-#else
-    return 0;
-#endif
-}
 
 // The moments of samples, copied for a tile of channels. D is the type that they are read in. They are relative to the
 // median of three samples, a reference that a few outliers cannot move, so that float is enough for them.
@@ -170,9 +159,8 @@ void law_scales(i64 threads, i64 C, const Source<M, D> &source, const double *ch
 }
 
 // Runs use(k, first channel, channels, mean, variance) over K ghost batches that are drawn from a law.
-template <class M, class D, class Use>
+template <i64 WIDE, class M, class D, class Use>
 int for_law(i64 threads, i64 K, i64 C, const Source<M, D> &source, const double *channel_var, Use use) {
-    constexpr i64 WIDE = DRAWN<D>;
     const i64 step = (C + WIDE - 1) / WIDE * WIDE;
     const Scratch<D> scales(3 * step);
     if (!scales.at)
@@ -277,8 +265,12 @@ int noise(i64 threads, i64 K, i64 C, const Source<M, A> &source, bool shifts, bo
                     to.m[at + c] = m;
             }
         };
-        status = source.law.seed ? for_law(threads, K, C, source, pool_var, use)
-                                 : for_ghosts(threads, K, C, source, use);
+        if (!source.law.seed)
+            status = for_ghosts(threads, K, C, source, use);
+        else if (C <= Pack<A>::LANES)
+            status = for_law<Pack<A>::LANES>(threads, K, C, source, pool_var, use);
+        else
+            status = for_law<DRAWN<A>>(threads, K, C, source, pool_var, use);
     };
     with_flag(shifts, [&](auto shift) {
         with_flag(scales, [&](auto scale) {
@@ -316,9 +308,9 @@ GN_EXPORT(pool_drawn)(i64 means, i64 dtype, i64 threads, i64 B, i64 C, i64 K, i6
 
 GN_EXPORT(noise_tables)(i64 means, i64 dtype, i64 threads, i64 B, i64 C, i64 K, i64 N, const void *mean,
                         const double *var, const i64 *indices, const double *around, const void *ghost_mean,
-                        const void *ghost_var, const i64 *seed, const double *law, const void *quantiles, i64 shifts, i64 scales, const double *pool_var, const double *margin,
-                        const void *coefficients, const void *weight, const void *bias, void *to_m, void *to_k,
-                        void *to_scale, void *to_shift) {
+                        const void *ghost_var, const i64 *seed, const double *law, const void *quantiles, i64 shifts,
+                        i64 scales, const double *pool_var, const double *margin, const void *coefficients,
+                        const void *weight, const void *bias, void *to_m, void *to_k, void *to_scale, void *to_shift) {
     GN_MEANS_AND_TABLES(
         const Source<M, A> source = {in<M>(mean), var, B, N, indices, around, in<A>(ghost_mean), in<A>(ghost_var),
                                      {seed, law, in<A>(quantiles)}};
