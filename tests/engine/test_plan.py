@@ -6,10 +6,12 @@ import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
+from ghostnoise.engine import plan as plan_module
 from ghostnoise.engine.plan import (
     COMPONENTS,
     Batch,
     Drawn,
+    Limits,
     Normalizer,
     Partition,
     Plan,
@@ -175,3 +177,13 @@ def test_every_kind_of_contributors_has_numbers_alone():
 
 def test_positions():
     assert [positions(torch.zeros(2, 3, *rest)) for rest in ((1,), (4,), (4, 5), (2, 3, 4))] == [1, 4, 20, 24]
+
+
+@given(st.integers(0, 40), st.integers(0, 20), st.integers(0, 20))
+def test_limits_as_numbers_are_those_of_tensors(count, warmup, transition):
+    limits = Limits(3.0, 5.0, warmup, transition)
+    counted, device = torch.tensor(count), torch.device("cpu")
+    with pytest.MonkeyPatch.context() as patch:
+        numbers = limits.at(counted, device)
+        patch.setattr(plan_module, "is_plain_number", lambda count: False)
+        torch.testing.assert_close(numbers, limits.at(counted, device), rtol=1e-15, atol=0)

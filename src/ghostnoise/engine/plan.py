@@ -19,6 +19,7 @@ from ghostnoise.randomness import philox_indices
 from ghostnoise.statistics.laws import Law, LawDraws
 from ghostnoise.statistics.moments import Moments, expand_pools, table_dtype
 from ghostnoise.statistics.samples import Contributors, GhostBatch
+from ghostnoise.torch_private import intercepted, is_traced, transformed
 
 Components = Literal["both", "shift", "scale"]
 COMPONENTS: tuple[Components, ...] = get_args(Components)
@@ -217,13 +218,21 @@ class Limits(NamedTuple):
     def at(self, count: Tensor | None, device: torch.device) -> Tensor:
         """Return r_max and d_max after `count` batches (2,), without synchronizing with the device."""
         dtype = table_dtype(device)
-        if count is None:
-            return torch.tensor([self.r_max, self.d_max], dtype=dtype, device=device)
+        if count is None or is_plain_number(count):
+            return torch.tensor(self._at(count), dtype=dtype, device=device)
         done = count.detach() >= self.warmup_steps
         if self.transition_steps:
             done = (count.detach().to(dtype) - self.warmup_steps) / self.transition_steps
         progress = done.to(dtype).clamp(0, 1)
         return torch.stack([1 + (self.r_max - 1) * progress, self.d_max * progress])
+
+    def _at(self, count: Tensor | None) -> tuple[float, float]:
+        """Return r_max and d_max as numbers, which takes a fraction of the time of the same with tensors."""
+        if count is None:
+            return self.r_max, self.d_max
+        done = int(count) - self.warmup_steps
+        progress = min(max(done / self.transition_steps, 0.0), 1.0) if self.transition_steps else float(done >= 0)
+        return 1 + (self.r_max - 1) * progress, self.d_max * progress
 
 
 class LiveReference(NamedTuple):
@@ -319,6 +328,12 @@ def decode(
             draws = LawDraws(*drawn) if len(drawn) > 1 else drawn[0]
             noise = Tables(floats[-1], components, law, draws, kind[4] == "normalized")
     return Plan(normalizer, noise, known)
+
+
+def is_plain_number(count: Tensor) -> bool:
+    """Return whether the value of a tensor can be read without synchronization, and is not part of a graph."""
+    special = torch.compiler.is_compiling() or transformed() or intercepted() or is_traced()
+    return type(count) is Tensor and count.device.type == "cpu" and not special
 
 
 def positions(x: Tensor) -> int:
