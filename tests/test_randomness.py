@@ -3,7 +3,7 @@
 import torch
 from scipy import stats
 
-from ghostnoise.randomness import draw_seed, philox_indices
+from ghostnoise.randomness import draw_seed, philox_indices, philox_normals
 
 
 def test_indices_are_uniform_and_independent():
@@ -37,3 +37,27 @@ def test_a_seed_comes_from_the_generator():
     assert first.dtype == torch.int64
     assert torch.equal(first, second)
     assert not torch.equal(first, draw_seed(torch.device("cpu"), generators[0]))
+
+
+def test_normals_are_normal_and_independent():
+    """Of each other, of their neighbours, and of the same place with another seed, at a level of 1e-6."""
+    seeds = [torch.tensor([seed]) for seed in (1, 2**62 + 1)]
+    made = [torch.stack(philox_normals(seed, range(200), 300, torch.float64)) for seed in seeds]
+    for each in made:
+        for numbers in each:
+            assert stats.kstest(numbers.flatten(), stats.norm.cdf).pvalue > 1e-6
+    z = made[0]
+    pairs = [(z[i], z[j]) for i in range(4) for j in range(i)]
+    pairs += [(z[:, 1:], z[:, :-1]), (z[:, :, 1:], z[:, :, :-1]), tuple(made)]
+    for first, second in pairs:
+        for power in (1, 2):  # also whether their sizes are related
+            found = stats.pearsonr(first.flatten() ** power, second.flatten() ** power)
+            assert found.pvalue > 1e-6
+
+
+def test_normals_are_a_function_of_the_seed_and_the_place():
+    seed = torch.tensor([2**63 - 2])
+    whole = philox_normals(seed, range(7), 5, torch.float64)
+    part = philox_normals(seed, range(3, 6), 5, torch.float64)
+    for ours, theirs in zip(part, whole, strict=True):
+        assert torch.equal(ours, theirs[3:6])

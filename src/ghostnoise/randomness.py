@@ -28,20 +28,43 @@ def draw_seed(device: torch.device, generator: torch.Generator | None) -> Tensor
 def philox_indices(seed: Tensor, batch_size: int, ghost_size: int) -> Tensor:
     """Draw a ghost batch for each sample, uniformly with replacement, as kernels draw them: (B, N).
 
-    Column 4i + j of row b is word j of Philox 4x32 with 10 rounds (Salmon et al., 2011) for the counter (b, i, 0, 0)
-    and the 64 bits of the seed as key, scaled to [0, B): word * B / 2**32, rounded down.
+    Column 4i + j of row b is word j of `_philox` for (b, i), scaled to [0, B): word * B / 2**32, rounded down.
     """
     blocks = -(-ghost_size // 4)
-    words = [torch.arange(batch_size, device=seed.device)[:, None].expand(-1, blocks)]
-    words.append(torch.arange(blocks, device=seed.device).expand(batch_size, -1))
+    drawn = torch.stack(_philox(seed, range(batch_size), blocks), 2).flatten(1)[:, :ghost_size]
+    return drawn * batch_size >> 32
+
+
+def philox_normals(seed: Tensor, rows: range, columns: int, dtype: torch.dtype) -> tuple[Tensor, ...]:
+    """Draw four standard normal numbers for each row and column, as the native library draws them.
+
+    The words of `_philox` are two pairs, and each pair becomes two independent normal numbers (Box and Muller). The
+    uniform numbers are rounded to float32; the rest is computed in `dtype`.
+    """
+    made: list[Tensor] = []
+    words = _philox(seed, rows, columns)
+    for first, second in (words[:2], words[2:]):
+        uniform = ((first >> 1).to(torch.float32) * 2**-31 + 2**-32).to(dtype)
+        angle = ((second ^ 2**31) - 2**31).to(torch.float32).to(dtype) * (torch.pi * 2**-31)  # signed
+        radius = (-2 * uniform.log()).sqrt()
+        made += [radius * angle.cos(), radius * angle.sin()]
+    return tuple(made)
+
+
+def _philox(seed: Tensor, rows: range, columns: int) -> list[Tensor]:
+    """Return the four words of Philox 4x32 with 10 rounds (Salmon et al., 2011) for each row and column.
+
+    The counter is (row, column, 0, 0), and the 64 bits of the seed are the key. The words are int64 in [0, 2**32).
+    """
+    words = [torch.arange(rows.start, rows.stop, device=seed.device)[:, None].expand(-1, columns)]
+    words.append(torch.arange(columns, device=seed.device).expand(len(rows), -1))
     words += [torch.zeros_like(words[0])] * 2
     low, high = seed & 0xFFFFFFFF, seed >> 32 & 0xFFFFFFFF
     for _ in range(10):
         first, second = 0xD2511F53 * words[0], 0xCD9E8D57 * words[2]  # the bits of unsigned products
         words = [_high(second) ^ words[1] ^ low, _low(second), _high(first) ^ words[3] ^ high, _low(first)]
         low, high = _low(low + 0x9E3779B9), _low(high + 0xBB67AE85)
-    drawn = torch.stack(words, 2).flatten(1)[:, :ghost_size]
-    return drawn * batch_size >> 32
+    return words
 
 
 def _low(product: Tensor) -> Tensor:

@@ -6,11 +6,13 @@ import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
+from ghostnoise.engine import plan as plan_module
 from ghostnoise.engine.masks import Valid
 from ghostnoise.engine.plan import (
     COMPONENTS,
     Batch,
     Drawn,
+    Limits,
     Normalizer,
     Partition,
     Plan,
@@ -78,6 +80,10 @@ def test_analytical_noise_is_its_equations(law, unit):
     noise = Tables(1e-3, "both", drawn_by, draws, normalized=unit)
     expected = reference.analytical_noise(X, draws, 4, law, "paper", unit_variance=unit)
     torch.testing.assert_close(noisy(noise), expected)
+    seed = torch.tensor([5])
+    draws = drawn_by.draws_from(seed, (8, 3), 5)
+    expected = reference.analytical_noise(X, draws, 4, law, "paper", unit_variance=unit)
+    torch.testing.assert_close(noisy(Tables(1e-3, "both", drawn_by, seed, normalized=unit)), expected)
 
 
 @pytest.mark.parametrize("min_std", [0.0, 0.8])
@@ -123,6 +129,7 @@ noises = st.one_of(
     st.builds(
         Tables, numbers, st.sampled_from(COMPONENTS), laws, st.just(LawDraws(ONE, 2 * ONE, 3 * ONE)), st.booleans()
     ),
+    st.builds(Tables, numbers, st.sampled_from(COMPONENTS), laws, st.just(torch.tensor([3])), st.booleans()),
 )
 references = st.sampled_from([None, Reference(MOMENTS), Reference(MOMENTS, torch.ones(2))])
 
@@ -171,3 +178,13 @@ def test_every_kind_of_contributors_has_numbers_alone():
 
 def test_positions():
     assert [positions(torch.zeros(2, 3, *rest)) for rest in ((1,), (4,), (4, 5), (2, 3, 4))] == [1, 4, 20, 24]
+
+
+@given(st.integers(0, 40), st.integers(0, 20), st.integers(0, 20))
+def test_limits_as_numbers_are_those_of_tensors(count, warmup, transition):
+    limits = Limits(3.0, 5.0, warmup, transition)
+    counted, device = torch.tensor(count), torch.device("cpu")
+    with pytest.MonkeyPatch.context() as patch:
+        numbers = limits.at(counted, device)
+        patch.setattr(plan_module, "is_plain_number", lambda count: False)
+        torch.testing.assert_close(numbers, limits.at(counted, device), rtol=1e-15, atol=0)

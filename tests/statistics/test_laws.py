@@ -9,8 +9,16 @@ from support import reference
 DRAWS = (20_000, 1)
 
 
-def draw(law, spatial=1):
-    return law.draw(DRAWS, spatial, torch.device("cpu"), torch.Generator().manual_seed(0))
+@pytest.fixture(params=["torch", "seed"])
+def draw(request):
+    """Draws with torch's functions, or from a seed."""
+
+    def drawn(law, spatial=1):
+        if request.param == "seed":
+            return law.draws_from(torch.tensor([0]), DRAWS, spatial)
+        return law.draw(DRAWS, spatial, torch.device("cpu"), torch.Generator().manual_seed(0))
+
+    return drawn
 
 
 def kolmogorov(values, distribution):
@@ -18,7 +26,7 @@ def kolmogorov(values, distribution):
 
 
 @pytest.mark.parametrize(("dof", "degrees"), [("paper", 8), ("exact", 7)])
-def test_fully_connected_law(dof, degrees):
+def test_fully_connected_law(draw, dof, degrees):
     law = Law(8, "fc", dof)
     one = torch.ones(1, 1, dtype=torch.float64)
     ghost = law.ghost_moments(draw(law), 0 * one, one, 1)
@@ -28,7 +36,7 @@ def test_fully_connected_law(dof, degrees):
 
 
 @pytest.mark.parametrize("within", [0.0, 0.3, 1.0])
-def test_convolutional_law_of_the_paper(within):
+def test_convolutional_law_of_the_paper(draw, within):
     law = Law(8, "conv", "paper")
     inside = torch.full((1, 1), within, dtype=torch.float64)
     ghost = law.ghost_moments(draw(law, 5), inside, 1 - inside, 5)
@@ -41,7 +49,7 @@ def test_convolutional_law_of_the_paper(within):
 
 
 @pytest.mark.parametrize(("between", "within"), [(0.5, 0.5), (0.1, 0.9), (1.0, 0.0)])
-def test_exact_convolutional_law_is_that_of_gaussian_ghost_batches(between, within):
+def test_exact_convolutional_law_is_that_of_gaussian_ghost_batches(draw, between, within):
     """Measured ghost batches of the paper's own model follow the exact law, and not the paper's."""
     torch.manual_seed(0)
     n, size, spatial = 20_000, 4, 3
@@ -99,3 +107,11 @@ def test_has_variance(ghost_size, law, dof, spatial, expected):
     within, between = (0 * one, one) if law == "fc" or spatial == 1 else (one, 0 * one)
     draws = given.draw((50, 1), spatial, torch.device("cpu"), None)
     assert (given.ghost_moments(draws, within, between, spatial).var.abs().sum() > 0) == expected
+
+
+def test_draws_of_a_seed_do_not_depend_on_the_size_of_the_batch():
+    law, seed = Law(8, "conv"), torch.tensor([4])
+    large, small = (law.draws_from(seed, (batch_size, 40), 3) for batch_size in (900, 7))  # large: in several parts
+    for ours, theirs in zip(large, small, strict=True):
+        assert torch.equal(ours[:7], theirs)
+    assert all(table.shape == (0, 40) for table in law.draws_from(seed, (0, 40), 3))

@@ -150,6 +150,8 @@ def check_tables(backend, dtype, batch_size, channels, samples_per_pool, compone
     for noise in (
         Tables(1e-3, components, law, draws, True),
         Tables(1e-3, components, law, draws, False),
+        Tables(1e-3, components, law, torch.tensor([2**62 + 7]), True),
+        Tables(1e-3, components, Law(1, "fc", "exact"), torch.tensor([8]), False),
         GivenNoise(1e-3, components, Moments(random(batch_size, channels), random(batch_size, channels).square())),
         Drawn(1e-3, components, indices),
     ):

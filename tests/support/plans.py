@@ -41,6 +41,10 @@ def tables(law="fc", spatial=6, components="both", normalized=True, dof="paper")
     return Tables(NOISE_EPS, components, drawn_by, draws, normalized)
 
 
+def seeded_tables(law="fc", components="both", normalized=True, dof="paper"):
+    return Tables(NOISE_EPS, components, Law(5, law, dof), torch.tensor([123_456_789_012_345]), normalized)
+
+
 def limits(r_max=1.1, d_max=0.2):
     """Limits that clip some channels and not others."""
     return torch.tensor([r_max, d_max], dtype=torch.float64)
@@ -84,6 +88,8 @@ NOISY = {
     "shift of a partition": Plan(normalizer(GhostBatch()), partition(2, "shift")),
     "law fc": Plan(normalizer(GhostBatch()), tables("fc")),
     "law conv": Plan(normalizer(GhostBatch()), tables("conv")),
+    "seeded law fc": Plan(normalizer(GhostBatch()), seeded_tables("fc")),
+    "seeded law conv": Plan(normalizer(GhostBatch()), seeded_tables("conv", dof="exact")),
 }
 NOISY_EXCLUSIVE = {
     "drawn after xbn": Plan(normalizer(Exclusive()), Drawn(NOISE_EPS, "both", indices())),
@@ -92,6 +98,7 @@ NOISY_EXCLUSIVE = {
     "drawn with history after xbn": Plan(normalizer(Exclusive()), with_history()),
     "partition after xbn": Plan(normalizer(Exclusive()), partition(2)),
     "law after xbn": Plan(normalizer(Exclusive()), tables("fc")),
+    "seeded law after xbn": Plan(normalizer(Exclusive()), seeded_tables("conv")),
 }
 CORRECTED = {
     "corrected": Plan(normalizer(GhostBatch()), None, Reference(RUNNING, limits())),

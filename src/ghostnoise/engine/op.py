@@ -44,8 +44,8 @@ class Measured(NamedTuple):
     ) -> None:
         """Update running statistics towards this batch, unless its statistics are not finite."""
         running, population = update
-        given = (contributors, self.moments, self.pooled, batch_size, spatial, counts)
-        self.update_towards(running, population.moments(*given))
+        given = (contributors, self.moments, self.pooled, batch_size, spatial)
+        self.update_towards(running, population.moments(*given, self.backend.pool, counts))
 
     def update_towards(self, running: Running, stats: Moments) -> None:
         """Update running statistics towards `stats` (1, C), unless these are not finite."""

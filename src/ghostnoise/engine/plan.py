@@ -21,6 +21,7 @@ from ghostnoise.randomness import philox_indices
 from ghostnoise.statistics.laws import Law, LawDraws
 from ghostnoise.statistics.moments import Moments, Stored, expand_pools, table_dtype
 from ghostnoise.statistics.samples import Contributors, GhostBatch
+from ghostnoise.torch_private import intercepted, is_traced, transformed
 
 Components = Literal["both", "shift", "scale"]
 COMPONENTS: tuple[Components, ...] = get_args(Components)
@@ -174,11 +175,12 @@ class Partition(Noise):
 class Tables(Noise):
     """Ghost batches whose moments follow an analytical law: standard draws in tables (B, C) (eqs. 11-16).
 
-    If x is `normalized`, its variance is taken as 1.
+    Instead of the draws there may be a seed (1,) on the device, for those of `Law.draws_from`, so that a backend can
+    compute them where it needs them. If x is `normalized`, its variance is taken as 1.
     """
 
     law: Law
-    draws: LawDraws
+    draws: LawDraws | Tensor
     normalized: bool
 
     def var(self, batch: Batch) -> Tensor:
@@ -187,8 +189,13 @@ class Tables(Noise):
 
     def ghost_moments(self, batch: Batch) -> Moments:
         """Scale the draws by the variances within and between samples."""
+        draws = self.draws
+        if not isinstance(draws, LawDraws):
+            samples, channels = batch.moments.mean.shape
+            assert isinstance(batch.spatial, int)  # under a mask, the draws are made before
+            draws = self.law.draws_from(draws, (samples, channels), batch.spatial)
         within, between = self.law.variances(batch.moments, self.var(batch), batch.spatial, batch.counts)
-        return self.law.ghost_moments(self.draws, within, between, batch.spatial)
+        return self.law.ghost_moments(draws, within, between, batch.spatial)
 
 
 class Correction(NamedTuple):
@@ -235,13 +242,21 @@ class Limits(NamedTuple):
     def at(self, count: Tensor | None, device: torch.device) -> Tensor:
         """Return r_max and d_max after `count` batches (2,), without synchronizing with the device."""
         dtype = table_dtype(device)
-        if count is None:
-            return torch.tensor([self.r_max, self.d_max], dtype=dtype, device=device)
+        if count is None or is_plain_number(count):
+            return torch.tensor(self._at(count), dtype=dtype, device=device)
         done = count.detach() >= self.warmup_steps
         if self.transition_steps:
             done = (count.detach().to(dtype) - self.warmup_steps) / self.transition_steps
         progress = done.to(dtype).clamp(0, 1)
         return torch.stack([1 + (self.r_max - 1) * progress, self.d_max * progress])
+
+    def _at(self, count: Tensor | None) -> tuple[float, float]:
+        """Return r_max and d_max as numbers, which takes a fraction of the time of the same with tensors."""
+        if count is None:
+            return self.r_max, self.d_max
+        done = int(count) - self.warmup_steps
+        progress = min(max(done / self.transition_steps, 0.0), 1.0) if self.transition_steps else float(done >= 0)
+        return 1 + (self.r_max - 1) * progress, self.d_max * progress
 
 
 class LiveReference(NamedTuple):
@@ -292,7 +307,8 @@ class Plan(NamedTuple):
         drawn = [self.noise.indices] if isinstance(self.noise, Drawn | Partition) else []
         if isinstance(self.noise, DrawnWithHistory):
             drawn += [table for table in self.noise.stored if table is not None]
-        drawn = list(self.noise.draws) if isinstance(self.noise, Tables) else drawn
+        if isinstance(self.noise, Tables):
+            drawn = list(self.noise.draws) if isinstance(self.noise.draws, LawDraws) else [self.noise.draws]
         drawn = [self.noise.seed] if isinstance(self.noise, Seeded) else drawn
         valid = [] if self.valid is None else list(self.valid)
         if self.known is None:
@@ -349,8 +365,15 @@ def decode(
             noise = Partition(floats[-1], components, drawn[0], integers[-1])
         else:
             law: Any = Law(integers[-1], kind[2], kind[3])  # type: ignore[arg-type]
-            noise = Tables(floats[-1], components, law, LawDraws(*drawn), kind[4] == "normalized")
+            draws = LawDraws(*drawn) if len(drawn) > 1 else drawn[0]
+            noise = Tables(floats[-1], components, law, draws, kind[4] == "normalized")
     return Plan(normalizer, noise, known, valid=Valid(*valid) if valid else None)
+
+
+def is_plain_number(count: Tensor) -> bool:
+    """Return whether the value of a tensor can be read without synchronization, and is not part of a graph."""
+    special = torch.compiler.is_compiling() or transformed() or intercepted() or is_traced()
+    return type(count) is Tensor and count.device.type == "cpu" and not special
 
 
 def positions(x: Tensor) -> int:

@@ -54,8 +54,10 @@ def _normalize(
     x: Tensor, weight: Tensor | None, bias: Tensor | None, drawn: list[Tensor], reference: list[Tensor], *how: Any
 ) -> tuple[Tensor, ...]:
     """Return y, pooled mean and variance, the samples' mean and variance, m, k, r and d."""
-    asked = decode(drawn, reference, *how)
-    y, moments, pooled, noise, correction, *_ = steps.forward(select(x), x, weight, bias, asked, None)
+    asked, backend = decode(drawn, reference, *how), select(x)
+    y, moments, pooled, noise, correction, *_ = steps.forward(backend, x, weight, bias, asked, None)
+    if not pooled.mean.shape[0]:
+        pooled = backend.pool(asked.normalizer.contributors, moments)
     kept = moments if _returns_moments(x, asked) else (None, None)
     pooled = Moments(*(table.to(table_dtype(x.device)).contiguous() for table in pooled))
     return y, *_outputs(x, *pooled, *kept, *noise, *(correction or (None, None)))

@@ -1,12 +1,13 @@
 """Running statistics: the buffers of a layer, and the moments of a batch that they are updated towards."""
 
+from collections.abc import Callable
 from typing import NamedTuple
 
 import torch
 from torch import Tensor
 
 from ghostnoise.statistics.moments import Moments, table_dtype
-from ghostnoise.statistics.samples import Contributors, GhostBatch, first_and_last_size, pool_all
+from ghostnoise.statistics.samples import Contributors, GhostBatch, first_and_last_size
 
 
 class Running(NamedTuple):
@@ -47,9 +48,10 @@ class Population(NamedTuple):
         pooled: Moments,
         batch_size: int,
         spatial: int,
+        pool: Callable[..., Moments],
         counts: Tensor | None = None,
     ) -> Moments:
-        """Return these moments (1, C), given those of the samples (B, C) and of the pools (R, C).
+        """Return these moments (1, C), given those of the samples (B, C) and of the pools (R, C), and how to pool.
 
         `counts` (B, 1) are the numbers of values of the samples, if they may differ. If all are 0, the moments are NaN.
         """
@@ -61,7 +63,7 @@ class Population(NamedTuple):
         if self.ghosts:
             assert isinstance(contributors, GhostBatch)
             return Moments(*(contributors.average(table, batch_size, counts) for table in pooled))
-        mean, var = _whole(contributors, samples, pooled, batch_size, counts)
+        mean, var = _whole(contributors, samples, pooled, batch_size, pool, counts)
         return Moments(mean, var * (count / (count - 1)) if self.unbiased else var)
 
 
@@ -73,15 +75,20 @@ class Update(NamedTuple):
 
 
 def _whole(
-    contributors: Contributors, samples: Moments, pooled: Moments, batch_size: int, counts: Tensor | None
+    contributors: Contributors,
+    samples: Moments,
+    pooled: Moments,
+    batch_size: int,
+    pool: Callable[..., Moments],
+    counts: Tensor | None,
 ) -> Moments:
     """Return the moments of the whole batch (1, C): from those of ghost batches, or else of samples."""
+    if not isinstance(contributors, GhostBatch):
+        return pool(GhostBatch(), samples, counts=counts)
     if pooled.mean.shape[0] == 1:
         return pooled
-    if not isinstance(contributors, GhostBatch):
-        return pool_all(*samples, counts)
     size, last = first_and_last_size(batch_size, contributors.ghost_size)
     if size == last and counts is None:
-        return pool_all(*pooled)
+        return pool(GhostBatch(), pooled)
     mean = contributors.average(pooled.mean, batch_size, counts)
     return Moments(mean, contributors.average(pooled.var + (pooled.mean - mean).square(), batch_size, counts))

@@ -13,6 +13,7 @@ from ghostnoise.masking import mask_of
 from ghostnoise.methods.base import NormLayer, checked, whole_batch_unbiased, zeroed
 from ghostnoise.methods.ghost_noise import check_noise, checked_input, warn_without_variance
 from ghostnoise.methods.registry import MethodSpec, register
+from ghostnoise.randomness import draw_seed
 from ghostnoise.statistics.laws import Dof, Law, LawDraws, LawName, mean_count
 from ghostnoise.statistics.samples import GhostBatch
 from ghostnoise.tracing import Leaf
@@ -71,9 +72,9 @@ def analytical_ghost_noise(
         checks.no_draws("draws", draws)
         return input if extent.mask is None else extent.mask.zero(input, channel_dim)
     ghost_law = Law(ghost_size, law, dof)
-    draws = _drawn(ghost_law, input, channels, extent, draws, generator)
+    drawn = _drawn(ghost_law, input, channels, extent, draws, generator)
     warn_without_variance(components != "shift" and not ghost_law.has_variance(extent.spatial), input)
-    noise = Tables(float(noise_eps), components, ghost_law, draws, normalized=False)
+    noise = Tables(float(noise_eps), components, ghost_law, drawn, normalized=False)
     return op.inject(input, noise, channel_dim, extent.ranks, extent.mask)[0]
 
 
@@ -121,9 +122,9 @@ def analytical_ghost_noise_batch_norm(
         checks.no_draws("draws", draws)
         return call.train(normalizer, whole_batch_unbiased)
     ghost_law = Law(ghost_size, law, dof)
-    draws = _drawn(ghost_law, input, input.shape[channel_dim], extent, draws, generator)
+    drawn = _drawn(ghost_law, input, input.shape[channel_dim], extent, draws, generator)
     warn_without_variance(components != "shift" and not ghost_law.has_variance(extent.spatial), input)
-    noise = Tables(float(noise_eps), components, ghost_law, draws, normalized=True)
+    noise = Tables(float(noise_eps), components, ghost_law, drawn, normalized=True)
     return call.train(normalizer, whole_batch_unbiased, noise)
 
 
@@ -135,12 +136,15 @@ def _check(noise_eps: float, components: str, generator: Generator | None, law: 
 
 def _drawn(
     law: Law, input: Tensor, channels: int, extent: Extent, draws: LawDraws | None, generator: Generator | None
-) -> LawDraws:
-    """Return draws from the law of ghost batches of the input: the given ones, checked, or new ones."""
+) -> LawDraws | Tensor:
+    """Return draws from the law of ghost batches of the input: the given ones, checked, or new ones, or their seed."""
     shape = (input.shape[0], channels)
-    if draws is None:
+    if draws is None and (input.device.type != "cpu" or extent.counts is not None):
         spatial = extent.spatial if extent.counts is None else mean_count(extent.counts)
         return law.draw(shape, spatial, input.device, generator)
+    if draws is None:
+        seed = draw_seed(input.device, generator)
+        return seed if extent.ranks is None else law.draws_from(seed, shape, extent.spatial)
     draws = LawDraws(*(table.clone() for table in draws))  # the backward pass needs them unchanged
     for name, table in zip(draws._fields, draws, strict=True):
         if table.shape != shape:
@@ -286,6 +290,7 @@ register(
         noise=AnalyticalGhostNoise,
         placements=("inside", "after", "activation"),
         shorthands={"agni-conv": {"law": "conv"}},
+        numerics=2,
         example={"law": "conv"},
     )
 )

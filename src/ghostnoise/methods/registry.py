@@ -69,6 +69,7 @@ class MethodSpec:
             ("after"), before activations ("activation"), or at the end of residual branches ("branch").
         shorthands: names for `convert` that stand for this method with some options.
         meter: how the meter measures the method; None if it does not.
+        numerics: raise this whenever the method's results, and not those of all methods, change by more than rounding.
         example: options of an instance for tests and benchmarks, beyond the ghost size.
     """
 
@@ -84,6 +85,7 @@ class MethodSpec:
     placements: tuple[Placement, ...] = ()
     shorthands: dict[str, dict[str, Any]] = field(default_factory=dict)
     meter: MeterSpec | None = None
+    numerics: int = 1
     example: dict[str, Any] = field(default_factory=dict)
 
     @property

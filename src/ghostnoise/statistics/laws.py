@@ -10,18 +10,24 @@ batch of N samples with S positions each has
 | exactly | the same | within/(N·S)·χ²(N·(S-1)) + (between + within/S)/N·χ²(N-1) |
 
 The paper takes the squares around the true mean; a ghost batch takes them around its own mean.
+
+On a CPU, the draws are a function of one seed (`Law.draws_from`), which backends may compute where they are needed, in
+parallel. On other devices they are drawn by torch (`Law.draw`), whose generators are parallel there.
 """
 
 from dataclasses import dataclass
-from typing import Literal, NamedTuple
+from typing import Any, Literal, NamedTuple
 
 import torch
 from torch import Tensor
 
-from ghostnoise.randomness import drawn_by
+from ghostnoise.randomness import drawn_by, philox_normals
+from ghostnoise.statistics.chi_square import chi_square_mean
 from ghostnoise.statistics.moments import Moments, table_dtype
 from ghostnoise.statistics.samples import pool_all
 from ghostnoise.torch_private import standard_gamma
+
+SLICE = 2**14  # draws that are computed together, so that the steps of Philox stay in a core's cache
 
 LawName = Literal["fc", "conv"]
 Dof = Literal["paper", "exact"]
@@ -53,21 +59,39 @@ class Law:
         """Draw one ghost batch per entry of `shape`, (B, C), for samples with `spatial` positions."""
         dtype = table_dtype(device)
 
-        def chi_square_mean(degrees: int | Tensor, terms: int | Tensor) -> Tensor:
+        def drawn(degrees: int | Tensor, terms: int | Tensor) -> Tensor:
             if isinstance(degrees, Tensor):  # of a number of positions that is known on the device only
                 half = (degrees / 2).to(dtype).expand(shape)
-                drawn = standard_gamma(half.where(half > 0, 1), **drawn_by(generator)) * (2 / terms)
-                return drawn.where(half > 0, 0)
+                gamma = standard_gamma(half.where(half > 0, 1), **drawn_by(generator)) * (2 / terms)
+                return gamma.where(half > 0, 0)
             if degrees == 0:
                 return torch.zeros(shape, dtype=dtype, device=device)
             half = torch.full(shape, degrees / 2, dtype=dtype, device=device)
             return standard_gamma(half, **drawn_by(generator)) * (2 / terms)
 
-        n, terms, exact = self.ghost_size, self.ghost_size * spatial, self.dof == "exact"
         normal = torch.randn(shape, dtype=dtype, device=device, **drawn_by(generator))
-        between = chi_square_mean(n - exact, n)
-        within = chi_square_mean(0 if self.law == "fc" else terms - n * exact, terms)
-        return LawDraws(normal, between, within)
+        return LawDraws(normal, *(drawn(*counts) for counts in self.degrees(spatial)))
+
+    def draws_from(self, seed: Tensor, shape: tuple[int, int], spatial: int) -> LawDraws:
+        """Return the draws of a seed (1,), as the native library computes them."""
+        batch_size, channels = shape
+        dtype, step = table_dtype(seed.device), max(SLICE // max(channels, 1), 1)
+
+        def drawn(z: Tensor, degrees: int, terms: int) -> Tensor:
+            return chi_square_mean(z, degrees) * (degrees / terms) if degrees else torch.zeros_like(z)
+
+        def part(start: int) -> list[Tensor]:
+            rows = range(start, min(start + step, batch_size))
+            normal, *others, _ = philox_normals(seed, rows, channels, dtype)
+            return [normal, *(drawn(z, *counts) for z, counts in zip(others, self.degrees(spatial), strict=True))]
+
+        parts = [part(start) for start in range(0, max(batch_size, 1), step)]
+        return LawDraws(*(torch.cat(tables) for tables in zip(*parts, strict=True)))
+
+    def degrees(self, spatial: Any) -> tuple[tuple[Any, Any], tuple[Any, Any]]:
+        """Return the degrees of freedom and the number of terms, between samples and within them."""
+        n, terms, exact = self.ghost_size, self.ghost_size * spatial, self.dof == "exact"
+        return (n - exact, n), (0 if self.law == "fc" else terms - n * exact, terms)
 
     def variances(
         self, moments: Moments, var: Tensor, spatial: int | Tensor, counts: Tensor | None = None

@@ -95,3 +95,10 @@ def test_flags():
     assert [name for name in paper if known[name].partitions] == ["gbn", "xbn", "en"]
     assert [name for name in paper if known[name].replaces_batch_norm] == ["bn", "gbn", "xbn", "en"]
     assert [name for name in paper if known[name].shares] == ["bn", "gbn", "xbn", "en", "gni", "agni"]
+
+
+def test_the_numerics_number_of_a_method_counts_its_own_changes_and_those_of_all_methods(monkeypatch, raised):
+    monkeypatch.setattr(methods, "NUMERICS", 4)
+    assert {methods.numerics(name) for name in ("bn", "none", "of another version", None)} == {4}
+    raised("gbn", 3)
+    assert (methods.numerics("bn"), methods.numerics("gbn")) == (4, 6)

@@ -8,7 +8,6 @@ from ghostnoise.lab import records
 from ghostnoise.lab.errors import UserError
 from ghostnoise.lab.records import folders
 from ghostnoise.lab.store import RunFolder, scan
-from ghostnoise.version import NUMERICS
 from support.records import experiment_with_runs
 
 
@@ -30,7 +29,7 @@ def contents(folder):
 
 def test_imported_runs_are_those_that_were_exported(there):
     assert imported(there) == (9, 0)
-    ours, theirs = (scan.scan(there / runs / "tiny", pytest.fail, NUMERICS) for runs in ("imported", "runs"))
+    ours, theirs = (scan.scan(there / runs / "tiny", pytest.fail, current=True) for runs in ("imported", "runs"))
     assert ours.keys() == theirs.keys()
     for identity, found in ours.items():
         assert found.status == theirs[identity].status == "finished"

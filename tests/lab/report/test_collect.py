@@ -137,8 +137,11 @@ def test_numerics_are_read_from_the_environment_and_default_to_one(tmp_path):
     (folders[-1] / "environment.json").unlink()
     write(tmp_path, points(made)[6], status="unfinished", environment={"numerics": 4})
     found, lines = look(tmp_path, made)
-    assert [run.numerics for run in found.runs] == [3, 1, 1, 1, 1, 1, 4, 1, 1]
-    assert found.numerics == {1: 2, 3: 1}  # only runs that have a result
+    assert [run.numerics.number for run in found.runs] == [3, 1, 1, 1, 1, 1, 4, 1, 1]
+    assert {str(each): count for each, count in found.numerics.items()} == {
+        "1": 2,
+        "3 instead of 1": 1,
+    }  # only runs that have a result
     assert found.damaged == tuple(sorted(folders[2:5])), "what is not a number is damage"
     assert all("environment.json: numerics: must be an integer" in line for line in lines)
 
@@ -149,4 +152,4 @@ def test_of_two_finished_folders_of_one_run_the_newer_numerics_are_used(tmp_path
     write(tmp_path, points(made)[0], 92.0, device="cuda", environment={"numerics": 2})
     write(tmp_path, points(made)[0], 93.0, device="mps", status="unfinished", environment={"numerics": 3})
     found, _ = look(tmp_path, made)
-    assert (found.runs[0].accuracy, found.runs[0].numerics, found.duplicates) == (92.0, 2, 2)
+    assert (found.runs[0].accuracy, found.runs[0].numerics.number, found.duplicates) == (92.0, 2, 2)

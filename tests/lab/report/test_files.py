@@ -54,7 +54,7 @@ def test_every_file_with_means_reports_mixed_numerics(tmp_path):
     write(tmp_path, next(point for point in points(made, ["GNI ghost_size=16"]) if point.seed == 2), 93.1,
           environment={"numerics": 2})  # fmt: skip
     after = report(made, tmp_path)
-    words = "Mixed numerics: the runs were computed with numerics 1 (5 runs) and 2 (1 run)"
+    words = "Mixed numerics: the runs were computed with numerics 1 (5 runs) and 2 instead of 1 (1 run)"
     (line,) = [line for line in after.lines() if line.startswith(words)]
     assert "rerun `ghostnoise sweep tiny`" in line
     assert any("over 2 common seeds with equal numerics" in line for line in after.lines())
@@ -63,7 +63,7 @@ def test_every_file_with_means_reports_mixed_numerics(tmp_path):
     assert after.file("figure.png") != same["figure.png"]
     rows = {row["norm.ghost_size"]: row for row in csv.DictReader(io.StringIO(after.file("table.csv").decode()))}
     assert (rows[""]["numerics"], rows["16"]["numerics"], rows["4"]["numerics"]) == ("1", "1 2", "")
-    assert (rows[""]["note"], rows["16"]["note"]) == ("numerics 1", "numerics 1 and 2")
+    assert (rows[""]["note"], rows["16"]["note"]) == ("", "numerics 1 and 2 instead of 1")
     assert rows["4"]["note"] == "3 missing"
 
 

@@ -113,6 +113,6 @@ def test_different_numerics_are_the_reason_that_nothing_is_compared(tmp_path):
     fill(tmp_path, made, {SIXTEEN: GOOD[SIXTEEN]}, environment={"numerics": 2})
     assert line(tmp_path, made) == "GNI > BN: inconclusive: no common seeds with equal numerics."
     notice = notes(findings(tmp_path, made))[0]
-    assert "1 (3 runs) and 2 (3 runs)" in notice
+    assert "1 (3 runs) and 2 instead of 1 (3 runs)" in notice
     assert "rerun `ghostnoise sweep tiny`" in notice
     assert "trains again the runs that were computed with another number" in notice

@@ -85,9 +85,21 @@ def test_mixed_numerics_are_a_warning_on_the_page(tmp_path):
     warnings = [attrs for tag, attrs in reader.tags if attrs.get("class") == "warning"]
     assert len(warnings) == 2  # summary and environment
     shown = "".join(reader.texts)
-    assert shown.count("Mixed numerics: the runs were computed with numerics 1 (1 run) and 2 (3 runs)") == 1
+    assert (
+        shown.count("Mixed numerics: the runs were computed with numerics 1 (1 run) and 2 instead of 1 (3 runs)") == 1
+    )
     assert "The runs differ in numerics" in shown
     assert "inconclusive" in shown.lower()
+
+
+def test_different_numbers_of_methods_are_no_warning(tmp_path, raised):
+    made, html = made_of(tmp_path)
+    raised("gni", 2)
+    write(tmp_path, points(made, ["BN"])[0], environment={"numerics": 1})
+    write(tmp_path, points(made, ["GNI ghost_size=16"])[0], environment={"numerics": 2})
+    shown = html()
+    assert "The runs differ in" not in shown
+    assert "Mixed numerics" not in shown
 
 
 def test_a_page_is_small(tmp_path):

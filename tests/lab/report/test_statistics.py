@@ -249,7 +249,7 @@ def test_seeds_are_not_paired_across_numerics(tmp_path):
     row = rows_of(findings(tmp_path, made))[SIXTEEN]
     assert row.score.n == 3
     assert row.score.mean == pytest.approx(statistics.fmean(GOOD[SIXTEEN].values()))
-    assert row.score.numerics == {1: 2, 2: 1}
+    assert row.score.numerics == {(1, 1): 2, (2, 1): 1}
     expected = stats.ttest_rel([93.0, 93.6], [90.0, 90.4])
     assert (row.difference.paired.n, row.difference.paired.mean) == (2, pytest.approx(3.1))
     assert row.difference.paired.p == pytest.approx(expected.pvalue)
@@ -263,6 +263,17 @@ def test_methods_with_different_numerics_are_not_compared(tmp_path, numbers):
     found = findings(tmp_path, made)
     assert rows_of(found)[SIXTEEN].difference.paired is None
     assert found.claims[0].verdict == "inconclusive"
+
+
+@pytest.mark.parametrize(("number", "compared"), [(1, False), (2, True), (3, False)])
+def test_methods_are_compared_if_each_has_its_current_number(tmp_path, number, compared, raised):
+    raised("gni", 2)
+    made = experiment(tmp_path)
+    fill(tmp_path, made, {BN: GOOD[BN]}, environment={"numerics": 1})
+    fill(tmp_path, made, {SIXTEEN: GOOD[SIXTEEN]}, environment={"numerics": number})
+    found = findings(tmp_path, made)
+    assert (rows_of(found)[SIXTEEN].difference.paired is not None) == compared
+    assert found.collected.mixed != compared
 
 
 @pytest.mark.parametrize("numbers", [(3, 3), (None, 1)])

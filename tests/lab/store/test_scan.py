@@ -4,7 +4,9 @@ import time
 
 import pytest
 
+from ghostnoise.lab.config import methods
 from ghostnoise.lab.store import RunFolder
+from ghostnoise.lab.store.folder import outdated
 from ghostnoise.lab.store.scan import look, scan
 from support.records import finished, on_cpu
 from support.run_folders import experiment, points
@@ -103,7 +105,7 @@ def test_a_run_that_has_ended_meanwhile_is_not_taken(tmp_path):
     assert not run.owned()
 
 
-def test_runs_of_another_numerics_number_are_outdated_if_asked(tmp_path):
+def test_runs_of_another_numerics_number_are_outdated_if_asked(tmp_path, monkeypatch):
     for name, environment in (("a", {}), ("b", {"numerics": 1}), ("c", {"numerics": 2})):
         run = folder(tmp_path, name)
         run.own()
@@ -112,10 +114,26 @@ def test_runs_of_another_numerics_number_are_outdated_if_asked(tmp_path):
     runs = tmp_path / "digits"
     assert {found.status for found in scan(runs, pytest.fail).values()} == {"finished"}
     assert [found.numerics for found in scan(runs, pytest.fail).values()] == [1, 1, 2]
-    first, second = scan(runs, pytest.fail, 1), scan(runs, pytest.fail, 2)
+    first = scan(runs, pytest.fail, current=True)
+    monkeypatch.setattr(methods, "NUMERICS", 2)
+    second = scan(runs, pytest.fail, current=True)
     assert [found.status for found in first.values()] == ["finished", "finished", "outdated"]
     assert [found.status for found in second.values()] == ["outdated", "outdated", "finished"]
     assert (first["c"].result, first["c"].reason) == (None, "made with numerics 2, not 1")
+
+
+def test_runs_are_outdated_by_the_number_of_their_own_method(tmp_path, raised):
+    for method in ("bn", "gbn"):
+        run = folder(tmp_path, method)
+        run.own()
+        run.begin(SETTINGS | {"norm": {"method": method, "ghost_size": 4}}, {"numerics": 1})
+        run.finish({"status": "finished", "accuracy": 1.0})
+    raised("gbn", 3)
+    found = scan(tmp_path / "digits", pytest.fail, current=True)
+    assert [(each.status, each.reason) for each in found.values()] == [
+        ("finished", ""), ("outdated", "made with numerics 1, not 3")
+    ]  # fmt: skip
+    assert [outdated(each.path) for each in found.values()] == [None, 1]
 
 
 NAMES = ("settings.json", "result.json", "environment.json", "metrics.jsonl")

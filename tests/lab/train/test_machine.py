@@ -6,6 +6,7 @@ import sys
 import pytest
 import torch
 
+from ghostnoise.lab.config import methods
 from ghostnoise.lab.errors import UserError
 from ghostnoise.lab.train import machine
 
@@ -73,11 +74,12 @@ def test_processes_exit_together_and_leave_no_threads(tmp_path):
 
 
 def test_environment_metadata():
-    found = machine.environment(machine.Machine(torch.device("cpu")), thresholds=True)
+    found = machine.environment(machine.Machine(torch.device("cpu")), thresholds=True, method="gni")
     assert found["torch"] == str(torch.__version__)
     assert found["threads"] == torch.get_num_threads()
     assert found["device_name"]
     assert found["malloc"] == "raised"
+    assert found["numerics"] == methods.numerics("gni")
 
 
 def test_the_environment_has_the_commit_or_the_version(monkeypatch, tmp_path):

@@ -61,8 +61,9 @@ NO_NOISE = NoiseTables(None, None)
 class Normalized(NamedTuple):
     """The result of a normalizer's forward pass, and the tables that it computed on the way.
 
-    `moments` (B, C) are those of the samples and `pooled` (R, C) those of the pools. `reference` holds the running
-    statistics that the pass used, and `updated` is True if it has updated them.
+    `moments` (B, C) are those of the samples and `pooled` (R, C) those of the pools; a fused call of the native backend
+    makes only those that `Contributors.keeps_moments` asks for, and the others have no rows. `reference` holds the
+    running statistics that the pass used, and `updated` is True if it has updated them.
     """
 
     y: Tensor

@@ -11,6 +11,8 @@ from typing import TYPE_CHECKING, Annotated, Any, Literal
 from pydantic import Field, PlainValidator
 from pydantic_core import PydanticKnownError
 
+from ghostnoise.version import NUMERICS
+
 if TYPE_CHECKING:
     from ghostnoise.methods.registry import MethodSpec
 
@@ -59,6 +61,8 @@ class MethodInfo:
     """Its batch norms for inputs with 0 (or 1), 2 and 3 spatial dimensions."""
     noise: Any = None
     """Its standalone noise layer."""
+    numerics: int = 1
+    """How often its results have changed by more than rounding while those of other methods did not, plus 1."""
 
     @property
     def shares(self) -> bool:
@@ -97,6 +101,7 @@ def _info(spec: "MethodSpec") -> MethodInfo:
         options=tuple(_option(each.name, each.type, each.default) for each in spec.options),
         norms=spec.norms,
         noise=spec.noise,
+        numerics=spec.numerics,
     )
 
 
@@ -104,6 +109,15 @@ def _option(name: str, annotation: Any, default: Any) -> Option:
     required = default is Parameter.empty or name in STATED
     finite = Annotated[float, Field(allow_inf_nan=False)] if annotation is float else annotation
     return Option(name, RANGES.get(name, finite), REQUIRED if required else default)
+
+
+def numerics(method: object) -> int:
+    """Return the numerics number of runs that this version trains with a method.
+
+    It is higher than all earlier ones of the method. A method that this version does not know has the common number.
+    """
+    info = methods().get(method) if isinstance(method, str) else None
+    return NUMERICS + (info.numerics - 1 if info else 0)
 
 
 def options() -> dict[str, list[str]]:

@@ -6,12 +6,13 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from functools import cached_property
 from pathlib import Path
-from typing import Any, Literal
+from typing import Any, Literal, NamedTuple
 
-from ghostnoise.lab.config import plan, recipe
+from ghostnoise.lab.config import methods, plan, recipe
 from ghostnoise.lab.config.grid import Cell, Experiment
 from ghostnoise.lab.config.plan import Point
 from ghostnoise.lab.config.schema import Settings
+from ghostnoise.lab.store.contents import recorded_numerics
 from ghostnoise.lab.store.scan import Found, scan
 
 Status = Literal["finished", "diverged", "failed", "unfinished", "missing"]
@@ -52,9 +53,27 @@ class Run:
         return self.found.environment() if self.found else {}
 
     @property
-    def numerics(self) -> int:
-        """Number of the numerics that computed the run; it is raised when results change by more than rounding."""
-        return _numerics(self.environment)
+    def numerics(self) -> "Numerics":
+        """Numerics number that the run was computed with, and that of its method now."""
+        return Numerics(recorded_numerics(self.environment), methods.numerics(self.point.settings.norm.method))
+
+
+class Numerics(NamedTuple):
+    """Numerics number of a run, which is raised when results change by more than rounding, and its method's `current`.
+
+    Runs are comparable if their methods have changed equally often since: if both numbers are current, for example.
+    """
+
+    number: int
+    current: int
+
+    @property
+    def behind(self) -> int:
+        """How often the number of the method was raised since the run."""
+        return self.current - self.number
+
+    def __str__(self) -> str:
+        return f"{self.number} instead of {self.current}" if self.behind else str(self.number)
 
 
 @dataclass(frozen=True)
@@ -79,9 +98,14 @@ class Collected:
         return sum(run.status == status for run in self.runs)
 
     @cached_property
-    def numerics(self) -> Mapping[int, int]:
+    def numerics(self) -> Mapping[Numerics, int]:
         """Numerics numbers of the runs that have a result, and how many runs have each."""
         return numerics_of(self.runs)
+
+    @property
+    def mixed(self) -> bool:
+        """Whether the runs that have a result are not all comparable."""
+        return len({each.behind for each in self.numerics}) > 1
 
 
 def collect(
@@ -115,7 +139,7 @@ def collect(
     return Collected(experiment, folder, runs, winners, tuple(sorted(damaged)), damaged, others, duplicates)
 
 
-def numerics_of(runs: Iterable[Run]) -> dict[int, int]:
+def numerics_of(runs: Iterable[Run]) -> dict[Numerics, int]:
     """Count the runs that have a result by their numerics number, in ascending order."""
     counts = Counter(run.numerics for run in runs if run.status in ("finished", "diverged"))
     return dict(sorted(counts.items()))
@@ -128,11 +152,6 @@ def number(value: object) -> float | None:
         return float(value) if numeric and math.isfinite(value) else None  # type: ignore[arg-type]
     except OverflowError:  # an integer of more than 308 digits
         return None
-
-
-def _numerics(environment: Mapping[str, Any]) -> int:
-    recorded = environment.get("numerics", 1)  # runs from before the number was recorded are number 1
-    return recorded if isinstance(recorded, int) and not isinstance(recorded, bool) else 1
 
 
 def _unresolved(settings: Settings) -> Settings:
@@ -159,6 +178,6 @@ def _preferred(candidates: Sequence[Found]) -> Found:
 
     def order(found: Found) -> tuple[int, int, str, str]:
         status = STATUSES.index(found.status)
-        return status, -_numerics(found.environment()), str(found.settings.get("train")), found.identity
+        return status, -found.numerics, str(found.settings.get("train")), found.identity
 
     return candidates[0] if len(candidates) == 1 else min(candidates, key=order)

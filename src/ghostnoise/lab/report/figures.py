@@ -40,7 +40,7 @@ def draw(findings: Findings, kind: str) -> bytes:
     axes.grid(axis="x" if rows else "y", alpha=0.25, linewidth=0.6)
     axes.set_axisbelow(True)
     words = explained(chart, training=training)
-    if len(findings.collected.numerics) > 1:
+    if findings.collected.mixed:
         words += f"\nmixed numerics: {numerics_text(findings.collected.numerics)}"
     axes.set_title(words, fontsize=7.5, loc="left", color="#555555")
     return render(figure, kind)

@@ -40,7 +40,7 @@ def comma_separated(runs: Sequence[NoiseRun]) -> str:
     lines: list[dict[str, Any]] = []
     for each in runs:
         point, found = each.run.point, each.run.found
-        identity, numerics = found.identity if found else "", each.run.numerics
+        identity, numerics = found.identity if found else "", each.run.numerics.number
         run = {"run": identity, "method": point.cell.method, "seed": point.seed, "numerics": numerics}
         for epoch, reading in each.readings.items():
             lines += [run | dict(point.cell.at) | {"epoch": epoch} | dict(layer.row) for layer in reading.layers]

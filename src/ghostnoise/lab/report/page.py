@@ -192,12 +192,13 @@ def _environment(findings: Findings) -> str:
     """Return the environment metadata of the runs, and warn where it differs among them."""
     known: dict[str, dict[str, int]] = {}
     for run in findings.collected.runs:
-        own = {**run.environment, "numerics": run.numerics} if run.environment else {}
+        own = {**run.environment, "numerics": run.numerics.number} if run.environment else {}
         for key in ENVIRONMENT:
             if key in own:
                 values, value = known.setdefault(key, {}), _shortened(key, str(own[key]))
                 values[value] = values.get(value, 0) + 1
-    differing = [key for key, values in known.items() if len(values) > 1]
+    expected = set() if findings.collected.mixed else {"numerics"}  # methods may have different current numbers
+    differing = [key for key, values in known.items() if len(values) > 1 and key not in expected]
     warning = f"The runs differ in {', '.join(differing)}: compare their numbers with caution." if differing else ""
     entries = "".join(
         f"<div{' class=differs' if key in differing else ''}><dt>{text(key.replace('_', ' '))}</dt><dd>"

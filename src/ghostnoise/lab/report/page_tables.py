@@ -157,7 +157,7 @@ def _run(run: Run) -> list[TableCell | str]:
         TableCell(str(run.point.seed), run.point.seed), _stage(run), _status(run),
         _percent(run.accuracy), _percent(number(run.result.get("best_accuracy"))),
         TableCell(duration_text(seconds), seconds),
-        TableCell(str(run.numerics), run.numerics) if run.found else NOTHING,
+        TableCell(str(run.numerics), run.numerics.number) if run.found else NOTHING,
     ]  # fmt: skip
 
 

@@ -13,7 +13,7 @@ from ghostnoise.lab.config import plan
 from ghostnoise.lab.config.grid import Cell
 from ghostnoise.lab.config.plan import Stage
 from ghostnoise.lab.errors import UserError
-from ghostnoise.lab.report.collect import STATUSES, Collected, Run, number, numerics_of
+from ghostnoise.lab.report.collect import STATUSES, Collected, Numerics, Run, number, numerics_of
 
 ALPHA = 0.05
 FEW_SEEDS = 5  # with fewer, intervals are wide and normality cannot be checked
@@ -101,11 +101,11 @@ class Score:
 
     @cached_property
     def comparable(self) -> dict[Hashable, float]:
-        """Accuracy by seed and numerics number: only runs that agree in both are paired."""
-        return {(run.point.seed, run.numerics): run.accuracy for run in self.runs if run.accuracy is not None}
+        """Accuracy by seed and age of the numerics: only runs that agree in both are paired."""
+        return {(run.point.seed, run.numerics.behind): run.accuracy for run in self.runs if run.accuracy is not None}
 
     @cached_property
-    def numerics(self) -> dict[int, int]:
+    def numerics(self) -> dict[Numerics, int]:
         """Numerics numbers of the runs that have a result, and how many runs have each."""
         return numerics_of(self.runs)
 

@@ -11,7 +11,7 @@ from typing import Any
 from rich import box
 from rich.table import Table
 
-from ghostnoise.lab.report.collect import STATUSES
+from ghostnoise.lab.report.collect import STATUSES, Numerics
 from ghostnoise.lab.report.markup import EMPTY
 from ghostnoise.lab.report.statistics import Difference, Findings, ResultRow, Score
 
@@ -98,8 +98,8 @@ def counted(count: int, noun: str) -> str:
     return f"{count} {noun}" if count == 1 else f"{count} {noun}s"
 
 
-def numerics_text(counts: Mapping[int, int]) -> str:
-    """Format numerics numbers with the number of runs of each: "1 (5 runs) and 2 (1 run)"."""
+def numerics_text(counts: Mapping[Numerics, int]) -> str:
+    """Format numerics numbers with the number of runs of each: "1 (5 runs) and 1 instead of 2 (1 run)"."""
     return " and ".join(f"{number} ({counted(runs, 'run')})" for number, runs in counts.items())
 
 
@@ -129,21 +129,22 @@ def split(findings: Findings) -> str:
 
 
 def note_text(findings: Findings, row: ResultRow) -> str:
-    """Return the row's note, with its numerics numbers if those of the report's runs differ."""
-    numbers = row.score.numerics if row.score and len(findings.collected.numerics) > 1 else {}
+    """Return the row's note, with its numerics numbers if one is not current and the runs are not all comparable."""
+    numbers = row.score.numerics if row.score and findings.collected.mixed else {}
+    numbers = numbers if any(each.behind for each in numbers) else {}
     return "; ".join(filter(None, [row.note, f"numerics {' and '.join(map(str, numbers))}" if numbers else ""]))
 
 
 def numerics_notice(findings: Findings) -> str:
-    """Warn if the runs of the report were computed with more than one numerics number; empty otherwise."""
-    counts = findings.collected.numerics
-    if len(counts) < 2:
+    """Warn if the runs of the report are not all comparable; empty otherwise."""
+    if not findings.collected.mixed:
         return ""
     return (
-        f"Mixed numerics: the runs were computed with numerics {numerics_text(counts)}, whose results may differ by "
-        "more than rounding. Means include all of these runs; differences pair only runs with equal numbers. To "
-        f"correct this, rerun `ghostnoise sweep {findings.collected.experiment.recipe.words}` with the settings of "
-        "this report: it trains again the runs that were computed with another number."
+        f"Mixed numerics: the runs were computed with numerics {numerics_text(findings.collected.numerics)}, whose "
+        "results may differ by more than rounding. Means include all of these runs; differences pair only current runs "
+        f"with current ones. To correct this, rerun `ghostnoise sweep {findings.collected.experiment.recipe.words}` "
+        "with the settings of this report: it trains again the runs that were computed with another number than their "
+        "method has now."
     )
 
 
@@ -244,7 +245,7 @@ def _numbers(findings: Findings, row: ResultRow) -> list[Any]:
         found.mean if found else "", low, high, found.p if found else "",
         difference.corrected.p if difference and difference.corrected else "",
         *(score.counts[status] for status in STATUSES[1:]),
-        score.seconds, score.speed, " ".join(map(str, score.numerics)),
+        score.seconds, score.speed, " ".join(str(each.number) for each in score.numerics),
     ]  # fmt: skip
 
 

@@ -18,7 +18,6 @@ from ghostnoise.lab.store.folder import Busy, Deleted
 from ghostnoise.lab.train import Options, Outcome, train
 from ghostnoise.lab.train.display import REFRESHED_EVERY, Display
 from ghostnoise.lab.train.stop import Stop
-from ghostnoise.version import NUMERICS
 
 ATTEMPTS = 3  # at a run whose folder is deleted again and again
 CHECK_EVERY = 0.5  # seconds between two looks at runs that another process owns
@@ -108,7 +107,7 @@ def failed(job: Job, place: Place, message: str, trace: str = "") -> Ended:
 
 def result(job: Job, place: Place) -> Ended | None:
     """Return how the run of a job ended according to its folder, or None if it has not ended."""
-    found = scan.look(place.folder(job), lambda text: None, NUMERICS)
+    found = scan.look(place.folder(job), lambda text: None, current=True)
     return Ended(job, found.status) if found.status in ("finished", "diverged") else None
 
 

@@ -5,6 +5,7 @@ The models define what a valid file is, for run folders and for the records that
 
 import json
 import math
+from collections.abc import Mapping
 from datetime import datetime
 from pathlib import Path
 from typing import Annotated, Any, Literal, NoReturn, Required, Self
@@ -22,7 +23,7 @@ from pydantic import (
 from pydantic_core import ErrorDetails
 from typing_extensions import TypedDict
 
-from ghostnoise.lab.config import recipe
+from ghostnoise.lab.config import methods, recipe
 from ghostnoise.lab.config.overrides import RULES
 from ghostnoise.lab.limits import MOST_DEPTH, MOST_DIGITS, read_bytes
 from ghostnoise.text import printable
@@ -183,6 +184,18 @@ def read_settings(path: Path) -> Tree:
         if wrong := [each for each in error.errors() if not _of_another_version(each)]:
             raise ValueError(describe(wrong[0])) from None
     return tree
+
+
+def numerics(settings: Mapping[str, Any]) -> int:
+    """Return the numerics number that the method of a run, which settings.json names, has in this version."""
+    norm = settings.get("norm")
+    return methods.numerics(norm.get("method") if isinstance(norm, dict) else None)
+
+
+def recorded_numerics(environment: Mapping[str, Any]) -> int:
+    """Return the numerics number in environment metadata; 1 for runs from before it was recorded."""
+    number = environment.get("numerics", 1)
+    return number if isinstance(number, int) and not isinstance(number, bool) else 1
 
 
 def _of_another_version(mistake: ErrorDetails) -> bool:

@@ -25,7 +25,6 @@ from filelock import FileLock, Timeout
 
 from ghostnoise.lab.errors import UserError
 from ghostnoise.lab.store import atomic, checkpoints, contents
-from ghostnoise.version import NUMERICS
 
 Record = dict[str, Any]
 NOISE = "noise"
@@ -137,7 +136,7 @@ class RunFolder:
         self._forget_failure()
 
     def result(self) -> Record | None:
-        """The result, or None if there is none with this version's numerics number."""
+        """The result, or None if there is none with the numerics number that the method has in this version."""
         return None if outdated(self.path) else self._read("result.json")
 
     def finish(self, result: Record) -> None:
@@ -202,8 +201,8 @@ class RunFolder:
             for name in made:
                 (self.path / name).rename(folder / name)
         self.warn(
-            f"{self.path} was trained with numerics {number}, and this version has numerics {NUMERICS}: the run starts "
-            f"again, and its earlier files are in {folder}"
+            f"{self.path} was trained with numerics {number}, and this version has numerics {_numerics(self.path)}: "
+            f"the run starts again, and its earlier files are in {folder}"
         )
 
     def _forget_failure(self) -> None:
@@ -225,21 +224,23 @@ class RunFolder:
 
 
 def outdated(path: Path) -> int | None:
-    """The numerics number of the files in a run folder, if it is not this version's; None if it is.
+    """The numerics number of the files in a run folder, if it is not that of its method now; None if it is.
 
     A folder with neither an environment nor a result is current.
     """
     try:
-        number = numerics(contents.read(path / "environment.json", contents.Environment))
+        number = contents.recorded_numerics(contents.read(path / "environment.json", contents.Environment))
     except (OSError, ValueError):
-        number = 1 if os.path.lexists(path / "result.json") else NUMERICS
-    return None if number == NUMERICS else number
+        number = 1 if os.path.lexists(path / "result.json") else _numerics(path)
+    return None if number == _numerics(path) else number
 
 
-def numerics(environment: object) -> int:
-    """The numerics number in environment metadata; 1 for runs that recorded none."""
-    number = environment.get("numerics", 1) if isinstance(environment, dict) else 1
-    return number if isinstance(number, int) else 1
+def _numerics(path: Path) -> int:
+    """The numerics number that the method of a run folder has in this version."""
+    try:
+        return contents.numerics(contents.read_settings(path / "settings.json"))
+    except (OSError, ValueError):
+        return contents.numerics({})
 
 
 def finite(value: Any) -> Any:

@@ -69,7 +69,7 @@ class Found:
     @property
     def numerics(self) -> int:
         """The numerics number that it was made with; 1 for runs that recorded none."""
-        return folder.numerics(self.environment())
+        return contents.recorded_numerics(self.recorded_environment)
 
     def metrics(self) -> list[Record]:
         """The metrics of each epoch; empty if they cannot be read."""
@@ -80,13 +80,13 @@ class Found:
 
 
 def scan(
-    runs: Path, warn: Callable[[str], object], numerics: int | None = None, on_read: Callable[[], object] = lambda: None
+    runs: Path, warn: Callable[[str], object], current: bool = False, on_read: Callable[[], object] = lambda: None
 ) -> dict[str, Found]:
     """Read the folders in `runs`, which is `runs/<recipe>`, by identity. Damaged ones are included, with a warning.
 
-    With `numerics`, runs that ended with another numerics number are "outdated" and have no result. If there are many
-    folders, those that have not changed since an earlier scan are not read again. `on_read` is called before the first
-    folder is read.
+    With `current`, runs that ended with another numerics number than their method has now are "outdated" and have no
+    result. If there are many folders, those that have not changed since an earlier scan are not read again. `on_read`
+    is called before the first folder is read.
     """
     try:
         with os.scandir(runs) as entries:  # one system call per folder less than Path.is_dir
@@ -105,15 +105,15 @@ def scan(
                 index.put(name, signature, _entry(found))
         else:
             found = Found(runs / name, **entry)
-        founds[name] = _checked(found, warn, numerics)
+        founds[name] = _checked(found, warn, current)
     if index:
         index.save()
     return founds
 
 
-def look(path: Path, warn: Callable[[str], object], numerics: int | None = None) -> Found:
+def look(path: Path, warn: Callable[[str], object], current: bool = False) -> Found:
     """Read one run folder and check the contents of its files; see `scan`."""
-    return _checked(_look(path), warn, numerics)
+    return _checked(_look(path), warn, current)
 
 
 def _look(path: Path) -> Found:
@@ -136,12 +136,14 @@ def _look(path: Path) -> Found:
     return Found(path, status, settings, result, failure, recorded_environment=environment)
 
 
-def _checked(found: Found, warn: Callable[[str], object], numerics: int | None) -> Found:
+def _checked(found: Found, warn: Callable[[str], object], current: bool) -> Found:
     """Warn if a run is damaged; replace it if it is outdated."""
     if found.status == "damaged":
         warn(found.damage)
-    elif numerics is not None and found.result is not None and (made := found.numerics) != numerics:
-        reason = f"made with numerics {made}, not {numerics}"
+    elif (
+        current and found.result is not None and (made := found.numerics) != (now := contents.numerics(found.settings))
+    ):
+        reason = f"made with numerics {made}, not {now}"
         environment = found.recorded_environment
         return Found(found.path, "outdated", found.settings, reason=reason, recorded_environment=environment)
     return found

@@ -23,7 +23,6 @@ from ghostnoise.lab.sweep.progress import Board, Failure, Tally
 from ghostnoise.lab.train.stop import Stop, handle_signals
 from ghostnoise.terminal import LiteralConsole, print_table
 from ghostnoise.text import counted
-from ghostnoise.version import NUMERICS
 
 OVER = ("finished", "diverged")
 ATTEMPTS = 3  # at a run whose folder is deleted again and again
@@ -91,7 +90,7 @@ class Sweep:
     def run(self) -> Outcome:
         """Run both stages, and print the last lines."""
         points = plan.first_points(self.experiment, self.resolve)
-        self.found = scan.scan(self.options.runs / self.name, self.options.warn, NUMERICS)
+        self.found = scan.scan(self.options.runs / self.name, self.options.warn, current=True)
         waiting = self._waiting(points)
         for warning in dict.fromkeys(recipe.whole_batch_warning(point.settings) for point in waiting):
             if warning:
@@ -238,7 +237,7 @@ def list_runs(experiment: Experiment, options: Options) -> None:
     """Print a table of cells with their finished and missing seeds, and the counts; run nothing."""
     resolve = machine.resolver(options.data, options.runner)
     folder = options.runs / experiment.recipe.name
-    found = scan.scan(folder, options.warn, NUMERICS)
+    found = scan.scan(folder, options.warn, current=True)
     points = plan.first_points(experiment, resolve)
     results = {
         point.key: result

@@ -21,8 +21,8 @@ from torch.distributed.rendezvous import rendezvous
 
 import ghostnoise
 from ghostnoise import doctor
+from ghostnoise.lab.config import methods
 from ghostnoise.lab.errors import UserError
-from ghostnoise.version import NUMERICS
 
 # Constants of glibc's malloc.h. The values have the type int: at most 2 GiB.
 M_TRIM_THRESHOLD, M_MMAP_THRESHOLD = -1, -3
@@ -161,11 +161,11 @@ def set_deterministic(wanted: bool) -> None:
     torch.use_deterministic_algorithms(wanted)
 
 
-def environment(here: Machine, thresholds: bool) -> dict[str, Any]:
-    """Environment metadata recorded with every result."""
+def environment(here: Machine, thresholds: bool, method: str) -> dict[str, Any]:
+    """Environment metadata recorded with every result of a method."""
     return {
         "ghostnoise": ghostnoise.__version__,
-        "numerics": NUMERICS,
+        "numerics": methods.numerics(method),
         "commit": commit(),
         "python": platform.python_version(),
         "torch": str(torch.__version__),

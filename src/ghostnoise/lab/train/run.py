@@ -177,7 +177,8 @@ def _loop(
     sinks: list[Sink] = []
     if here.first:
         header = {"recipe": chosen.name, "identity": folder.path.name}
-        folder.begin(header | settings.model_dump(exclude_none=True), machine.environment(here, raised))
+        environment = machine.environment(here, raised, settings.norm.method)
+        folder.begin(header | settings.model_dump(exclude_none=True), environment)
         folder.cut_back(progress.history)
         if options.tensorboard:
             sinks.append(TensorBoard(folder.path, progress.epoch * steps + progress.step))

@@ -10,13 +10,21 @@ from ghostnoise.engine import op
 from ghostnoise.engine.backends.base import NO_NOISE, Saved
 from ghostnoise.engine.backends.native import library
 from ghostnoise.engine.backends.native.backend import Native
-from ghostnoise.engine.plan import Drawn, Normalizer, Plan, Reference
+from ghostnoise.engine.plan import Drawn, Normalizer, Plan, Reference, Tables
+from ghostnoise.engine.running import Population, Running, Update
+from ghostnoise.statistics.laws import Law
 from ghostnoise.statistics.moments import Moments
 from ghostnoise.statistics.samples import Exclusive, GhostBatch, Mixture, SampleItself
 from support.backend_checks import ALL_DTYPES, GivenNoise, dtypes, shapes, upstreams, values
 from support.copies import COPIES, FOUND
 
 NATIVE = Native()
+
+
+def seeded(law, components="both"):
+    return Tables(1e-3, components, law, torch.tensor([2**40 + 3]), normalized=True)
+
+
 METHODS = {
     "batch": lambda size, noise: Plan(Normalizer(GhostBatch(), 1e-5)),
     "ghost": lambda size, noise: Plan(Normalizer(GhostBatch(size), 1e-5)),
@@ -25,6 +33,9 @@ METHODS = {
     "noisy": lambda size, noise: Plan(Normalizer(GhostBatch(), 1e-5), noise("both")),
     "shifted": lambda size, noise: Plan(Normalizer(GhostBatch(), 1e-5), noise("shift")),
     "scaled": lambda size, noise: Plan(Normalizer(GhostBatch(), 1e-5), noise("scale")),
+    "law": lambda size, noise: Plan(Normalizer(GhostBatch(), 1e-5), seeded(Law(size))),
+    "shift of a law": lambda size, noise: Plan(Normalizer(GhostBatch(), 1e-5), seeded(Law(size, "conv"), "shift")),
+    "exact law": lambda size, noise: Plan(Normalizer(GhostBatch(), 1e-5), seeded(Law(size, "conv", "exact"))),
     "noisy ghost": lambda size, noise: Plan(Normalizer(GhostBatch(size), 1e-5), noise("both")),
 }
 
@@ -55,7 +66,8 @@ def results(fused, x, dy, parameters, plan, needs_x=True):
         y, measured = op.normalize(x, plan, weight, bias)
         inputs = [tensor for tensor in (x, weight, bias) if tensor is not None and tensor.requires_grad]
         gradients = torch.autograd.grad(y, inputs, dy) if inputs else ()
-    return [y, *measured.moments, *measured.pooled, *gradients], steps.calls
+    tables = measured.moments if plan.normalizer.contributors.keeps_moments else measured.pooled
+    return [y, *tables, *gradients], steps.calls
 
 
 def given_tensors(shape, dtype, layout, upstream="contiguous", affine="both"):
@@ -238,3 +250,56 @@ def test_no_memory_is_held_beside_what_is_saved(name, tables):
         op.normalize(x, METHODS[name](4, drawn(8)))
     held = sum(tensor.untyped_storage().nbytes() for tensor in saved.values())
     assert held == x.untyped_storage().nbytes() + tables
+
+
+@pytest.mark.parametrize("shape", [(9, 70), (40, 130, 3)])
+def test_draws_from_a_law_do_not_depend_on_the_number_of_threads(shape):
+    x = torch.randn(shape, generator=torch.Generator().manual_seed(0))
+    x = x if x.ndim > 2 else x[..., None]
+    plan = Plan(Normalizer(GhostBatch(), 1e-5), seeded(Law(8, "conv")))
+    made, threads = [], torch.get_num_threads()
+    for count in (1, 2, 3):
+        torch.set_num_threads(count)
+        made.append(results(True, x, x, (None, None), plan)[0])
+    torch.set_num_threads(threads)
+    assert_same(made[0], made[1])
+    assert_same(made[0], made[2])
+
+
+@pytest.mark.parametrize("momentum", [0.3, None])
+@pytest.mark.parametrize("spatial", [1, 4])
+@pytest.mark.parametrize(
+    ("contributors", "population"),
+    [
+        (GhostBatch(), Population(unbiased=True)),
+        (GhostBatch(3), Population(ghosts=True)),
+        (GhostBatch(3), Population(unbiased=True)),
+        (Exclusive(4), Population()),
+    ],
+)
+def test_a_fused_call_updates_running_statistics(contributors, population, spatial, momentum):
+    """As the update after the steps does; the last ghost batch is larger than the others."""
+    x = torch.randn(11, 70, spatial, generator=torch.Generator().manual_seed(0)) * 3 + 2
+    found = []
+    for fused in (True, False):
+        running = Running(torch.ones(70), torch.full((70,), 2.0), torch.tensor(4), momentum)
+        plan = Plan(Normalizer(contributors, 1e-5), update=Update(running, population))
+        _, calls = results(fused, x, x, (None, None), plan)
+        assert ("update_running" in calls) != fused
+        assert all(buffer._version == 1 for buffer in running[:3])
+        found.append(running[:3])
+    for ours, theirs in zip(*found, strict=True):
+        torch.testing.assert_close(ours, theirs, rtol=1e-6, atol=1e-6)
+    assert found[0][2] == 5
+
+
+def test_a_fused_call_leaves_buffers_alone_that_it_cannot_update():
+    """Buffers of a dtype that the library does not have, and batches that are not finite."""
+    x = torch.randn(6, 3, 2)
+    for dtype, value, count in ((torch.bfloat16, 1.0, 1), (torch.float32, torch.inf, 0)):
+        running = Running(torch.zeros(3, dtype=dtype), torch.ones(3, dtype=dtype), torch.tensor(0))
+        plan = Plan(Normalizer(GhostBatch(), 1e-5), update=Update(running, Population()))
+        _, calls = results(True, x * value, x, (None, None), plan)
+        assert "fused_forward" in calls
+        assert running.num_batches_tracked == count
+        assert (running.mean.any() > 0) == (count > 0)

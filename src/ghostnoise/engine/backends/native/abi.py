@@ -19,6 +19,8 @@ _TENSOR = PTR + I64 * 2  # address, stride over samples, stride over channels or
 _TABLE = PTR + I64 * 2  # address, samples per row, last row
 _PASS = I64 * 6  # dtype, channels last, threads, B, C, S
 _SAMPLES = I64 * 7  # dtype of means, dtype, threads, B, C, rows, draws
+_NOISE = PTR + I64 + PTR * 3 + F64  # indices, draws, seed, law, quantiles, eps
+_UPDATE = I64 + F64 + I64 + PTR * 3 + F64  # population, bessel, dtype, mean, var, count, factor
 
 SIGNATURES = {
     "moments": _PASS + _TENSOR + PTR * 2,
@@ -34,8 +36,8 @@ SIGNATURES = {
     "exclusive_linear_term": I64 * 4 + PTR + I64 * 2 + PTR * 7,
     "update_running": I64 * 2 + PTR * 5 + F64,
     "pool_drawn": _SAMPLES + PTR * 6,
-    "noise_tables": _SAMPLES + PTR * 6 + I64 * 2 + PTR * 9,
-    "fused_forward": I64 + PTR * 4 + F64 * 2 + PTR + I64 + F64 + I64 + PTR * 11,
+    "noise_tables": _SAMPLES + PTR * 9 + I64 * 2 + PTR * 9,
+    "fused_forward": I64 + PTR * 4 + F64 * 2 + _NOISE + I64 + PTR * 10 + _UPDATE + PTR,
     "fused_backward": I64 + PTR * 4 + F64 * 2 + I64 + PTR * 6,
 }
 

@@ -1,8 +1,8 @@
 """All steps of a normalizer's forward pass, or of its backward pass, in one call of the C++ library.
 
-It covers ghost batches and exclusive ghost batches, and if all samples share one pool also drawn noise or a correction
-towards running statistics. The library runs the same functions in the same order as the steps, so the results are the
-same to the last bit.
+It covers ghost batches and exclusive ghost batches, and if all samples share one pool also noise that is drawn from the
+batch or, with a seed, from a law, or a correction towards running statistics. The library runs the same functions in
+the same order as the steps, so the results are the same to the last bit. It also updates the running statistics.
 """
 
 import ctypes
@@ -17,10 +17,12 @@ from torch import Tensor
 from ghostnoise.engine.backends.base import Gradients, NoiseTables, Normalized, Saved, folded
 from ghostnoise.engine.backends.native.gate import (
     ARITHMETIC,
+    CPU,
     NotAdmitted,
     address,
     admits,
     admitted_gradient,
+    buffer,
     empty,
     layouts,
     like,
@@ -31,18 +33,23 @@ from ghostnoise.engine.backends.native.gate import (
     table,
 )
 from ghostnoise.engine.backends.native.library import DTYPES, GRAIN, run
-from ghostnoise.engine.plan import Correction, Drawn, Noise, Normalizer, Plan
+from ghostnoise.engine.plan import Correction, Drawn, Noise, Normalizer, Plan, Tables
+from ghostnoise.engine.running import Update
+from ghostnoise.statistics.chi_square import INTERVALS, root_table
+from ghostnoise.statistics.laws import Law, LawDraws
 from ghostnoise.statistics.moments import Moments
 from ghostnoise.statistics.samples import Exclusive, GhostBatch, ghost_sizes
 
 COVERED = (GhostBatch, Exclusive)
+TABLE_DTYPES = (torch.float32, torch.float64)
+NOT_MADE = Moments(empty((0, 1), torch.float64), empty((0, 1), torch.float64))
 
 
 def forward(x: Tensor, weight: Tensor | None, bias: Tensor | None, plan: Plan) -> Normalized | None:
     """Run all steps of the forward pass; None for plans that are not covered."""
     plan = plan.evaluated(x.device)
     normalizer, noise, reference = plan.normalizer, plan.noise, plan.known
-    if type(normalizer.contributors) not in COVERED or not (noise is None or type(noise) is Drawn):
+    if type(normalizer.contributors) not in COVERED or not (noise is None or type(noise) is Drawn or _in_law(noise)):
         return None
     shape, strides = _admitted(x)
     geometry = _geometry(shape, strides, strides, normalizer)
@@ -52,30 +59,45 @@ def forward(x: Tensor, weight: Tensor | None, bias: Tensor | None, plan: Plan) -
     dtype = ARITHMETIC[x.dtype]
     weight, bias = optional(weight, dtype, (channels,)), optional(bias, dtype, (channels,))
     m, k, correction = None, None, None
-    drawn: tuple[int, int, float] = 0, 0, 0.0
+    drawn: tuple[float, ...] = 0, 0, 0, 0, 0, 0.0
     corrects: tuple[int, ...] = 0, 0, 0, 0, 0
-    if noise is not None:
+    if isinstance(noise, Drawn):
         indices = _indices(noise, batch_size)
-        drawn = address(indices), indices.shape[1], float(noise.eps)
+        drawn = address(indices), indices.shape[1], 0, 0, 0, float(noise.eps)
+    elif isinstance(noise, Tables):
+        law = SeededLaw(noise, geometry.positions, dtype)
+        drawn = 0, 0, *law.addresses, float(noise.eps)
+    if noise is not None:
         m, k = _noise_tables(noise, (batch_size, channels), dtype)
     if reference is not None and reference.limits is not None:
         known = [table(one, torch.float64, (channels,)) for one in reference.moments]
         known.append(table(reference.limits, torch.float64, (2,)))
         correction = Correction(*empty((2, channels), dtype).unbind())
         corrects = tuple(map(address, (*known, *correction)))
-    if geometry.positions == 1:
+    exclusive, moments = type(normalizer.contributors) is Exclusive, NOT_MADE
+    if geometry.positions == 1 and not exclusive and x.dtype is dtype and x.is_contiguous():
+        means = DTYPES[dtype], address(x), 0
+    elif geometry.positions == 1:
         moments = single_position(x)
         means = DTYPES[dtype], address(moments.mean), 0
-    else:
+    elif exclusive:
         moments = Moments(*empty((2, batch_size, channels), torch.float64).unbind())
         means = DTYPES[torch.float64], address(moments.mean), address(moments.var)
-    pooled, y = empty((2, pools, channels), torch.float64), torch.empty_like(x)
+    else:
+        means = DTYPES[torch.float64], 0, 0
+    updated = _updated(plan.update, batch_size * geometry.positions, channels)
+    # Of the moments of samples and those of pools, only the ones that the backward pass needs are made.
+    pooled = NOT_MADE if exclusive else Moments(*empty((2, pools, channels), torch.float64).unbind())
+    y = torch.empty_like(x)
     run(
         *("fused_forward", DTYPES[x.dtype], geometry.numbers, address(x), address(weight), address(bias)),
         *(float(normalizer.eps), float(normalizer.min_std) ** 2, *drawn, *means),
-        *(address(pooled), address(m), address(k), *corrects, address(y)),
+        *(0 if exclusive else address(pooled.mean), address(m), address(k), *corrects, *updated.arguments, address(y)),
     )
-    return Normalized(y, moments, Moments(*pooled.unbind()), NoiseTables(m, k), correction, reference)
+    if updated.buffers:
+        torch.autograd.graph.increment_version(updated.buffers)
+    noisy = NoiseTables(m, k)
+    return Normalized(y, moments, pooled, noisy, correction, reference, bool(updated.buffers))
 
 
 def backward(dy: Tensor, x: Tensor, weight: Tensor | None, plan: Plan, saved: Saved, needs_x: bool) -> Gradients | None:
@@ -166,6 +188,62 @@ def _indices(noise: Noise, batch_size: int) -> Tensor:
     if noise.indices.ndim != 2 or noise.indices.shape[1] == 0:
         raise NotAdmitted
     return table(noise.indices, torch.int64, (batch_size, noise.indices.shape[1]))
+
+
+def _in_law(noise: Noise) -> bool:
+    """Whether noise is drawn from a law for the normalized x, from a seed."""
+    return type(noise) is Tables and noise.normalized and not isinstance(noise.draws, LawDraws)
+
+
+class SeededLaw:
+    """The seed and the law of noise as arguments of the library; `alive` owns their memory."""
+
+    def __init__(self, noise: Tables, spatial: int, dtype: torch.dtype) -> None:
+        assert isinstance(noise.draws, Tensor)
+        self.alive = table(noise.draws, torch.int64, (1,)), *_law_tables(noise.law, spatial, dtype)
+        self.addresses = tuple(map(address, self.alive))
+
+
+@functools.lru_cache(maxsize=256)
+def _law_tables(law: Law, spatial: int, dtype: torch.dtype) -> tuple[Tensor, Tensor]:
+    """Return the numbers of the C++ struct Law in their order, and its tables."""
+    (between, samples), (within, values) = law.degrees(spatial)
+    exact, conv = law.dof == "exact", law.law == "conv"
+    shares = (conv / values, 1 / samples, exact / spatial, between / samples, within / values)
+    tables = empty((2, 4, INTERVALS), dtype).zero_()
+    for made, degrees in zip(tables, (between, within), strict=True):
+        if degrees:
+            made.copy_(torch.from_numpy(root_table(degrees)))
+    return torch.tensor([spatial if conv else 0, *shares], dtype=torch.float64, device=CPU), tables
+
+
+class _Updated(NamedTuple):
+    """The buffers that the library updates, and what it takes for this; no buffers if it leaves them to others."""
+
+    buffers: list[Tensor]
+    arguments: tuple[float, ...]
+
+
+_NOT_UPDATED = _Updated([], (0, 0.0, 0, 0, 0, 0, 0.0))
+
+
+def _updated(update: Update | None, values: int, channels: int) -> _Updated:
+    if update is None:
+        return _NOT_UPDATED
+    (mean, var, count, momentum), (ghosts, unbiased) = update
+    given = [one for one in (mean, var) if one is not None]
+    dtype = given[0].dtype if given else torch.float32
+    try:
+        buffers = [buffer(one, dtype, (channels,)) for one in (mean, var)]
+        buffers.append(buffer(count, torch.int64, ()))
+    except NotAdmitted:
+        return _NOT_UPDATED
+    if dtype not in TABLE_DTYPES or (momentum is None and count is None):
+        return _NOT_UPDATED
+    bessel = values / (values - 1) if unbiased else 1.0
+    factor = -1.0 if momentum is None else float(momentum)
+    arguments = (2 if ghosts else 1, bessel, DTYPES[dtype], *map(address, buffers), factor)
+    return _Updated([one for one in buffers if one is not None], arguments)
 
 
 def _noise_tables(noise: Noise, shape: tuple[int, int], dtype: torch.dtype) -> NoiseTables:

@@ -5,7 +5,7 @@ from torch import Tensor
 
 from ghostnoise.engine.backends.aten import Aten
 from ghostnoise.engine.backends.base import Affine, Coefficients, NoiseTables
-from ghostnoise.engine.backends.native.fused import COVERED, group_starts
+from ghostnoise.engine.backends.native.fused import COVERED, TABLE_DTYPES, SeededLaw, group_starts
 from ghostnoise.engine.backends.native.gate import (
     NotAdmitted,
     address,
@@ -18,11 +18,12 @@ from ghostnoise.engine.backends.native.gate import (
     table,
 )
 from ghostnoise.engine.backends.native.library import DTYPES, run, threads
-from ghostnoise.engine.plan import Batch, Drawn, Noise, Normalizer
+from ghostnoise.engine.plan import Batch, Drawn, Noise, Normalizer, Tables
+from ghostnoise.statistics.laws import LawDraws
 from ghostnoise.statistics.moments import Moments
 from ghostnoise.statistics.samples import Contributors, Exclusive, LinearTerm
 
-TABLE_DTYPES = (torch.float32, torch.float64)
+LAW = 16  # the work of a draw from a law, in elements that are only copied; as in fused.cpp
 
 
 class NativeTables(Aten):
@@ -110,13 +111,19 @@ class NativeTables(Aten):
         samples, channels = _table_shape(batch.moments.mean, dtype)
         if isinstance(noise, Drawn) and batch.counts is None:
             drawn = _Drawn(batch.moments, batch.whole.mean, noise.indices, dtype)
-            sizes, given, rows = drawn.sizes, (*drawn.addresses, 0, 0), drawn.rows
+            sizes, given, rows = drawn.sizes, (*drawn.addresses, 0, 0, 0, 0, 0), drawn.rows
+        elif isinstance(noise, Tables) and not isinstance(noise.draws, LawDraws) and isinstance(batch.spatial, int):
+            law, rows = SeededLaw(noise, batch.spatial, dtype), samples
+            mean, own_var = sample_moments(batch.moments)
+            around = table(batch.whole.mean, torch.float64, (1, channels))
+            sizes = (DTYPES[mean.dtype], DTYPES[dtype], threads(LAW * rows * channels), samples, channels, rows, 0)
+            given = (address(mean), address(own_var), 0, address(around), 0, 0, *law.addresses)
         else:
             ghost = noise.ghost_moments(batch)
             rows, _ = _table_shape(ghost.mean, dtype)
             tables = [table(one, dtype, (rows, channels)) for one in ghost]
             sizes = (0, DTYPES[dtype], threads(rows * channels), samples, channels, rows, 0)
-            given = (0, 0, 0, 0, *map(address, tables))
+            given = (0, 0, 0, 0, *map(address, tables), 0, 0, 0)
         var, margin = (table(one, torch.float64, (1, channels)) for one in (noise.var(batch), noise.eps * batch.unit))
         pool = None if coefficients is None else consecutive(coefficients, dtype, (1, channels))
         parameters = [optional(one, dtype, (channels,)) for one in (weight, bias)]

@@ -16,13 +16,13 @@ void coefficients(i64 threads, i64 R, i64 C, const double *mean, const double *v
         const i64 at = r * C;
 #pragma omp simd
         for (i64 c = 0; c < C; ++c) {
-            const A center = A(mean[at + c]), rounding = A(double(center) - mean[at + c]);
-            const A rstd = A(1.0 / std::sqrt(floor.of(var[at + c]))), factor = weight ? rstd * weight[c] : rstd;
-            to.center[at + c] = center;
-            to.rounding[at + c] = rounding;
-            to.rstd[at + c] = rstd;
-            to.factor[at + c] = factor;
-            to.shift[at + c] = bias ? factor * rounding + bias[c] : factor * rounding;
+            const Coefficient<A> made(mean[at + c], var[at + c], floor, weight ? weight[c] : A(1),
+                                      bias ? bias[c] : A(0));
+            to.center[at + c] = made.center;
+            to.rounding[at + c] = made.rounding;
+            to.rstd[at + c] = made.rstd;
+            to.factor[at + c] = made.factor;
+            to.shift[at + c] = made.shift;
         }
     }
 }
@@ -62,13 +62,10 @@ void statistics_gradient(i64 threads, i64 B, i64 C, i64 R, i64 per_pool, const A
             const i64 at = r * C + c0;
 #pragma omp simd
             for (i64 c = 0; c < wide; ++c) {
-                const double total = double(sum[c]), rstd = double(pools.rstd[at + c]);
-                const double moment = double(product[c]) + double(pools.rounding[at + c]) * total;  // around the mean
-                const double factor = double(pools.factor[at + c]);
-                g_weight[c] += rstd * moment;
-                to_mean[at + c] = A(-factor * total);
-                to_var[at + c] =
-                    var[at + c] + floor.eps >= floor.least ? A(-0.5 * rstd * rstd * factor * moment) : A(0);
+                const PoolGradient<A> made(pools.of(at + c), var[at + c], floor, double(sum[c]), double(product[c]));
+                g_weight[c] += made.weight;
+                to_mean[at + c] = made.mean;
+                to_var[at + c] = made.var;
             }
         };
         for (i64 r = 0; r < R; ++r) {
@@ -120,15 +117,12 @@ void exclusive_linear_term(i64 threads, i64 G, const i64 *starts, i64 C, i64 S, 
                 middle[c] += double(mean[first + k * C + c]);
         for (i64 c = 0; c < wide; ++c)
             middle[c] /= double(n);
-        const auto through_mean = [=, &middle](i64 at, i64 c) {
-            return double(g_mean[at]) - 2 * double(g_var[at]) * (pooled[at] - middle[c]);
-        };
         for (i64 k = 0; k < n; ++k)
 #pragma omp simd
             for (i64 c = 0; c < wide; ++c) {
                 const i64 at = first + k * C + c;
                 vars[c] += double(g_var[at]);
-                means[c] += through_mean(at, c);
+                means[c] += through_mean(g_mean[at], g_var[at], pooled[at] - middle[c]);
             }
         const double share = 1.0 / double(n - 1);
         for (i64 k = 0; k < n; ++k)
@@ -136,7 +130,8 @@ void exclusive_linear_term(i64 threads, i64 G, const i64 *starts, i64 C, i64 S, 
             for (i64 c = 0; c < wide; ++c) {
                 const i64 at = first + k * C + c;
                 const double own = double(mean[at]), own_var = (vars[c] - double(g_var[at])) * share;
-                const double own_mean = (means[c] - through_mean(at, c)) * share + 2 * (own - middle[c]) * own_var;
+                const double rest = means[c] - through_mean(g_mean[at], g_var[at], pooled[at] - middle[c]);
+                const double own_mean = rest * share + 2 * (own - middle[c]) * own_var;
                 const double steep = 2 * own_var / double(S);
                 center[at] = A(own);
                 slope[at] = A(steep);

@@ -86,26 +86,30 @@ GN_EXPORT(update_running)(i64 dtype, i64 C, void *mean, void *var, i64 *count, c
 GN_EXPORT(pool_drawn)(i64 means, i64 dtype, i64 threads, i64 B, i64 C, i64 K, i64 N, const void *mean,
                       const double *var, const i64 *indices, const double *around, void *to_mean, void *to_var);
 
-// Noise (K, C) from drawn samples as in `pool_drawn`, or if `indices` is null from the moments `ghost_mean` and
-// `ghost_var` (K, C): scale = sqrt((pool_var + margin) / (var + margin)), and shift = mean. With the coefficients of a
-// pool that all samples share, the shift is multiplied by its rstd. Unless `to_scale` is null, also what is then
-// applied to x.
+// Noise (K, C) from drawn samples as in `pool_drawn`, or if `seed` is not null from a law (law.h) with the variances of
+// the samples, or if both are null from the moments `ghost_mean` and `ghost_var` (K, C): scale = sqrt((pool_var +
+// margin) / (var + margin)), and shift = mean. With the coefficients of a pool that all samples share, the shift is
+// multiplied by its rstd. Unless `to_scale` is null, also what is then applied to x.
 GN_EXPORT(noise_tables)(i64 means, i64 dtype, i64 threads, i64 B, i64 C, i64 K, i64 N, const void *mean,
                         const double *var, const i64 *indices, const double *around, const void *ghost_mean,
-                        const void *ghost_var, i64 shifts, i64 scales, const double *pool_var, const double *margin,
-                        const void *coefficients, const void *weight, const void *bias, void *to_m, void *to_k,
-                        void *to_scale, void *to_shift);
+                        const void *ghost_var, const i64 *seed, const double *law, const void *quantiles, i64 shifts,
+                        i64 scales, const double *pool_var, const double *margin, const void *coefficients,
+                        const void *weight, const void *bias, void *to_m, void *to_k, void *to_scale, void *to_shift);
 
 // ---- fused: all steps of one direction in one call; `geometry` has the numbers of a Geometry, then the starts ----
 
-// Makes the samples' moments (for a single position, the means are given instead), the pooled statistics (2, R, C), the
-// noise, and y. Weight, bias, noise and indices may be null. Unless `reference_mean` is null, all samples share one
-// pool, Batch Renormalization corrects it towards the reference (C,), `limits` has r_max and d_max, and r and d are
-// made (C,).
+// Makes the samples' moments unless null (for a single position, the means are given instead), the pooled statistics
+// (2, R, C), the noise, and y. Weight, bias, pooled statistics, noise, indices and seed may be null. Unless
+// `reference_mean` is null, all samples share one pool, Batch Renormalization corrects it towards the reference (C,),
+// `limits` has r_max and d_max, and r and d are made (C,). Unless `population` is 0, updates running buffers as
+// `update_running` does: towards the moments of the whole batch (1), or the averages over samples of the moments of
+// their ghost batches (2), with the variance multiplied by `bessel`.
 GN_EXPORT(fused_forward)(i64 dtype, const i64 *geometry, void *x, const void *weight, const void *bias, double eps,
-                         double least, const i64 *indices, i64 N, double noise_eps, i64 means, void *mean, double *var,
+                         double least, const i64 *indices, i64 N, const i64 *seed, const double *law,
+                         const void *quantiles, double noise_eps, i64 means, void *mean, double *var,
                          double *pooled, void *m, void *k, const double *reference_mean, const double *reference_var,
-                         const double *limits, void *r, void *d, void *y);
+                         const double *limits, void *r, void *d, i64 population, double bessel, i64 buffers,
+                         void *running_mean, void *running_var, i64 *count, double factor, void *y);
 
 // Makes the gradients of weight and bias (2, C), and unless dx is null that of x. `mean` and `var` are the statistics
 // of the pools, or if these are exclusive the moments of the samples.

@@ -6,8 +6,7 @@
 // large, as with few positions, they stay in the caches from step to step.
 
 #include "exports.h"
-
-#include <cmath>
+#include "single_position.h"
 
 namespace {
 
@@ -19,11 +18,20 @@ struct Geometry {
 
     i64 pools() const { return exclusive ? B : G; }
     i64 many(i64 elements) const { return elements >= grain ? threads : 1; }
+    // Whether to run on tiles of channels (single_position.h); with few tiles, the steps use more threads.
+    bool tiles(const i64 *starts) const {
+        const i64 available = (C + TILE_CHANNELS - 1) / TILE_CHANNELS;
+        return exclusive && S == 1 && last && available >= many(B * C) && largest(G, starts) <= TILE_SAMPLES;
+    }
 };
 
+// Noise from N drawn samples, or from a law.
 struct Drawn {
     const i64 *indices;
     i64 N;
+    const i64 *seed;
+    const double *law;
+    const void *quantiles;
     double eps;
 };
 
@@ -32,6 +40,8 @@ template <class A> struct Renormalization {
     const double *mean, *var, *limits;  // the reference (C,), r_max and d_max
     A *r, *d;
 };
+
+constexpr i64 LAW = 16;  // the work of a draw from a law, in elements that are only copied
 
 template <class A> constexpr i64 TABLES = sizeof(A) == sizeof(double);  // the dtype of tables in A
 
@@ -93,14 +103,15 @@ template <class A> struct Forward {
     Drawn drawn;
     Renormalization<A> renormalization;
     Samples samples;
-    double *means, *vars;  // of the pools
+    double *means, *vars;  // of the pools; null: they are not needed afterwards
     A *m, *k;              // shift and scale of the noise
 
     int operator()(const Part &part) const {
         const Geometry &n = part.geometry;
         const i64 B = n.B, C = n.C, S = n.S, R = n.pools(), many = n.many(B * C * S), at = part.sample * C;
         const Scratch<A> tables(Coefficients<A>::TABLES * R * C);
-        if (!tables.at)
+        const Scratch<double> pooled(means ? 0 : 2 * R * C);
+        if (!tables.at || !pooled.at)
             return OUT_OF_MEMORY;
         const Samples own = samples.from(at);
         void *from = offset(x, part.sample * n.x_b, bytes), *to = offset(y, part.sample * n.made_b, bytes);
@@ -108,12 +119,12 @@ template <class A> struct Forward {
             if (const int status = GN_FUNCTION(moments)(dtype, n.last, many, B, C, S, from, n.x_b, n.x_inner,
                                                         static_cast<double *>(own.mean), own.var))
                 return status;
-        double *mean = means + part.pool * C, *var = vars + part.pool * C;
+        double *mean = means ? means + part.pool * C : pooled.at, *var = means ? vars + part.pool * C : mean + R * C;
         GN_FUNCTION(pool)(own.means, n.exclusive, n.many(B * C), n.G, part.starts, C, own.mean, own.var, mean, var);
         const Coefficients<A> pools(tables.at, R * C);
         GN_FUNCTION(coefficients)(TABLES<A>, n.many(R * C), R, C, mean, var, floor.eps, floor.least, weight, bias,
                                   tables.at);
-        if (drawn.indices)
+        if (drawn.indices || drawn.seed)
             return with_noise(n, from, mean, var, pools, to);
         if (renormalization.mean)
             renormalize(C, mean, var, pools);
@@ -141,16 +152,21 @@ template <class A> struct Forward {
     int with_noise(const Geometry &n, void *from, double *mean, double *var, const Coefficients<A> &pool,
                    void *to) const {
         const i64 B = n.B, C = n.C;
-        const Scratch<double> margin(C);
+        const Scratch<double> rest(2 * C);
         const Scratch<A> rows(NoisyAffine<A>::ROWS * C);
-        if (!margin.at || !rows.at)
+        if (!rest.at || !rows.at)
             return OUT_OF_MEMORY;
-        for (i64 c = 0; c < C; ++c)  // eps in units of the variance that normalization maps to 1
-            margin.at[c] = double(A(drawn.eps) * (A(1) / (pool.rstd[c] * pool.rstd[c])));
-        if (const int status = GN_FUNCTION(noise_tables)(samples.means, TABLES<A>, n.many(B * C * drawn.N), B, C, B,
-                                                         drawn.N, samples.mean, samples.var, drawn.indices, mean,
-                                                         nullptr, nullptr, m != nullptr, k != nullptr, var, margin.at,
-                                                         pool.center, weight, bias, m, k, nullptr, nullptr))
+        double *margin = rest.at, *unit = rest.at + C;
+        for (i64 c = 0; c < C; ++c) {
+            const A one = A(1) / (pool.rstd[c] * pool.rstd[c]);  // the variance that normalization maps to 1
+            margin[c] = double(A(drawn.eps) * one);
+            unit[c] = double(one);
+        }
+        if (const int status = GN_FUNCTION(noise_tables)(
+                samples.means, TABLES<A>, n.many(B * C * (drawn.seed ? LAW : drawn.N)), B, C, B, drawn.N, samples.mean,
+                samples.var, drawn.indices, mean, nullptr, nullptr, drawn.seed, drawn.law, drawn.quantiles,
+                m != nullptr, k != nullptr, drawn.seed ? unit : var, margin, pool.center, weight, bias, m, k, nullptr,
+                nullptr))
             return status;
         const NoisyAffine<A> affine(rows.at, C);
         affine.fill(pool, weight, bias, C);
@@ -216,49 +232,113 @@ template <class A> struct Backward {
     }
 };
 
+// The moments (C,) that running statistics are updated towards: those of the whole batch, or the averages over samples
+// of the moments of their ghost batches.
+void population_moments(const Geometry &n, const i64 *starts, const Samples &samples, const double *pooled,
+                        bool averages, double *mean, double *var) {
+    if (n.exclusive) {
+        const i64 whole[2] = {0, n.B};
+        GN_FUNCTION(pool)(samples.means, 0, n.many(n.B * n.C), 1, whole, n.C, samples.mean, samples.var, mean, var);
+        return;
+    }
+    const double *means = pooled, *vars = pooled + n.G * n.C;
+    for (i64 c = 0; c < n.C; ++c)
+        mean[c] = var[c] = 0;
+    const auto share = [=](i64 g) { return double(starts[g + 1] - starts[g]) / double(n.B); };
+    for (i64 g = 0; g < n.G; ++g)
+        for (i64 c = 0; c < n.C; ++c)
+            mean[c] += share(g) * means[g * n.C + c];
+    for (i64 g = 0; g < n.G; ++g)
+        for (i64 c = 0; c < n.C; ++c) {
+            const double d = averages ? 0 : means[g * n.C + c] - mean[c];
+            var[c] += share(g) * (vars[g * n.C + c] + d * d);
+        }
+}
+
+// clang-format off
+#define GN_TILES(call)                                                                                                 \
+    switch (dtype) {                                                                                                   \
+        case 0: { using T = float; using A = float; status = call ? OK : OUT_OF_MEMORY; break; }                       \
+        case 1: { using T = double; using A = double; status = call ? OK : OUT_OF_MEMORY; break; }                     \
+        case 2: { using T = bfloat16; using A = float; status = call ? OK : OUT_OF_MEMORY; break; }                    \
+        case 3: { using T = float16; using A = float; status = call ? OK : OUT_OF_MEMORY; break; }                     \
+        default: return UNKNOWN_DTYPE;                                                                                 \
+    }
+// clang-format on
+
 inline i64 size_of(i64 dtype) { return dtype == 1 ? 8 : dtype == 0 ? 4 : 2; }
 
 }  // namespace
 
+// Sets status to the result of a step over all ghost batches.
 #define GN_FUSED(...)                                                                                                  \
-    const Geometry &n = *reinterpret_cast<const Geometry *>(geometry);                                                 \
-    const i64 *starts = geometry + sizeof(Geometry) / sizeof(i64), bytes = size_of(dtype);                             \
     if (dtype == 1) {                                                                                                  \
         using A = double;                                                                                              \
-        return for_parts_of_batch(n, starts, bytes, __VA_ARGS__);                                                      \
+        status = for_parts_of_batch(n, starts, bytes, __VA_ARGS__);                                                    \
     } else {                                                                                                           \
         using A = float;                                                                                               \
-        return for_parts_of_batch(n, starts, bytes, __VA_ARGS__);                                                      \
+        status = for_parts_of_batch(n, starts, bytes, __VA_ARGS__);                                                    \
     }
 
 GN_EXPORT(fused_forward)(i64 dtype, const i64 *geometry, void *x, const void *weight, const void *bias, double eps,
-                         double least, const i64 *indices, i64 N, double noise_eps, i64 means, void *mean, double *var,
-                         double *pooled, void *m, void *k, const double *reference_mean, const double *reference_var,
-                         const double *limits, void *r, void *d, void *y) {
-    GN_FUSED(Forward<A>{dtype,
-                        bytes,
-                        x,
-                        y,
-                        in<A>(weight),
-                        in<A>(bias),
-                        {eps, least},
-                        {indices, N, noise_eps},
-                        {reference_mean, reference_var, limits, out<A>(r), out<A>(d)},
-                        {means, mean, var},
-                        pooled,
-                        pooled + n.pools() * n.C,
-                        out<A>(m),
-                        out<A>(k)});
+                         double least, const i64 *indices, i64 N, const i64 *seed, const double *law,
+                         const void *quantiles, double noise_eps, i64 means, void *mean, double *var, double *pooled,
+                         void *m, void *k, const double *reference_mean, const double *reference_var,
+                         const double *limits, void *r, void *d, i64 population, double bessel, i64 buffers,
+                         void *running_mean, void *running_var, i64 *count, double factor, void *y) {
+    const Geometry &n = *reinterpret_cast<const Geometry *>(geometry);
+    const i64 *starts = geometry + sizeof(Geometry) / sizeof(i64), bytes = size_of(dtype), C = n.C;
+    const Scratch<double> moments(mean ? 0 : 2 * n.B * C);
+    if (!moments.at)
+        return OUT_OF_MEMORY;
+    const Samples samples = {means, mean ? mean : moments.at, mean ? var : moments.at + n.B * C};
+    int status = OK;
+    if (!pooled && n.tiles(starts)) {
+        GN_TILES((exclusive_forward<T, A>(n.many(n.B * C), n.G, starts, C, in<T>(x), n.x_b, in<A>(weight), in<A>(bias),
+                                          {eps, least}, out<T>(y), n.made_b)));
+    } else {
+        GN_FUSED(Forward<A>{dtype,
+                            bytes,
+                            x,
+                            y,
+                            in<A>(weight),
+                            in<A>(bias),
+                            {eps, least},
+                            {indices, N, seed, law, quantiles, noise_eps},
+                            {reference_mean, reference_var, limits, out<A>(r), out<A>(d)},
+                            samples,
+                            pooled,
+                            offset(pooled, n.pools() * C),
+                            out<A>(m),
+                            out<A>(k)});
+    }
+    if (status || !population)
+        return status;
+    const Scratch<double> stats(2 * C);
+    if (!stats.at)
+        return OUT_OF_MEMORY;
+    population_moments(n, starts, samples, pooled, population == 2, stats.at, stats.at + C);
+    for (i64 c = 0; c < C; ++c)
+        stats.at[C + c] *= bessel;
+    return GN_FUNCTION(update_running)(buffers, C, running_mean, running_var, count, stats.at, stats.at + C, factor);
 }
 
 GN_EXPORT(fused_backward)(i64 dtype, const i64 *geometry, void *dy, void *x, const void *weight, double eps,
                           double least, i64 means, void *mean, double *var, void *m, void *k, void *parameters,
                           void *dx) {
-    const i64 channels = reinterpret_cast<const Geometry *>(geometry)->C;
-    const Scratch<double> carried(2 * channels);
+    const Geometry &n = *reinterpret_cast<const Geometry *>(geometry);
+    const i64 *starts = geometry + sizeof(Geometry) / sizeof(i64), bytes = size_of(dtype), C = n.C;
+    int status = OK;
+    if (!m && !k && n.tiles(starts)) {
+        GN_TILES((exclusive_backward<T, A>(n.many(n.B * C), n.G, starts, C, in<T>(dy), n.dy_b, in<T>(x), n.x_b,
+                                           in<A>(weight), {eps, least}, out<A>(parameters), out<A>(parameters) + C,
+                                           out<T>(dx), n.made_b)));
+        return status;
+    }
+    const Scratch<double> carried(2 * C);
     if (!carried.at)
         return OUT_OF_MEMORY;
-    std::memset(carried.at, 0, sizeof(double) * 2 * channels);
+    std::memset(carried.at, 0, sizeof(double) * 2 * C);
     GN_FUSED(Backward<A>{dtype,
                          bytes,
                          dy,
@@ -271,4 +351,5 @@ GN_EXPORT(fused_backward)(i64 dtype, const i64 *geometry, void *dy, void *x, con
                          out<A>(k),
                          out<A>(parameters),
                          carried.at});
+    return status;
 }

@@ -1,11 +1,9 @@
-// Noise from the moments of ghost batches: pooled from drawn samples, or given as tables.
+// Noise from the moments of ghost batches: pooled from drawn samples, given as tables, or drawn from a law.
 
 #include "exports.h"
+#include "law.h"
 
 #include <cmath>
-#if defined(_OPENMP)
-#include <omp.h>
-#endif
 
 namespace {
 
@@ -14,14 +12,6 @@ constexpr i64 BLOCK = 256;  // draws that are summed before their sum is added t
 
 // Channels of a tile: few, so that the samples' moments fit a core's first caches.
 template <class D> constexpr i64 DRAWN = PACKS * Pack<D>::LANES;
-
-inline i64 thread_index() {
-#if defined(_OPENMP)
-    return omp_get_thread_num();
-#else
-    return 0;
-#endif
-}
 
 // The moments of samples, copied for a tile of channels. D is the type that they are read in. They are relative to the
 // median of three samples, a reference that a few outliers cannot move, so that float is enough for them.
@@ -121,7 +111,8 @@ void pool_drawn(const Copied<D> &x, const i64 *drawn, i64 N, D *mean, D *var) {
         var[c] = var[c] < 0 ? 0 : var[c];
 }
 
-// Where the moments of K ghost batches come from: rows of N indices of B samples, or tables (K, C), which may be null.
+// Where the moments of K ghost batches come from: rows of N indices of B samples, a law, or tables (K, C), which may be
+// null.
 template <class M, class D> struct Source {
     const M *mean;
     const double *var;
@@ -129,7 +120,69 @@ template <class M, class D> struct Source {
     const i64 *indices;
     const double *around;
     const D *ghost_mean, *ghost_var;
+    Law<D> law;
 };
+
+// By what the draws of a law are multiplied in each channel, given the channel's variance: the standard deviation of
+// the mean, and the means of both parts of the variance, one table after another with `step` entries each.
+template <class M, class D>
+void law_scales(i64 threads, i64 C, const Source<M, D> &source, const double *channel_var, i64 step, D *to) {
+    const double *n = source.law.numbers;
+    for_columns(1, C, threads, [=](i64, i64 c0, i64 wide) {
+        double within[CHUNK] = {}, between[CHUNK] = {};
+        if (n[Law<D>::SPATIAL] != 0) {
+            const Block<M> x = {source.mean + c0, source.var ? source.var + c0 : nullptr, source.B, C};
+            const double share = 1 / double(x.n), inner = n[Law<D>::SPATIAL] > 1 ? n[Law<D>::SPATIAL] - 1 : 1;
+            for (i64 k = 0; k < x.n; ++k)
+#pragma omp simd
+                for (i64 c = 0; c < wide; ++c) {
+                    const double d = x.m(k, c) - source.around[c0 + c];
+                    between[c] += d * d;
+                    within[c] += x.v(k, c);
+                }
+            for (i64 c = 0; c < wide; ++c) {
+                const double inside = within[c] * share / inner, value = between[c] * share - inside;
+                within[c] = n[Law<D>::SPATIAL] * inside;
+                between[c] = value < 0 ? 0 : value;
+            }
+        } else {
+            for (i64 c = 0; c < wide; ++c)
+                between[c] = channel_var[c0 + c];
+        }
+        for (i64 c = 0; c < wide; ++c) {
+            const i64 at = c0 + c;
+            to[at] = D(std::sqrt(within[c] * n[Law<D>::MEAN_WITHIN] + between[c] * n[Law<D>::MEAN_BETWEEN]));
+            to[step + at] = D((between[c] + within[c] * n[Law<D>::AROUND]) * n[Law<D>::BETWEEN]);
+            to[2 * step + at] = D(within[c] * n[Law<D>::WITHIN]);
+        }
+    });
+}
+
+// Runs use(k, first channel, channels, mean, variance) over K ghost batches that are drawn from a law.
+template <i64 WIDE, class M, class D, class Use>
+int for_law(i64 threads, i64 K, i64 C, const Source<M, D> &source, const double *channel_var, Use use) {
+    const i64 step = (C + WIDE - 1) / WIDE * WIDE;
+    const Scratch<D> scales(3 * step);
+    if (!scales.at)
+        return OUT_OF_MEMORY;
+    D *scale = scales.at;
+    std::memset(scale, 0, sizeof(D) * 3 * step);
+    law_scales(threads, C, source, channel_var, step, scale);
+    const Law<D> law = source.law;
+#pragma omp parallel for num_threads(int(threads)) schedule(static)
+    for (i64 k = 0; k < K; ++k)
+        for (i64 c0 = 0; c0 < C; c0 += WIDE) {
+            D mean[WIDE], var[WIDE], within[WIDE] = {};
+            law.template draw<WIDE>(k, c0, mean, var, within);
+#pragma omp simd
+            for (i64 c = 0; c < WIDE; ++c) {
+                mean[c] *= scale[c0 + c];
+                var[c] = var[c] * scale[step + c0 + c] + within[c] * scale[2 * step + c0 + c];
+            }
+            use(k, c0, C - c0 < WIDE ? C - c0 : WIDE, mean, var);
+        }
+    return OK;
+}
 
 // Whether all indices are in [0, B): they address memory.
 inline bool in_range(const i64 *indices, i64 count, i64 B) {
@@ -195,7 +248,7 @@ int noise(i64 threads, i64 K, i64 C, const Source<M, A> &source, bool shifts, bo
     const A *rstd = pool.rstd;
     int status = OK;
     const auto run = [=, &source, &status](auto with_shift, auto with_scale, auto normalizes, auto applies) {
-        status = for_ghosts(threads, K, C, source, [=](i64 row, i64 c0, i64 wide, const A *mean, const A *var) {
+        const auto use = [=](i64 row, i64 c0, i64 wide, const A *mean, const A *var) {
             const i64 at = row * C + c0;
 #pragma omp simd
             for (i64 c = 0; c < wide; ++c) {
@@ -211,7 +264,13 @@ int noise(i64 threads, i64 K, i64 C, const Source<M, A> &source, bool shifts, bo
                 if constexpr (decltype(with_shift)::value)
                     to.m[at + c] = m;
             }
-        });
+        };
+        if (!source.law.seed)
+            status = for_ghosts(threads, K, C, source, use);
+        else if (C <= Pack<A>::LANES)
+            status = for_law<Pack<A>::LANES>(threads, K, C, source, pool_var, use);
+        else
+            status = for_law<DRAWN<A>>(threads, K, C, source, pool_var, use);
     };
     with_flag(shifts, [&](auto shift) {
         with_flag(scales, [&](auto scale) {
@@ -240,7 +299,7 @@ int noise(i64 threads, i64 K, i64 C, const Source<M, A> &source, bool shifts, bo
 GN_EXPORT(pool_drawn)(i64 means, i64 dtype, i64 threads, i64 B, i64 C, i64 K, i64 N, const void *mean,
                       const double *var, const i64 *indices, const double *around, void *to_mean, void *to_var) {
     GN_MEANS_AND_TABLES(
-        const Source<M, A> source = {in<M>(mean), var, B, N, indices, around, nullptr, nullptr};
+        const Source<M, A> source = {in<M>(mean), var, B, N, indices, around, nullptr, nullptr, {}};
         return for_ghosts(threads, K, C, source, [=](i64 k, i64 c0, i64 wide, const A *pooled, const A *pooled_var) {
             std::memcpy(out<A>(to_mean) + k * C + c0, pooled, sizeof(A) * wide);
             std::memcpy(out<A>(to_var) + k * C + c0, pooled_var, sizeof(A) * wide);
@@ -249,11 +308,12 @@ GN_EXPORT(pool_drawn)(i64 means, i64 dtype, i64 threads, i64 B, i64 C, i64 K, i6
 
 GN_EXPORT(noise_tables)(i64 means, i64 dtype, i64 threads, i64 B, i64 C, i64 K, i64 N, const void *mean,
                         const double *var, const i64 *indices, const double *around, const void *ghost_mean,
-                        const void *ghost_var, i64 shifts, i64 scales, const double *pool_var, const double *margin,
-                        const void *coefficients, const void *weight, const void *bias, void *to_m, void *to_k,
-                        void *to_scale, void *to_shift) {
+                        const void *ghost_var, const i64 *seed, const double *law, const void *quantiles, i64 shifts,
+                        i64 scales, const double *pool_var, const double *margin, const void *coefficients,
+                        const void *weight, const void *bias, void *to_m, void *to_k, void *to_scale, void *to_shift) {
     GN_MEANS_AND_TABLES(
-        const Source<M, A> source = {in<M>(mean), var, B, N, indices, around, in<A>(ghost_mean), in<A>(ghost_var)};
+        const Source<M, A> source = {in<M>(mean), var, B, N, indices, around, in<A>(ghost_mean), in<A>(ghost_var),
+                                     {seed, law, in<A>(quantiles)}};
         const Made<A> to = {out<A>(to_m), out<A>(to_k), out<A>(to_scale), out<A>(to_shift)};
         return noise<M, A>(threads, K, C, source, shifts, scales, pool_var, margin, in<A>(coefficients), in<A>(weight),
                            in<A>(bias), to););

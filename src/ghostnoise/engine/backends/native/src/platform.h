@@ -8,6 +8,13 @@
 #define GN_PUBLIC extern "C" __attribute__((visibility("default")))
 #endif
 
+// Of functions in loops that are to be vectorized.
+#if defined(_MSC_VER)
+#define GN_INLINE __forceinline
+#else
+#define GN_INLINE inline __attribute__((always_inline))
+#endif
+
 // GN_PORTABLE selects the code for compilers without GCC's extensions, so that it can be tested with GCC.
 #if (defined(__GNUC__) || defined(__clang__)) && !defined(GN_PORTABLE)
 #define GN_VECTOR_TYPES

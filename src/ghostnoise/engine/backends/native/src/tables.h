@@ -4,7 +4,11 @@
 
 #include "vectors.h"
 
+#include <cmath>
 #include <cstdlib>
+#if defined(_OPENMP)
+#include <omp.h>
+#endif
 
 namespace {
 
@@ -45,16 +49,26 @@ template <class M> Block<M> block(const M *mean, const double *var, const i64 *s
     return {mean + at, var ? var + at : nullptr, starts[g + 1] - starts[g], C};
 }
 
-// Channels that one tile of a table keeps in registers.
-constexpr i64 CHUNK = 64;
+// The most channels of a tile, whose sums stay in a core's first cache; rows are read in pieces of this length.
+constexpr i64 CHUNK = 256;
 
-// Runs tile(g, first channel, channels) over G groups of rows and tiles of channels.
+// Runs tile(g, first channel, channels) over G groups of rows and tiles of channels, which are narrower than WIDE where
+// there would be fewer than threads.
 template <i64 WIDE = CHUNK, class Tile> void for_columns(i64 G, i64 C, i64 threads, Tile tile) {
-    const i64 tiles = (C + WIDE - 1) / WIDE;
+    const i64 share = (C + threads - 1) / threads, lines = (share + 63) / 64 * 64, step = lines < WIDE ? lines : WIDE;
+    const i64 tiles = (C + step - 1) / step;
 #pragma omp parallel for collapse(2) num_threads(int(threads)) schedule(static)
     for (i64 t = 0; t < tiles; ++t)
         for (i64 g = 0; g < G; ++g)
-            tile(g, t * WIDE, C - t * WIDE < WIDE ? C - t * WIDE : WIDE);
+            tile(g, t * step, C - t * step < step ? C - t * step : step);
+}
+
+inline i64 thread_index() {
+#if defined(_OPENMP)
+    return omp_get_thread_num();
+#else
+    return 0;
+#endif
 }
 
 // Calls run with true or false as a constant.
@@ -77,13 +91,47 @@ struct Floor {
 
 // The coefficients of pools (R, C), one table after another, in the arithmetic of x:
 // center = the rounded mean, rounding = center - mean, rstd, factor = rstd * weight, shift = factor * rounding + bias.
+// Without weight or bias they are 1 or 0, which changes nothing.
+template <class A> struct Coefficient {
+    A center, rounding, rstd, factor, shift;
+
+    Coefficient(A center, A rounding, A rstd, A factor, A shift)
+        : center(center), rounding(rounding), rstd(rstd), factor(factor), shift(shift) {}
+    Coefficient(double mean, double var, Floor floor, A weight, A bias)
+        : center(A(mean)), rounding(A(double(center) - mean)), rstd(A(1) / std::sqrt(A(floor.of(var)))),
+          factor(rstd * weight), shift(factor * rounding + bias) {}
+};
+
 template <class A> struct Coefficients {
     static constexpr i64 TABLES = 5;
     A *center, *rounding, *rstd, *factor, *shift;
 
     Coefficients(A *at, i64 size)
         : center(at), rounding(at + size), rstd(at + 2 * size), factor(at + 3 * size), shift(at + 4 * size) {}
+
+    Coefficient<A> of(i64 at) const { return {center[at], rounding[at], rstd[at], factor[at], shift[at]}; }
 };
+
+// The gradients of a pool's statistics, and its part of that of the weight, from the sums of dy and of
+// dy * (x - center) over its samples.
+template <class A> struct PoolGradient {
+    double weight;
+    A mean, var;
+
+    PoolGradient(const Coefficient<A> &pool, double pool_var, Floor floor, double total, double product) {
+        const double rstd = double(pool.rstd), factor = double(pool.factor);
+        const double moment = product + double(pool.rounding) * total;  // around the mean
+        weight = rstd * moment;
+        mean = A(-factor * total);
+        var = pool_var + floor.eps >= floor.least ? A(-0.5 * rstd * rstd * factor * moment) : A(0);
+    }
+};
+
+// The gradient of a sample's mean through a pool that it contributes to, times the number of contributing samples,
+// given the pool's gradients and its mean relative to that of the ghost batch.
+template <class A> double through_mean(A g_mean, A g_var, double mean) {
+    return double(g_mean) - 2 * double(g_var) * mean;
+}
 
 // What is applied to x where all samples share a pool and each has noise (shift m, scale k) of its own:
 // y = k * factor * (x - center) + bias - weight * k * (m - rest), with rest = rstd * rounding.
