@@ -206,7 +206,7 @@ def test_batch_renormalization_equals_its_formula(dtype, affine, spatial, limits
     inputs = [tensor for tensor in (wide, weight, bias) if tensor is not None]
     expected = [y, *torch.autograd.grad(y, inputs, dy.double())]
     close = {"rtol": 1e-11, "atol": 1e-11} if dtype == torch.float64 else {"rtol": 2e-5, "atol": 2e-5}
-    for one, other in zip([ours[0], *ours[5:]], expected, strict=True):
+    for one, other in zip([ours[0], *ours[3:]], expected, strict=True):
         torch.testing.assert_close(one.double(), other, **close)
 
 
