@@ -5,13 +5,14 @@ from typing import Any, ClassVar, NamedTuple
 
 import torch
 import torch.nn.functional as F
-from torch import Tensor
+from torch import Generator, Tensor, nn
 
 from ghostnoise import checks, docstrings
 from ghostnoise.engine import op, ranks
 from ghostnoise.engine.plan import LiveReference, Noise, Normalizer, Plan, Reference
 from ghostnoise.engine.ranks import Extent, Group
 from ghostnoise.engine.running import Population, Running, Update
+from ghostnoise.statistics.moments import Stored
 from ghostnoise.torch_private import AnyBatchNorm, in_backward
 from ghostnoise.tracing import Leaf
 
@@ -103,7 +104,21 @@ whole_batch_unbiased = Population(unbiased=True)  # as in `nn.BatchNorm*d`
 ghost_average = Population(ghosts=True)
 
 
-class NormLayer(Leaf, AnyBatchNorm):
+class Sampled(nn.Module):
+    """A layer that `ghostnoise.sampling` can run in eval mode with the statistics of stored samples."""
+
+    kept: Stored | None = None  # the samples that `ghostnoise.calibrate` kept
+    _sampling: Callable[[Tensor], Tensor] | None = None  # replaces the forward pass in eval mode
+    injects_noise: ClassVar[bool] = False
+
+    def stored_noise(
+        self, stored: Stored, ghost_size: int, input: Tensor, spatial: int, generator: Generator | None
+    ) -> Noise | None:
+        """Draw noise for the samples of `input` from stored samples; None if the layer does not inject noise."""
+        return None
+
+
+class NormLayer(Sampled, Leaf, AnyBatchNorm):
     """The layer that all batch norms derive from: the state of `nn.BatchNorm*d`, and a forward that is one call.
 
     A subclass names its function and the attributes that the function takes as keywords; those that start with an
@@ -143,6 +158,8 @@ class NormLayer(Leaf, AnyBatchNorm):
     def forward(self, input: Tensor) -> Tensor:
         """Normalize with the statistics of the batch in training, and with the running statistics in eval."""
         self._check_input_dim(input)
+        if self._sampling is not None and not self.training:
+            return self._sampling(input)
         tracks = self.track_running_stats or not self.training
         return self.function(
             input,

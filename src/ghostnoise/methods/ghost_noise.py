@@ -11,7 +11,7 @@ from ghostnoise import checks
 from ghostnoise.engine import op, ranks
 from ghostnoise.engine.plan import COMPONENTS, Components, Drawn, DrawnWithHistory, Noise, Normalizer, Partition, Seeded
 from ghostnoise.engine.ranks import Extent, Group
-from ghostnoise.methods.base import NormLayer, checked, is_recomputed, whole_batch, whole_batch_unbiased
+from ghostnoise.methods.base import NormLayer, Sampled, checked, is_recomputed, whole_batch, whole_batch_unbiased
 from ghostnoise.methods.registry import MeterSpec, MethodSpec, register
 from ghostnoise.randomness import draw_seed, drawn_by
 from ghostnoise.statistics.history import History
@@ -257,10 +257,21 @@ def _warn_of_single_values(sample_shape: tuple[int, ...]) -> None:
     )
 
 
-class Remembering(nn.Module):
+class Remembering(Sampled):
     """A layer with a `history`, which is a part of the state_dict if it is persistent."""
 
     history: History | None
+    noise_eps: float
+    components: Components
+    injects_noise = True
+
+    def stored_noise(
+        self, stored: Stored, ghost_size: int, input: Tensor, spatial: int, generator: Generator | None
+    ) -> Noise:
+        """Draw ghost batches from stored samples, with replacement."""
+        warn_without_variance(self.components != "shift" and ghost_size * spatial == 1, input)
+        indices = draw_indices(len(stored.counts), ghost_size, input.device, generator, input.shape[0])
+        return Drawn(float(self.noise_eps), self.components, indices)
 
     def _described_history(self) -> list[str]:
         return [] if self.history is None else [f"history={self.history.size}"]
@@ -369,7 +380,7 @@ class GhostNoise(Remembering, Leaf):
     def forward(self, input: Tensor) -> Tensor:
         """Inject noise in training."""
         if not self.training:
-            return input
+            return input if self._sampling is None else self._sampling(input)
         return ghost_noise(
             input, self.ghost_size, self.noise_eps, components=self.components, draw=self.draw,
             channel_dim=self.channel_dim, generator=self.generator, history=self.history,
