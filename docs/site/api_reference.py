@@ -10,7 +10,7 @@ from typing import Any
 # Titles of the pages of the API reference for modules outside ghostnoise.methods.
 TITLES = {
     "calibration": "Statistics for inference", "conversion": "Converting models",
-    "engine.backends.select": "Choosing a backend", "meter": "Measuring noise",
+    "engine.backends.select": "Choosing a backend", "inference": "Stochastic inference", "meter": "Measuring noise",
 }  # fmt: skip
 
 

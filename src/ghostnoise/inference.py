@@ -59,6 +59,7 @@ def sampling(model: nn.Module, *, ghost_size: int | None = None, generator: Gene
             themselves are not used.
 
     Examples:
+        >>> import ghostnoise
         >>> model = ghostnoise.convert(nn.Sequential(nn.Linear(20, 8), nn.BatchNorm1d(8)), "gni", ghost_size=16)
         >>> calibration = ghostnoise.calibrate(model, [torch.randn(128, 20) for _ in range(10)], keep=256)
         >>> x = torch.randn(1, 20)
@@ -121,6 +122,7 @@ def predict(
         generator: see `sampling`.
 
     Examples:
+        >>> import ghostnoise
         >>> model = ghostnoise.convert(nn.Sequential(nn.Linear(20, 8), nn.BatchNorm1d(8)), "gni", ghost_size=16)
         >>> calibration = ghostnoise.calibrate(model, [torch.randn(128, 20) for _ in range(10)], keep=256)
         >>> mean, variance, outputs = predict(model, torch.randn(5, 20), samples=10)
