@@ -21,6 +21,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     option("--samples", type=positive, default=32, metavar="S", help="outputs per input with noise (default: 32)")
     option("--test", type=positive, default=4000, metavar="N", help="test inputs (default: 4000)")
     option("--shifted", type=positive, default=2000, metavar="N", help="inputs of each shift (default: 2000)")
+    option("--smoke", action="store_true", help="use the runs of `ghostnoise sweep --smoke`")
     option("--device", type=device, default="auto", help="auto (the default), cpu, cuda or mps")
     option("--out", type=Path, default=Path("uncertainty.csv"), metavar="FILE",
            help="file of the figures; runs that it has are not measured again (default: uncertainty.csv)")  # fmt: skip
@@ -39,8 +40,9 @@ def run(options: argparse.Namespace) -> int:
 
     terminal = console.output()
     experiment = grid.load(
-        options.recipe, options.overrides, seeds=options.seeds, only=tuple(options.only), variant=options.variant
-    )
+        options.recipe, options.overrides, smoke=options.smoke, seeds=options.seeds, only=tuple(options.only),
+        variant=options.variant,
+    )  # fmt: skip
     name = experiment.recipe.name
 
     def warn(text: str) -> None:
@@ -77,7 +79,7 @@ def _rows(path: Path, settings: dict[str, int]) -> list[dict[str, Any]]:
         for name, value in settings.items():
             if row.get(name) != str(value) and (name, row.get(name)) != ("samples", "1"):  # "1" is without noise
                 raise UserError(
-                    f"--{name} {value}: {path} has figures with {row.get(name)}; give another file with --out, or remove it"
+                    f"--{name} {value}: {path} has figures with {row.get(name)}; give another file with --out"
                 )
     return rows
 
