@@ -1,6 +1,7 @@
 """The figures of `ghostnoise uncertainty`, against naive loops; and the inputs that they are measured on."""
 
 import math
+from types import SimpleNamespace
 
 import numpy as np
 import pytest
@@ -69,10 +70,10 @@ def test_translated_signals_are_beyond_the_range_of_the_data_set(monkeypatch):
 
 
 def loaded(tmp_path, name, **options):
-    class Given:
-        data = DataSettings(name=name, evaluate="test", **options)
-
-    return uncertainty.load(Given, Request("", data_folder=tmp_path), 40, 30)
+    given = SimpleNamespace(
+        data=DataSettings(name=name, evaluate="test", **options), train=SimpleNamespace(batch_size=32)
+    )
+    return uncertainty.load(given, Request("", data_folder=tmp_path), 40, 30)
 
 
 def test_shifted_signals(tmp_path):

@@ -90,7 +90,8 @@ def load(settings: Settings, request: Request, test: int, shifted: int) -> Sets:
     CIFAR-10.
     """
     given = settings.data.model_copy(update={"evaluate": "test"})
-    inputs, labels = _held_out(given, request, test)
+    size = settings.train.batch_size  # of the batches that are read
+    inputs, labels = _held_out(given, request, size, test)
     if given.name == "mnist1d":
         translated, _ = signals.data_set(shifted, SHIFT_SEED, (signals.MOST_SHIFT, signals.WINDOW))
         noise = torch.randn(inputs[:shifted].shape, generator=torch.Generator().manual_seed(SHIFT_SEED))
@@ -99,18 +100,19 @@ def load(settings: Settings, request: Request, test: int, shifted: int) -> Sets:
             "reversed": inputs[:shifted].flip(-1),
         }  # fmt: skip
     elif given.name == "cifar10":
-        others, _ = _held_out(DataSettings(name="cifar100", evaluate="test", stand_in=given.stand_in), request, shifted)
+        other = DataSettings(name="cifar100", evaluate="test", stand_in=given.stand_in)
+        others, _ = _held_out(other, request, size, shifted)
         made = {"CIFAR-100": _renormalized(others, "cifar100", "cifar10")}
     else:
         raise UserError(f"{given.name} has no shifted inputs: give a recipe with mnist1d or cifar10")
     return Sets(inputs, labels.numpy(), made)
 
 
-def _held_out(settings: DataSettings, request: Request, count: int) -> tuple[Tensor, Tensor]:
+def _held_out(settings: DataSettings, request: Request, size: int, count: int) -> tuple[Tensor, Tensor]:
     source = data.open_source(
-        settings, data.data_folder(request.data_folder), batch_size=BATCH_SIZE, seed=0, device=torch.device("cpu")
+        settings, data.data_folder(request.data_folder), batch_size=size, seed=0, device=torch.device("cpu")
     )
-    batches = list(islice(source.evaluation(), -(-count // BATCH_SIZE)))
+    batches = list(islice(source.evaluation(), -(-count // size)))
     inputs, labels = (torch.cat(parts)[:count] for parts in zip(*batches, strict=True))
     if len(inputs) < count:
         raise UserError(
