@@ -287,6 +287,15 @@ def over_ranks(rank, count):
     assert found.alpha == expected.alpha
     for alpha in ALPHAS:
         assert math.isclose(found.losses[alpha], expected.losses[alpha], rel_tol=1e-10)
+    # All ranks keep the same samples, out of those of all ranks.
+    ghostnoise.calibrate(mixed, batches, keep=10, process_group="world")
+    kept, (means, _) = mixed[1].kept.mean, ghostnoise.engine.op.measure(mixed[0](whole))
+    found = (kept[:, None] - means).abs().sum(2).argmin(1)
+    assert len(set(found.tolist())) == 10
+    torch.testing.assert_close(kept, means[found], rtol=0, atol=1e-12)
+    tables = [torch.empty_like(kept) for _ in range(count)]
+    torch.distributed.all_gather(tables, kept)
+    assert torch.equal(*tables)
     # An error on one rank is an error on all, and nothing is changed.
     loader = whole.split(3) if rank == 0 else broken(whole.split(3))
     kind, match = (RuntimeError, "rank 1 failed; nothing was changed") if rank == 0 else (OSError, "disk error")

@@ -18,7 +18,7 @@ LAYERS = [
     ["__main__"],
     ["cli", "bench"],
     ["doctor"],
-    ["meter", "calibration"],
+    ["meter", "calibration", "inference"],
     ["conversion"],
     ["functional", "layers"],
     ["methods"],

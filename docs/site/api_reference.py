@@ -10,7 +10,8 @@ from typing import Any
 # Titles of the pages of the API reference for modules outside ghostnoise.methods.
 TITLES = {
     "calibration": "Statistics for inference", "conversion": "Converting models",
-    "engine.backends.select": "Choosing a backend", "masking": "Padded batches", "meter": "Measuring noise",
+    "engine.backends.select": "Choosing a backend", "inference": "Stochastic inference", "masking": "Padded batches",
+    "meter": "Measuring noise", "statistics.history": "Earlier samples",
 }  # fmt: skip
 
 

@@ -23,6 +23,9 @@ if TYPE_CHECKING:
     from ghostnoise.conversion import revert as revert
     from ghostnoise.conversion import summary as summary  # type: ignore[no-redef]
     from ghostnoise.engine.backends.select import backend as backend
+    from ghostnoise.inference import Prediction as Prediction
+    from ghostnoise.inference import predict as predict
+    from ghostnoise.inference import sampling as sampling
     from ghostnoise.masking import masked as masked
     from ghostnoise.meter import Meter as Meter
     from ghostnoise.methods.ghost_noise import histories as histories
@@ -38,13 +41,16 @@ _DEFINED_IN = {
     "LinearSchedule": "conversion",
     "Meter": "meter",
     "OffAfter": "conversion",
+    "Prediction": "inference",
     "Schedule": "conversion",
     "backend": "engine.backends.select",
     "calibrate": "calibration",
     "convert": "conversion",
     "histories": "methods.ghost_noise",
     "masked": "masking",
+    "predict": "inference",
     "revert": "conversion",
+    "sampling": "inference",
     "summary": "conversion",
 }
 _MODULES = ("functional", "layers", "meter")

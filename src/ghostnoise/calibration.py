@@ -23,7 +23,9 @@ from ghostnoise import checks
 from ghostnoise.conversion.targets import Found, check_model, everything, is_fsdp
 from ghostnoise.engine import op, ranks
 from ghostnoise.engine.ranks import Group
+from ghostnoise.methods.base import Sampled
 from ghostnoise.methods.eval_norm import EvalNorm
+from ghostnoise.statistics.moments import Moments, Stored, table_dtype
 from ghostnoise.statistics.samples import pool_all
 from ghostnoise.torch_private import AnyBatchNorm
 
@@ -52,6 +54,7 @@ def calibrate(
     loader: Iterable[Any],
     *,
     noise: bool = False,
+    keep: int = 0,
     forward: Forward | None = None,
     process_group: Group = None,
     validation: Iterable[Any] | None = None,
@@ -70,6 +73,10 @@ def calibrate(
         loader: batches: a tensor, a tuple or list whose first item is the input, or a mapping of keyword arguments.
         noise: if True, everything runs in training mode, with ghost batches, noise and dropout. If False, noise and
             dropout are off, and ghost batches are the whole batch: the other layers then run as at inference.
+        keep: also keep the moments of K samples in each layer of this library, for `ghostnoise.sampling`: a uniform
+            random subset of all samples, the same in every call, and the same samples in all layers that are run once
+            for each batch. They replace those of an earlier call, and are not a part of the state_dict. A model without
+            batch norms can be calibrated to keep samples only.
         forward: `forward(model, batch)` runs the model, for batches of another kind; move them to the device there.
         process_group: the ranks whose batches count together: None is this process alone, "world" is all ranks. Each
             rank gives its own part of the data; all ranks get the same statistics.
@@ -91,16 +98,20 @@ def calibrate(
         if isinstance(given, Tensor | Mapping) or not isinstance(given, Iterable):
             raise ValueError(f"{name} of type {type(given).__name__}: must be an iterable of batches, such as [batch]")
     inner: nn.Module = model.module if isinstance(model, DistributedDataParallel) else model
-    norms = _tracking(inner)
+    keeping = _keeping(inner, checks.samples("keep", keep, 0))
+    norms = _tracking(inner, required=not keeping)
     mixing = _mixing(inner, alphas) if validation is not None else []
     run = _run if forward is None else forward
     group = None if process_group is None else ranks.resolve(process_group)
     populations = {norm: Population() for norm in norms}
+    seed = 0 if group is None else dist.get_rank(group)
+    reservoirs = {layer: Reservoir(keep, seed) for layer in keeping}
     with _restored(inner):
-        batches = _all_ranks(group, lambda: _measure(inner, norms, loader, noise, run, populations))
+        batches = _all_ranks(group, lambda: _measure(inner, loader, noise, run, populations, reservoirs))
         merged = {norm: population.merged(group, norm.module) for norm, population in populations.items()}
         statistics = {norm: population.statistics(norm) for norm, population in merged.items() if population.count}
-        if not statistics:
+        kept = {layer: stored for layer, each in reservoirs.items() if (stored := each.merged(group)) is not None}
+        if not statistics and not kept:
             raise ValueError(
                 f"calibrate got {batches} batches, and none reached a batch norm: needs one batch or more; check the "
                 "loader (a generator can be iterated once only), and that the model runs its batch norms"
@@ -111,6 +122,8 @@ def calibrate(
             losses = _compare(inner, mixing, validation, run, loss, alphas, group)
             alpha = min(losses, key=lambda each: losses[each])
     _write(statistics)
+    for found, stored in kept.items():
+        found.module.kept = stored  # type: ignore[assignment]
     for layer in mixing:
         layer.alpha = alpha
     return Calibration(tuple(norm.names[0] for norm in statistics), batches, alpha, losses)
@@ -154,7 +167,51 @@ class Population:
         return self.mean, self.squares / (self.count - 1)
 
 
-def _tracking(model: nn.Module) -> list[Found]:
+class Reservoir:
+    """The moments of at most `size` of the samples that a layer has seen: those with the largest random keys.
+
+    The keys are independent and uniform, so this is a uniform subset of all samples, and so is that of all ranks.
+    """
+
+    def __init__(self, size: int, seed: int) -> None:
+        self.size, self.generator = size, torch.Generator().manual_seed(seed)
+        self.keys, self.stored = torch.empty(0, dtype=torch.float64), Stored(*(torch.empty(0) for _ in range(3)))
+
+    def add(self, moments: Moments, count: int) -> None:
+        """Add the samples of a batch (B, C), with `count` values each."""
+        mean, var = (table.detach().to(table_dtype(table.device)) for table in moments)
+        keys = torch.rand(len(mean), dtype=torch.float64, generator=self.generator)
+        self._keep([(self.keys, self.stored), (keys, Stored(mean, var, mean.new_full((len(mean),), count)))])
+
+    def merged(self, group: Any) -> Stored | None:
+        """Return the samples of all ranks, the same on each; None if there are none."""
+        if group is not None and dist.get_world_size(group) > 1:
+            every: list[Any] = [None] * dist.get_world_size(group)
+            dist.all_gather_object(every, (self.keys, Stored(*(table.cpu() for table in self.stored))), group)
+            self._keep(every)
+        return self.stored if len(self.keys) else None
+
+    def _keep(self, parts: list[tuple[Tensor, Stored]]) -> None:
+        parts = [part for part in parts if len(part[0])]
+        if parts:
+            keys = torch.cat([each for each, _ in parts])
+            tables = (torch.cat(tables) for tables in zip(*(stored for _, stored in parts), strict=True))
+            self.keys, rows = keys.topk(min(self.size, len(keys)))
+            self.stored = Stored(*(table[rows.to(table.device)] for table in tables))
+
+
+def _keeping(model: nn.Module, keep: int) -> list[Found]:
+    """Return the layers that keep samples."""
+    found = [each for each in everything(model) if keep and isinstance(each.module, Sampled)]
+    if keep and not found:
+        raise ValueError(
+            f"keep={keep} for this {type(model).__name__}, which has no layer of this library: only these draw from "
+            'kept samples; convert it first, as in ghostnoise.convert(model, "gni", ghost_size=16), or leave keep out'
+        )
+    return found
+
+
+def _tracking(model: nn.Module, required: bool = True) -> list[Found]:
     """Return the batch norms that have running statistics."""
     for each in everything(model):
         if is_fsdp(each.module):
@@ -163,7 +220,7 @@ def _tracking(model: nn.Module) -> list[Found]:
             )
     found = [each for each in everything(model) if isinstance(each.module, AnyBatchNorm)]
     tracking = [each for each in found if each.module.running_mean is not None]
-    if not tracking:
+    if not tracking and required:
         have = "has no batch norm" if not found else "has batch norms with track_running_stats=False only"
         raise ValueError(f"this {type(model).__name__} {have}: there are no running statistics to calibrate")
     return tracking
@@ -186,30 +243,36 @@ def _mixing(model: nn.Module, alphas: Sequence[float]) -> list[EvalNorm]:
 
 def _measure(
     model: nn.Module,
-    norms: list[Found],
     loader: Iterable[Any],
     noise: bool,
     run: Forward,
     populations: dict[Found, Population],
+    reservoirs: dict[Found, Reservoir],
 ) -> int:
-    """Run all batches, and add the inputs of the batch norms to their populations. Returns the number of batches."""
+    """Run all batches, and add the inputs of layers to their populations and reservoirs; return how many there were."""
     finite: list[tuple[Found, Tensor]] = []
 
-    def hook(norm: Found) -> Any:
+    def hook(layer: Found) -> Any:
         def add(module: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
             x: Tensor = args[0] if args else kwargs["input"]
             if x.numel():
-                mean, var = (table[0] for table in pool_all(*op.measure(x)))
-                count = x.numel() // x.shape[1]
-                populations[norm].add(count, mean, var * count)
-                finite.append((norm, (mean.isfinite() & var.isfinite()).all()))
+                channel_dim: int = getattr(module, "channel_dim", 1)
+                moments = op.measure(x, channel_dim)
+                mean, var = (table[0] for table in pool_all(*moments))
+                count = x.numel() // x.shape[channel_dim]
+                if layer in populations:
+                    populations[layer].add(count, mean, var * count)
+                if layer in reservoirs:
+                    reservoirs[layer].add(moments, count // x.shape[0])
+                finite.append((layer, (mean.isfinite() & var.isfinite()).all()))
 
         return add
 
-    handles = [norm.module.register_forward_pre_hook(hook(norm), with_kwargs=True) for norm in norms]
+    layers = dict.fromkeys([*populations, *reservoirs])
+    handles = [layer.module.register_forward_pre_hook(hook(layer), with_kwargs=True) for layer in layers]
     batches = 0
     try:
-        with torch.no_grad(), _eager(), _measuring(model, norms, noise):
+        with torch.no_grad(), _eager(), _measuring(model, list(populations), noise):
             for batch in loader:
                 run(model, batch)
                 bad = next((norm for norm, is_finite in finite if not is_finite), None)

@@ -49,6 +49,14 @@ def steps(value: object, least: int = 1, name: str = "steps") -> int:
     return number
 
 
+def samples(name: str, value: object, least: int = 1) -> int:
+    """Return `value` as a number of samples."""
+    number = _integer(value)
+    if number < least:
+        raise ValueError(f"{name}={value!r}: must be an integer of {least} or more, a number of samples")
+    return number
+
+
 def _integer(value: object) -> int:
     """Return `value` as an integer, or -1."""
     try:

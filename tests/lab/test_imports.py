@@ -10,6 +10,7 @@ from ghostnoise import lab
 SOURCE = Path(lab.__file__).parent
 # From top to bottom. Parts in one line do not import each other.
 LAYERS = [
+    ["uncertainty"],
     ["report", "measure"],
     ["sweep"],
     ["runners", "records"],

@@ -28,7 +28,7 @@ def with_history(components="both", rows=4, absent=True):
     counts = torch.tensor([0.0, *(each + 2.0 for each in range(rows - 1))])
     drawn = torch.randint(BATCH + rows - 1, (BATCH, 5), generator=seeded())
     drawn += drawn >= BATCH  # the oldest is not drawn
-    return DrawnWithHistory(NOISE_EPS, components, drawn, Stored(mean, var, counts if absent else None))
+    return DrawnWithHistory(NOISE_EPS, components, drawn, Stored(mean, var, counts), weighted=absent)
 
 
 def partition(ghost_size, components="both"):

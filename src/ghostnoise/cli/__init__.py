@@ -30,6 +30,7 @@ COMMANDS = {
     "data": "list, download or verify data sets",
     "meter": "measure the noise in each layer of a network",
     "advise": "report how strong the noise in a network is, and suggest a ghost size",
+    "uncertainty": "measure calibration and the detection of shifted inputs, with and without noise",
     "methods": "list the methods, their layers and their options",
     "bench": "measure time and memory against nn.BatchNorm and other libraries",
     "check": "compare all backends with float64 on this machine, and time them",

@@ -144,6 +144,17 @@ def _inject(
     return _unfold(y, x, channel_dim), moments
 
 
+def apply(x: Tensor, affine: Affine, channel_dim: int = 1) -> Tensor:
+    """Apply a transformation whose tables have a row per sample, or one for all; differentiable in x and the tables."""
+    folded = _fold(x, channel_dim)
+    tables = [expand_pools(table, x.shape[0]) for table in affine]
+    if torch.is_grad_enabled() or not x.numel() or _needs_composite(folded) or _needs_registered():
+        y = aten.apply(folded, *tables).to(x.dtype)
+    else:
+        y = select(folded).transform(folded, Affine(*(table.contiguous() for table in tables)))
+    return _unfold(y, x, channel_dim)
+
+
 def _composite(x: Tensor, weight: Tensor | None, bias: Tensor | None, plan: Plan) -> tuple[Tensor, Measured]:
     y, moments, pooled = composite.normalize(x, weight, bias, plan)
     return y, Measured(moments, pooled, ATEN, plan.known)

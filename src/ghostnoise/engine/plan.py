@@ -122,10 +122,12 @@ class Drawn(Noise):
 class DrawnWithHistory(Drawn):
     """Ghost batches that were drawn from the batch and from samples of earlier batches, whose raw moments are `stored`.
 
-    The stored samples count as further samples of the batch, after its own.
+    The stored samples count as further samples of the batch, after its own. If not `weighted`, all of them are there
+    and have as many values as those of the batch.
     """
 
     stored: Stored
+    weighted: bool = True
 
 
 @dataclass(frozen=True)
@@ -306,7 +308,7 @@ class Plan(NamedTuple):
         """Return the tensors of the noise, the reference and the mask, in the order in which `decode` takes them."""
         drawn = [self.noise.indices] if isinstance(self.noise, Drawn | Partition) else []
         if isinstance(self.noise, DrawnWithHistory):
-            drawn += [table for table in self.noise.stored if table is not None]
+            drawn += self.noise.stored
         if isinstance(self.noise, Tables):
             drawn = list(self.noise.draws) if isinstance(self.noise.draws, LawDraws) else [self.noise.draws]
         drawn = [self.noise.seed] if isinstance(self.noise, Seeded) else drawn
@@ -333,6 +335,8 @@ class Plan(NamedTuple):
             names += [type(noise).__name__, noise.components]
         if isinstance(noise, Seeded | Partition):
             integers.append(noise.ghost_size)
+        if isinstance(noise, DrawnWithHistory):
+            names.append("weighted" if noise.weighted else "equal")
         if isinstance(noise, Tables):
             names += [noise.law.law, noise.law.dof, "normalized" if noise.normalized else "raw"]
             integers.append(noise.law.ghost_size)
@@ -358,7 +362,8 @@ def decode(
         if kind[0] == Drawn.__name__:
             noise = Drawn(floats[-1], components, drawn[0])
         elif kind[0] == DrawnWithHistory.__name__:
-            noise = DrawnWithHistory(floats[-1], components, drawn[0], Stored(*drawn[1:]))
+            stored = Stored(*drawn[1:])
+            noise = DrawnWithHistory(floats[-1], components, drawn[0], stored, kind[2] == "weighted")
         elif kind[0] == Seeded.__name__:
             noise = Seeded(floats[-1], components, drawn[0], integers[-1])
         elif kind[0] == Partition.__name__:

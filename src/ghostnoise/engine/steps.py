@@ -102,7 +102,8 @@ def decide(
         whole = backend.pool(WHOLE_BATCH, samples, counts=counts)
         unit = torch.ones_like(whole.var)
     batch = _batch(backend, samples, whole, unit, counts, x, several)
-    batch = batch if earlier is None else _extended(backend, batch, earlier)
+    if isinstance(noise, DrawnWithHistory) and earlier is not None:
+        batch = _extended(backend, batch, earlier, noise.weighted)
     tables, affine = backend.noisy_affine(noise, batch, coefficients, weight, bias, shared)
     return affine, pooled, tables, correction
 
@@ -188,18 +189,19 @@ def inject_tables(
     counts, dtype = None if valid is None else valid.counts, arithmetic_dtype(x)
     whole = backend.pool(WHOLE_BATCH, moments, counts=counts)
     batch = _batch(backend, moments, whole, torch.ones_like(whole.var), counts, x)
-    batch = _extended(backend, batch, noise.stored) if isinstance(noise, DrawnWithHistory) else batch
+    if isinstance(noise, DrawnWithHistory):
+        batch = _extended(backend, batch, noise.stored, noise.weighted)
     m, k = backend.noise_tables(noise, batch, dtype)
     zero = torch.zeros(whole.mean.shape, dtype=dtype, device=x.device)
     return Affine(zero if m is None else m, torch.ones_like(zero) if k is None else k, zero), moments
 
 
-def _extended(backend: Backend, batch: Batch, stored: Stored) -> Batch:
+def _extended(backend: Backend, batch: Batch, stored: Stored, weighted: bool) -> Batch:
     """Return a batch with the stored samples, in the units of its moments, after its own."""
     dtype, counts = batch.whole.mean.dtype, batch.counts
     pairs = zip(batch.moments, (stored.mean, stored.var), strict=True)
     moments = Moments(*(torch.cat([table.to(dtype), earlier.to(dtype)]) for table, earlier in pairs))
-    if stored.counts is None:
+    if not weighted:
         return batch._replace(moments=moments, whole=backend.pool(WHOLE_BATCH, moments))
     if counts is None:
         counts = stored.counts.new_full(batch.moments.mean.shape[:1], batch.spatial)  # type: ignore[arg-type]

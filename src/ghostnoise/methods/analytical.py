@@ -10,11 +10,12 @@ from ghostnoise.engine import op, ranks
 from ghostnoise.engine.plan import Components, Normalizer, Tables
 from ghostnoise.engine.ranks import Extent, Group
 from ghostnoise.masking import mask_of
-from ghostnoise.methods.base import NormLayer, checked, whole_batch_unbiased, zeroed
+from ghostnoise.methods.base import NormLayer, Sampled, checked, whole_batch_unbiased, zeroed
 from ghostnoise.methods.ghost_noise import check_noise, checked_input, warn_without_variance
 from ghostnoise.methods.registry import MethodSpec, register
 from ghostnoise.randomness import draw_seed
 from ghostnoise.statistics.laws import Dof, Law, LawDraws, LawName, mean_count
+from ghostnoise.statistics.moments import Stored
 from ghostnoise.statistics.samples import GhostBatch
 from ghostnoise.tracing import Leaf
 
@@ -152,7 +153,26 @@ def _drawn(
     return draws
 
 
-class AnalyticalGhostNoise(Leaf):
+class Lawful(Sampled):
+    """A layer that injects noise from the law of ghost batches."""
+
+    noise_eps: float
+    components: Components
+    law: LawName
+    dof: Dof
+    injects_noise = True
+
+    def stored_noise(
+        self, stored: Stored, ghost_size: int, input: Tensor, spatial: int, generator: Generator | None
+    ) -> Tables:
+        """Draw noise from the law, whose variances are those of stored samples."""
+        law = Law(ghost_size, self.law, self.dof)
+        warn_without_variance(self.components != "shift" and not law.has_variance(spatial), input)
+        draws = law.draw((input.shape[0], stored.mean.shape[1]), spatial, input.device, generator)
+        return Tables(float(self.noise_eps), self.components, law, draws, isinstance(self, NormLayer))
+
+
+class AnalyticalGhostNoise(Lawful, Leaf):
     """Shift and scale as `GhostNoise` does, with moments from the analytical law of ghost batches, in training (AGNI).
 
     In eval mode the input is returned unchanged.
@@ -198,7 +218,8 @@ class AnalyticalGhostNoise(Leaf):
         """Inject noise in training. `mask` is that of `BatchNorm2d.forward`."""
         mask = mask_of(self, input, mask, self.channel_dim)
         if not self.training:
-            return zeroed(input, mask, type(self).__name__, self.channel_dim)
+            y = input if self._sampling is None else self._sampling(input)
+            return zeroed(y, mask, type(self).__name__, self.channel_dim)
         return analytical_ghost_noise(
             input, self.ghost_size, self.noise_eps, law=self.law, dof=self.dof, components=self.components,
             channel_dim=self.channel_dim, generator=self.generator, process_group=self.process_group,
@@ -214,7 +235,7 @@ class AnalyticalGhostNoise(Leaf):
         return ", ".join([own, *ranks.described(self.process_group, self.uneven)])
 
 
-class AnalyticalGhostNoiseBatchNorm(NormLayer):
+class AnalyticalGhostNoiseBatchNorm(Lawful, NormLayer):
     """Normalize with the whole batch, inject noise from the law of ghost batches, then apply weight and bias (AGNI).
 
     Parameters, buffers, state_dict and eval output are those of `nn.BatchNorm*d`.

@@ -5,7 +5,7 @@ from typing import Any, ClassVar, NamedTuple
 
 import torch
 import torch.nn.functional as F
-from torch import Tensor
+from torch import Generator, Tensor, nn
 
 from ghostnoise import checks, docstrings
 from ghostnoise.engine import op, ranks
@@ -14,6 +14,7 @@ from ghostnoise.engine.plan import LiveReference, Noise, Normalizer, Plan, Refer
 from ghostnoise.engine.ranks import Extent, Group
 from ghostnoise.engine.running import Population, Running, Update
 from ghostnoise.masking import mask_of
+from ghostnoise.statistics.moments import Stored
 from ghostnoise.statistics.samples import Exclusive, GhostBatch
 from ghostnoise.torch_private import AnyBatchNorm, in_backward
 from ghostnoise.tracing import Leaf
@@ -157,7 +158,21 @@ whole_batch_unbiased = Population(unbiased=True)  # as in `nn.BatchNorm*d`
 ghost_average = Population(ghosts=True)
 
 
-class NormLayer(Leaf, AnyBatchNorm):
+class Sampled(nn.Module):
+    """A layer that `ghostnoise.sampling` can run in eval mode with the statistics of stored samples."""
+
+    kept: Stored | None = None  # the samples that `ghostnoise.calibrate` kept
+    _sampling: Callable[[Tensor], Tensor] | None = None  # replaces the forward pass in eval mode
+    injects_noise: ClassVar[bool] = False
+
+    def stored_noise(
+        self, stored: Stored, ghost_size: int, input: Tensor, spatial: int, generator: Generator | None
+    ) -> Noise | None:
+        """Draw noise for the samples of `input` from stored samples; None if the layer does not inject noise."""
+        return None
+
+
+class NormLayer(Sampled, Leaf, AnyBatchNorm):
     """The layer that all batch norms derive from: the state of `nn.BatchNorm*d`, and a forward that is one call.
 
     A subclass names its function and the attributes that the function takes as keywords; those that start with an
@@ -201,6 +216,8 @@ class NormLayer(Leaf, AnyBatchNorm):
         """
         self._check_input_dim(input)
         mask = mask_of(self, input, mask)
+        if self._sampling is not None and not self.training:
+            return zeroed(self._sampling(input), mask, type(self).__name__, 1)
         tracks = self.track_running_stats or not self.training
         return self.function(
             input,

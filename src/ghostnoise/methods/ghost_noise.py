@@ -12,7 +12,16 @@ from ghostnoise.engine import op, ranks
 from ghostnoise.engine.plan import COMPONENTS, Components, Drawn, DrawnWithHistory, Noise, Normalizer, Partition, Seeded
 from ghostnoise.engine.ranks import Extent, Group
 from ghostnoise.masking import mask_of
-from ghostnoise.methods.base import NormLayer, checked, is_recomputed, met, whole_batch, whole_batch_unbiased, zeroed
+from ghostnoise.methods.base import (
+    NormLayer,
+    Sampled,
+    checked,
+    is_recomputed,
+    met,
+    whole_batch,
+    whole_batch_unbiased,
+    zeroed,
+)
 from ghostnoise.methods.registry import MeterSpec, MethodSpec, register
 from ghostnoise.randomness import draw_seed, drawn_by
 from ghostnoise.statistics.history import History
@@ -197,16 +206,24 @@ def _check_draw(draw: str, process_group: Group, history: object) -> None:
 
 def _earlier(history: History, input: Tensor, channel_dim: int, extent: Extent) -> Stored:
     """Return the samples before this batch; those before the first pass, if this is a recomputed one."""
-    if is_recomputed():
-        ranks = extent.ranks
-        first = 0 if ranks is None else sum(ranks.sizes[: ranks.rank])
-        stored = history.before(op.measure(input, channel_dim, extent.mask), first)
-    else:
-        stored = history.stored(input.shape[channel_dim], input.device)
-    assert stored.counts is not None
-    # Without counts, backends pool faster; on other devices, the comparison would synchronize.
-    looks = extent.mask is None and input.device.type == "cpu" and not torch.compiler.is_compiling()
-    return stored._replace(counts=None) if looks and bool((stored.counts == extent.spatial).all()) else stored
+    if not is_recomputed():
+        return history.stored(input.shape[channel_dim], input.device)
+    ranks = extent.ranks
+    first = 0 if ranks is None else sum(ranks.sizes[: ranks.rank])
+    return history.before(op.measure(input, channel_dim, extent.mask), first)
+
+
+def _differ(extent: Extent, stored: Stored | None) -> bool:
+    """Return whether samples that can be drawn may have different numbers of values, or none.
+
+    Samples that weigh equally are drawn and pooled faster. On other devices than CPUs, the comparison of the stored
+    samples would synchronize.
+    """
+    if stored is None or extent.mask is not None:
+        return extent.mask is not None
+    if stored.counts.device.type != "cpu" or torch.compiler.is_compiling():
+        return True
+    return not bool((stored.counts == extent.spatial).all())
 
 
 def _remember(history: History, moments: Moments | None, extent: Extent) -> None:
@@ -218,7 +235,7 @@ def _remember(history: History, moments: Moments | None, extent: Extent) -> None
 
 def _pool_counts(extent: Extent, stored: Stored | None) -> Tensor:
     """Return the numbers of values of the samples of the batch, and of those that are stored."""
-    parts = [] if stored is None or stored.counts is None else [stored.counts]
+    parts = [] if stored is None else [stored.counts]
     own = parts[0].new_ones(extent.shape[0]) if extent.counts is None else extent.counts.flatten()
     return torch.cat([own, *(part.to(own.dtype) for part in parts)])
 
@@ -240,6 +257,7 @@ def _drawn(
     With `inside`, samples are drawn with replacement inside of the backend.
     """
     rows, device, batch_size = input.shape[0], input.device, extent.shape[0]
+    weighted = _differ(extent, stored)
     if indices is not None:
         if draw == "partition":
             checks.permutation(indices, rows)
@@ -250,7 +268,7 @@ def _drawn(
         drawn = torch.randperm(rows, device=device, **drawn_by(generator))
     elif inside:
         return Seeded(float(noise_eps), components, draw_seed(device, generator), ghost_size)
-    elif extent.counts is not None or (stored is not None and stored.counts is not None):
+    elif weighted:
         drawn = draw_present(_pool_counts(extent, stored), ghost_size, rows, generator)
     else:
         pool_size = batch_size if stored is None else batch_size + len(stored.mean)
@@ -258,7 +276,7 @@ def _drawn(
     if draw == "partition":
         return Partition(float(noise_eps), components, drawn, ghost_size)
     if stored is not None:
-        return DrawnWithHistory(float(noise_eps), components, drawn, stored)
+        return DrawnWithHistory(float(noise_eps), components, drawn, stored, weighted)
     return Drawn(float(noise_eps), components, drawn)
 
 
@@ -277,10 +295,21 @@ def _warn_of_single_values(sample_shape: tuple[int, ...]) -> None:
     )
 
 
-class Remembering(nn.Module):
+class Remembering(Sampled):
     """A layer with a `history`, which is a part of the state_dict if it is persistent."""
 
     history: History | None
+    noise_eps: float
+    components: Components
+    injects_noise = True
+
+    def stored_noise(
+        self, stored: Stored, ghost_size: int, input: Tensor, spatial: int, generator: Generator | None
+    ) -> Noise:
+        """Draw ghost batches from stored samples, with replacement."""
+        warn_without_variance(self.components != "shift" and ghost_size * spatial == 1, input)
+        indices = draw_indices(len(stored.counts), ghost_size, input.device, generator, input.shape[0])
+        return Drawn(float(self.noise_eps), self.components, indices)
 
     def _described_history(self) -> list[str]:
         return [] if self.history is None else [f"history={self.history.size}"]
@@ -390,7 +419,8 @@ class GhostNoise(Remembering, Leaf):
         """Inject noise in training. `mask` is that of `BatchNorm2d.forward`."""
         mask = mask_of(self, input, mask, self.channel_dim)
         if not self.training:
-            return zeroed(input, mask, type(self).__name__, self.channel_dim)
+            y = input if self._sampling is None else self._sampling(input)
+            return zeroed(y, mask, type(self).__name__, self.channel_dim)
         return ghost_noise(
             input, self.ghost_size, self.noise_eps, components=self.components, draw=self.draw,
             channel_dim=self.channel_dim, generator=self.generator, history=self.history,

@@ -21,14 +21,15 @@ class Moments(NamedTuple):
 
 
 class Stored(NamedTuple):
-    """Moments of samples from earlier batches (n, C), and their numbers of values (n,); 0 for an absent sample.
-
-    If `counts` is None, all of them are there, and have as many values as the samples of the batch.
-    """
+    """Moments of samples from earlier batches (n, C), and their numbers of values (n,); 0 for an absent sample."""
 
     mean: Tensor
     var: Tensor
-    counts: Tensor | None = None
+    counts: Tensor
+
+    def at(self, rows: Tensor) -> "Stored":
+        """Return these rows."""
+        return Stored(*(table[rows] for table in self))
 
 
 def expand_pools(table: Tensor, batch_size: int, samples_per_pool: int = 1) -> Tensor:

@@ -70,11 +70,14 @@ def generate() -> dict[str, NDArray[Any]]:
     }
 
 
-def data_set(count: int, seed: int) -> tuple[NDArray[np.float32], NDArray[np.int64]]:
+def data_set(
+    count: int, seed: int, shifts: tuple[int, int] = (0, MOST_SHIFT)
+) -> tuple[NDArray[np.float32], NDArray[np.int64]]:
     """Return the `count` signals (count, 1, 40) and labels that the package generates with this seed.
 
     Each signal is a template, stretched by a random factor in a window of 72 points, scaled and shifted cyclically.
     Where it is 0, correlated noise is added; everywhere, white noise and a random slope. Then 40 points are sampled.
+    The shifts are those from `shifts[0]` to `shifts[1] - 1`.
     """
     from scipy.ndimage import gaussian_filter1d
 
@@ -86,7 +89,7 @@ def data_set(count: int, seed: int) -> tuple[NDArray[np.float32], NDArray[np.int
     for row in range(len(labels)):  # one signal after the other: the order of the package's draws
         padding[row] = LEAST_PADDING + int(random.random_sample() * (MOST_PADDING - LEAST_PADDING + 1))
         scale[row] = 1 + SCALE * (random.random_sample() - 0.5)
-        shift[row] = random.randint(MOST_SHIFT)
+        shift[row] = random.randint(*shifts)
         correlated[row] = random.standard_normal(WINDOW)
         white[row] = random.standard_normal(WINDOW)
         slope[row] = SLOPE * (random.random_sample() - 0.5)

@@ -14,7 +14,7 @@ from pathlib import Path
 from ghostnoise.lab import records
 from ghostnoise.lab.config.grid import Experiment
 from ghostnoise.lab.errors import UserError
-from ghostnoise.lab.report import blocks, evidence, figures, fragments, tables
+from ghostnoise.lab.report import blocks, evidence, figures, fragments, tables, uncertainty
 from ghostnoise.lab.report.collect import collect
 from ghostnoise.lab.report.statistics import Findings, aggregate
 from ghostnoise.lab.store import atomic
@@ -67,7 +67,7 @@ class Publisher:
             "report": self._report, "table": self._table,
             **{kind: partial(self._about, render) for kind, render in about.items()},
             "figure": self._figure, "value": self._value, "result": self._result, "noise": self._noise,
-            "evidence": self._evidence, **self.others,
+            "evidence": self._evidence, "uncertainty": self._uncertainty, **self.others,
         }  # fmt: skip
         self._findings: dict[tuple[str, ...], Findings] = {}
         self._records: dict[Path, records.Records] = {}
@@ -195,6 +195,11 @@ class Publisher:
         if len(words) != 1:
             raise UserError("noise: needs exactly one file, such as results/fig6/noise.csv")
         return fragments.noise_table(self.root / words[0])
+
+    def _uncertainty(self, words: list[str]) -> str:
+        if len(words) != 1:
+            raise UserError("uncertainty: needs exactly one file, such as results/uncertainty/mnist1d.csv")
+        return uncertainty.render(self.root / words[0])
 
 
 def _without_name(words: list[str]) -> tuple[list[str], str]:

@@ -1,0 +1,307 @@
+"""`sampling` and `predict`: ghost noise in eval mode, from the moments of stored samples.
+
+Training draws ghost batches from the batch. In eval mode the batch must not matter, so they are drawn from samples that
+were stored before: those of a layer's history, or those that `calibrate(model, loader, keep=K)` kept. The outputs of
+several draws are samples of a predictive distribution, as in MC dropout (Gal and Ghahramani, *Dropout as a Bayesian
+Approximation*, 2016) and MC batch norm (Teye et al., *Bayesian Uncertainty Estimation for Batch Normalized Deep
+Networks*, 2018).
+"""
+
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager
+from dataclasses import dataclass
+from functools import partial
+from typing import Any, NamedTuple
+
+import torch
+from torch import Generator, Tensor, nn
+
+from ghostnoise import checks
+from ghostnoise.conversion.targets import Found, check_model, everything, listing
+from ghostnoise.engine import op
+from ghostnoise.engine.backends.aten import ATEN
+from ghostnoise.engine.backends.base import Affine
+from ghostnoise.engine.plan import Batch, Normalizer
+from ghostnoise.methods.base import NormLayer, Sampled
+from ghostnoise.methods.ghost_noise import Remembering
+from ghostnoise.statistics.moments import Moments, Stored, arithmetic_dtype, table_dtype
+from ghostnoise.statistics.samples import GhostBatch, draw_indices, pool_all
+
+ROWS = 4096
+"""The number of rows of a batch that `predict` runs in one pass on a CPU, if no `chunk` is given."""
+
+Inputs = Tensor | tuple[Tensor, ...] | Mapping[str, Tensor]
+
+
+@contextmanager
+def sampling(model: nn.Module, *, ghost_size: int | None = None, generator: Generator | None = None) -> Iterator[None]:
+    """Turn on noise in eval mode, from stored moments, inside a `with` block.
+
+    For each sample of a batch, each layer draws `ghost_size` of its stored samples, uniformly with replacement. With
+    the moments m, s² of these and μ, σ² of all its stored samples, a layer that injects noise computes
+
+        y = (x - (m - μ)) / sqrt((s² + noise_eps) / (σ² + noise_eps))
+
+    where x is its input, or inside a batch norm the input normalized with the running statistics, and so are the stored
+    samples. An analytical layer draws m and s² from its law instead. A batch norm without noise uses m and s² in place
+    of the running statistics, which is MC batch norm: y = (x - m) / sqrt(s² + eps). Weight and bias follow as usual.
+    The drawn moments are constants for the gradient.
+
+    A layer takes part if it is one of this library and has a ghost size. Its stored samples are those that
+    `calibrate(model, loader, keep=K)` kept, or else its history, as they are when the block begins. All other layers,
+    and those in training mode, run as always. The previous state returns at the end, also after an exception.
+
+    Args:
+        model: the model.
+        ghost_size: the number of samples in a ghost batch, N, for all layers, also for batch norms that have no ghost
+            size; None is the one of each layer.
+        generator: draws the samples; None is the default generator of the device. The generators of the layers
+            themselves are not used.
+
+    Examples:
+        >>> import ghostnoise
+        >>> model = ghostnoise.convert(nn.Sequential(nn.Linear(20, 8), nn.BatchNorm1d(8)), "gni", ghost_size=16)
+        >>> calibration = ghostnoise.calibrate(model, [torch.randn(128, 20) for _ in range(10)], keep=256)
+        >>> x = torch.randn(1, 20)
+        >>> with sampling(model.eval()):
+        ...     torch.equal(model(x), model(x))
+        False
+        >>> torch.equal(model(x), model(x))
+        True
+    """
+    check_model(model, "sampling")
+    checks.generator(generator)
+    size = checks.ghost_size_or_none(ghost_size)
+    samplers = _samplers(model, size, generator)
+    before = [(sampler.layer, sampler.layer._sampling) for sampler in samplers]
+    try:
+        for sampler in samplers:
+            sampler.layer._sampling = sampler
+        yield
+    finally:
+        for layer, previous in before:
+            layer._sampling = previous
+
+
+class Prediction(NamedTuple):
+    """The outputs of several passes with noise, and their moments."""
+
+    mean: Tensor
+    """The mean over the samples (B, ...)."""
+    variance: Tensor
+    """The variance over the samples (B, ...), biased."""
+    outputs: Tensor
+    """The output of each sample (samples, B, ...)."""
+
+
+@torch.no_grad()
+def predict(
+    model: nn.Module,
+    x: Inputs,
+    samples: int = 32,
+    *,
+    transform: Callable[[Tensor], Tensor] | None = None,
+    chunk: int | None = None,
+    ghost_size: int | None = None,
+    generator: Generator | None = None,
+) -> Prediction:
+    """Run a model several times in eval mode with noise (`sampling`), and return mean, variance and all outputs.
+
+    The batch is repeated, so that all samples run in one pass where memory allows, and each has noise of its own. Modes
+    are restored at the end. The same seed gives the same outputs if the passes are the same.
+
+    Args:
+        model: the model; its output must be a tensor with the batch in dimension 0.
+        x: the input: a tensor, a tuple of positional arguments, or a mapping of keyword arguments, which must be
+            tensors with the batch in dimension 0.
+        samples: the number of outputs for each input.
+        transform: is applied to the output before averaging, such as `lambda y: y.softmax(-1)` for classifiers.
+        chunk: the number of samples in one pass. If None, all of them on a GPU, and elsewhere as many as make 4,096
+            rows. It is halved as long as a GPU runs out of memory.
+        ghost_size: see `sampling`.
+        generator: see `sampling`.
+
+    Examples:
+        >>> import ghostnoise
+        >>> model = ghostnoise.convert(nn.Sequential(nn.Linear(20, 8), nn.BatchNorm1d(8)), "gni", ghost_size=16)
+        >>> calibration = ghostnoise.calibrate(model, [torch.randn(128, 20) for _ in range(10)], keep=256)
+        >>> mean, variance, outputs = predict(model, torch.randn(5, 20), samples=10)
+        >>> mean.shape, variance.shape, outputs.shape
+        (torch.Size([5, 8]), torch.Size([5, 8]), torch.Size([10, 5, 8]))
+    """
+    check_model(model, "predict")
+    checks.samples("samples", samples)
+    batch_size, device = _batch(x)
+    if chunk is None:
+        chunk = samples if device.type == "cuda" else max(ROWS // max(batch_size, 1), 1)
+    checks.samples("chunk", chunk)
+    parts: list[Tensor] = []
+    left = samples
+    with _evaluating(model), sampling(model, ghost_size=ghost_size, generator=generator):
+        while left:
+            count = min(chunk, left)
+            try:
+                y = _run(model, x, count)
+                y = y if transform is None else transform(y)
+            except torch.OutOfMemoryError:
+                if count == 1:
+                    raise
+                chunk = count // 2
+                continue
+            _check_output(y, count * batch_size)
+            parts.append(y.unflatten(0, (count, batch_size)))
+            left -= count
+    outputs = torch.cat(parts)
+    wide = outputs.to(torch.promote_types(outputs.dtype, torch.float32))
+    return Prediction(wide.mean(0), wide.var(0, correction=0), outputs)
+
+
+@dataclass(eq=False)
+class Sampler:
+    """Runs a layer with the statistics of drawn samples; `whole` are the moments (1, C) of all stored ones."""
+
+    layer: Sampled
+    name: str
+    stored: Stored
+    whole: Moments
+    ghost_size: int
+    generator: Generator | None
+
+    def __call__(self, input: Tensor) -> Tensor:
+        """Decide on a transformation from the stored moments, and apply it."""
+        channel_dim = getattr(self.layer, "channel_dim", 1)
+        channels, spatial = checks.layout(input, type(self.layer).__name__, channel_dim)
+        if channels != self.stored.mean.shape[1]:
+            raise ValueError(
+                f"{self.name} got {channels} channels in dimension {channel_dim} of an input of shape "
+                f"{tuple(input.shape)}, and has stored samples with {self.stored.mean.shape[1]}: must be equal; run "
+                "ghostnoise.calibrate(model, loader, keep=K) with such inputs"
+            )
+        return op.apply(input, self._affine(input, spatial), channel_dim)
+
+    def _affine(self, input: Tensor, spatial: int) -> Affine:
+        """Return the transformation of the input, with one row for each of its samples, or one for all."""
+        device, layer, dtype = input.device, self.layer, arithmetic_dtype(input)
+        stored = Stored(*(table.to(device) for table in self.stored))
+        whole = Moments(*(table.to(device) for table in self.whole))
+        noise = layer.stored_noise(stored, self.ghost_size, input, spatial, self.generator)
+        if noise is None:
+            assert isinstance(layer, NormLayer)
+            rows = draw_indices(len(stored.counts), self.ghost_size, device, self.generator, input.shape[0])
+            mean, var = ATEN.pool_drawn(Moments(*stored[:2]), whole.mean, rows, stored.counts, whole.mean.dtype)
+            drawn = Moments(whole.mean + mean, var)
+            made = ATEN.coefficients(Normalizer(GhostBatch(), layer.eps), drawn, layer.weight, layer.bias, dtype)
+            return Affine(made.center, made.factor, made.shift)
+        pool = Batch(
+            Moments(*stored[:2]), whole, torch.ones_like(whole.var), spatial, partial(ATEN.pool_drawn, dtype=dtype),
+            counts=stored.counts,
+        )  # fmt: skip
+        if not isinstance(layer, NormLayer):
+            m, k = ATEN.noise_tables(noise, pool, dtype)
+            zero = torch.zeros(whole.mean.shape, dtype=dtype, device=device)
+            return Affine(zero if m is None else m, torch.ones_like(zero) if k is None else k, zero)
+        # In the units of the input: normalization with the running statistics commutes with pooling.
+        running: Any = (layer.running_mean, layer.running_var)
+        moments = Moments(*(table.to(whole.mean)[None] for table in running))
+        normalizer = Normalizer(GhostBatch(), layer.eps)
+        made = ATEN.coefficients(normalizer, moments, layer.weight, layer.bias, dtype)
+        pool = pool._replace(unit=normalizer.rstd(moments.var).square().reciprocal())
+        return ATEN.noisy_affine(noise, pool, made, layer.weight, layer.bias)[1]
+
+
+def _samplers(model: nn.Module, ghost_size: int | None, generator: Generator | None) -> list[Sampler]:
+    """Return a sampler for each layer that takes part; raises if one has no stored samples."""
+    own = [each for each in everything(model) if isinstance(each.module, Sampled)]
+    sizes = [(each, ghost_size or getattr(each.module, "ghost_size", None)) for each in own]
+    taking = [(each, size) for each, size in sizes if size is not None]
+    if not taking:
+        have = "has layers of this library without a ghost size only" if own else "has no layer of this library"
+        remedy = (
+            "give ghost_size=16" if own else 'convert it first, as in ghostnoise.convert(model, "gni", ghost_size=16)'
+        )
+        raise ValueError(
+            f"sampling of this {type(model).__name__}, which {have}: needs a layer that draws ghost batches; {remedy}"
+        )
+    stored = [(each, size, _stored(each.module)) for each, size in taking]
+    missing = [each for each, _, found in stored if found is None]
+    if missing:
+        raise ValueError(
+            f"sampling without stored moments in {listing(missing)}: in eval mode, ghost batches are drawn from the "
+            "moments of stored samples; run ghostnoise.calibrate(model, loader, keep=1024) first, or train with "
+            "history=256; nothing was changed"
+        )
+    return [_sampler(each, size, found, generator) for each, size, found in stored if found is not None]
+
+
+def _sampler(found: Found, size: int, stored: Stored, generator: Generator | None) -> Sampler:
+    layer: Any = found.module
+    if isinstance(layer, NormLayer) and layer.injects_noise and layer.running_mean is None:
+        raise ValueError(
+            f"sampling with {found}, which has track_running_stats=False: the noise needs an input that is normalized "
+            "with running statistics; build the layer with track_running_stats=True"
+        )
+    if isinstance(layer, NormLayer) and not layer.injects_noise and size * stored.counts.max() < 2:
+        raise ValueError(
+            f"sampling with ghost batches of {size} samples with a single value per channel in {found}: a single "
+            "value has no variance to divide by; give ghost_size=2 or more"
+        )
+    return Sampler(layer, str(found), stored, pool_all(*stored[:2], stored.counts[:, None]), size, generator)
+
+
+def _stored(layer: nn.Module) -> Stored | None:
+    """Return the samples that are stored for a layer, without absent ones; None if there are none."""
+    stored = getattr(layer, "kept", None)
+    if stored is None and isinstance(layer, Remembering) and layer.history is not None:
+        stored = Stored(**layer.history.state())
+    if stored is None:
+        return None
+    stored = Stored(*(table.to(table_dtype(table.device)) for table in stored)).at(stored.counts > 0)
+    return stored if len(stored.counts) else None
+
+
+def _batch(x: Inputs) -> tuple[int, torch.device]:
+    """Check the input of `predict`; return the batch size and the device."""
+    values: list[Any] = list(x.values()) if isinstance(x, Mapping) else list(x) if isinstance(x, tuple) else [x]
+    wrong = next((value for value in values if not isinstance(value, Tensor) or value.ndim == 0), None)
+    if not values or wrong is not None:
+        given = f"an input of type {type(x).__name__}" + ("" if wrong is None or wrong is x else f" with {wrong!r}")
+        raise ValueError(
+            f"predict got {given}: must be a tensor, a tuple of tensors or a mapping of tensors, each with the batch "
+            "in dimension 0; put other arguments into a module around the model"
+        )
+    sizes = {len(value) for value in values}
+    if len(sizes) > 1:
+        raise ValueError(f"predict got tensors with batches of {sorted(sizes)} samples: must be equal in dimension 0")
+    return sizes.pop(), values[0].device
+
+
+def _run(model: nn.Module, x: Inputs, count: int) -> Any:
+    """Run the model on the batch, repeated `count` times."""
+
+    def repeated(value: Tensor) -> Tensor:
+        return value.repeat(count, *(1 for _ in value.shape[1:]))
+
+    if isinstance(x, Mapping):
+        return model(**{name: repeated(value) for name, value in x.items()})
+    return model(*map(repeated, x)) if isinstance(x, tuple) else model(repeated(x))
+
+
+def _check_output(y: object, rows: int) -> None:
+    if not isinstance(y, Tensor) or not y.is_floating_point() or y.ndim == 0 or len(y) != rows:
+        kind = f"a tensor {tuple(y.shape)} of {y.dtype}" if isinstance(y, Tensor) else f"a {type(y).__name__}"
+        raise ValueError(
+            f"predict got {kind} as the output for a batch of {rows} samples: must be a floating tensor with {rows} "
+            "rows; give transform=lambda y: ... that returns one"
+        )
+
+
+@contextmanager
+def _evaluating(model: nn.Module) -> Iterator[None]:
+    """Set eval mode, and restore the modes of all modules at the end."""
+    modes = [(module, module.training) for module in model.modules()]
+    model.eval()
+    try:
+        yield
+    finally:
+        for module, training in modes:
+            module.training = training
