@@ -475,6 +475,17 @@ def test_a_valid_value_that_is_not_finite_leaves_the_buffers():
         assert layer.num_batches_tracked == 0
 
 
+def test_a_sample_that_is_not_finite_is_not_part_of_its_own_exclusive_statistics():
+    shape, mask, _ = BATCHES["sequences"]
+    x = inputs(shape)[0].detach()
+    x[0, 1, 0] = torch.inf
+    y = F.exclusive_batch_norm(x, None, None, training=True, mask=mask)
+    assert y[0, 1, 1:].isfinite().all()
+    assert y[1, 1, 0].isnan()
+    assert y[1:, [0, 2]].isfinite().all()
+    assert not y[~mask.unsqueeze(1).expand_as(y)].any()
+
+
 # Bad input.
 
 X = torch.randn(4, CHANNELS, 5)
