@@ -71,8 +71,8 @@ class Batch(NamedTuple):
         """Return the moments of ghost batches, or those of the batch for a ghost batch without `values` (B, 1)."""
         if values is None:
             return ghost
-        mean, var = self.whole.var.new_zeros(()).to(ghost.mean.dtype), self.whole.var.to(ghost.var.dtype)
-        return Moments(torch.where(values > 0, ghost.mean, mean), torch.where(values > 0, ghost.var, var))
+        var = self.whole.var.to(ghost.var.dtype)
+        return Moments(torch.where(values > 0, ghost.mean, 0), torch.where(values > 0, ghost.var, var))
 
 
 @dataclass(frozen=True)

@@ -95,7 +95,7 @@ def _update_for_each(call: Call, measured: op.Measured, ghost_size: int | None, 
 
     if counts is None:
         factors = column([n / (n - 1) for n in values])
-    else:  # NaN for less than 2 values, which do not update anything
+    else:  # NaN for fewer than 2 values, which do not update anything
         valid = GhostBatch(ghost_size).values(counts)
         factors = torch.where(valid > 1, valid / (valid - 1), torch.nan)
     stats = Moments(measured.pooled.mean, measured.pooled.var * factors)

@@ -112,6 +112,20 @@ class TestInterpreted:
 
     __test__ = INTERPRETED
 
+    @pytest.mark.parametrize("name", ["ghost_batch_norm", *slow("exclusive_batch_norm", "ghost_noise_batch_norm")])
+    def test_a_masked_layer_equals_aten(self, name):
+        """The kernels make the passes over x; the fused calls do not cover masks."""
+        x, dy, mask = seeded((9, 3, 2, 2)), seeded((9, 3, 2, 2), 1), seeded((9, 2, 2), 2) < 0.7
+        more = {} if name.startswith("exclusive") else {"ghost_size": 4}
+        found = []
+        for backend in ("triton", "aten"):
+            given = x.clone().requires_grad_()
+            generator = {"generator": torch.Generator().manual_seed(0)} if "noise" in name else {}
+            with ghostnoise.backend(backend):
+                y = getattr(functional, name)(given, None, None, training=True, mask=mask, **more, **generator)
+                found.append((y, *torch.autograd.grad(y, given, dy)))
+        torch.testing.assert_close(*found, rtol=1e-10, atol=1e-10)
+
     @every_method
     def test_a_layer_equals_aten(self, name):
         x = seeded((9, 3, 2, 2)).add(0.5).float()
