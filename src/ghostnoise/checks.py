@@ -179,15 +179,17 @@ def ghost_values(shape: torch.Size, name: str, spatial: int, size: int | None) -
         )
 
 
-def other_values(shape: torch.Size, spatial: int, size: int | None, name: str = "exclusive_batch_norm") -> None:
-    """Check that at least two values contribute besides the sample itself: else the denominator would be sqrt(eps)."""
+def other_values(
+    shape: torch.Size, spatial: int, size: int | None, name: str = "exclusive_batch_norm", least: int = 2
+) -> None:
+    """Check that `least` values contribute besides the sample itself: with one, these alone have no variance."""
     count = shape[0] if size is None or shape[0] < 2 * size else size  # of the smallest ghost batch
     if count == 1:
         raise ValueError(
             f"batch of 1 sample, of shape {tuple(shape)}: {name} needs 2 samples or more; "
             "use a larger batch or ghost_noise_batch_norm with normalizer='batch'"
         )
-    if (count - 1) * spatial < 2:
+    if (count - 1) * spatial < least:
         raise ValueError(
             f"{'batch' if size is None else 'ghost batches'} of {count} samples in an input of shape {tuple(shape)}: "
             f"{name} would divide by the standard deviation of a single value; "

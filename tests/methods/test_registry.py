@@ -83,7 +83,7 @@ def test_options_are_the_same_in_layers_and_functions(spec):
     [
         ("bn", []),
         ("gbn", ["running_var_from"]),
-        ("xbn", ["min_std", "clamp_output"]),
+        ("xbn", ["min_std", "clamp_output", "self_weight"]),
         ("en", ["alpha"]),
         ("gni", ["noise_eps", "components", "draw", "normalizer"]),
         ("agni", ["noise_eps", "law", "dof", "components"]),

@@ -234,6 +234,56 @@ class Mixture(Contributors):
         return LinearTerm(kept.mean, gradient.var * (2 * share / spatial), own_mean / spatial)
 
 
+@dataclass(frozen=True)
+class ExclusiveMixture(Contributors):
+    """The sample itself with weight `share`, and the other samples of its ghost batch with the rest."""
+
+    ghost_size: int | None
+    share: float
+
+    def pool(self, moments: Moments, reference: Moments | None) -> Moments:
+        """Return the moments of the mixture, for each sample (B, C).
+
+        The sample itself contributes to its statistics, so that "total minus self" need not be avoided: what is
+        subtracted is at most 1/`share` times what remains.
+        """
+
+        def mixed(mean: Tensor, var: Tensor) -> Moments:
+            center = mean.detach().mean(-2, keepdim=True)
+            d = mean - center
+            shift = self._weigh(d)
+            return Moments(center + shift, (self._weigh(var + d.square()) - shift.square()).clamp_min(0))
+
+        mean = moments.mean.to(moments.var.dtype)  # that of a single position may come in the dtype of x
+        return _per_ghost_batch(mixed, self.ghost_size, (mean, moments.var))
+
+    def linear_term(
+        self,
+        kept: Moments,
+        pooled: Moments,
+        gradient: Moments,
+        reference: Moments | None,
+        batch_size: int,
+        spatial: int,
+    ) -> LinearTerm:
+        """Apply the transpose of W, which is W itself, and expand around the sample's own mean."""
+
+        def transposed(mean: Tensor, pooled: Tensor, g_mean: Tensor, g_var: Tensor) -> Moments:
+            center = mean.mean(-2, keepdim=True)
+            own_var = self._weigh(g_var)
+            own_mean = self._weigh(g_mean - 2 * g_var * (pooled - center)) + 2 * (mean - center) * own_var
+            return Moments(own_mean, own_var)
+
+        tables = tuple(table.to(pooled.mean.dtype) for table in (kept.mean, pooled.mean, *gradient))
+        own = _per_ghost_batch(transposed, self.ghost_size, tables)
+        return LinearTerm(kept.mean, own.var * (2 / spatial), own.mean / spatial)
+
+    def _weigh(self, table: Tensor) -> Tensor:
+        """Apply W to the samples of ghost batches (..., n, C)."""
+        other = (1 - self.share) / (table.shape[-2] - 1)
+        return other * table.sum(-2, keepdim=True) + (self.share - other) * table
+
+
 def pool_all(mean: Tensor, var: Tensor, counts: Tensor | None = None) -> Moments:
     """Pool the n samples of tables (..., n, C): (..., 1, C).
 

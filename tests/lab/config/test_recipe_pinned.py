@@ -120,7 +120,7 @@ def test_defaults_of_options():
     pinned = {
         "none": {}, "bn": {}, "eagn": {},
         "gbn": {"running_var_from": "ghost"},
-        "xbn": {"min_std": 0.0, "clamp_output": None},
+        "xbn": {"min_std": 0.0, "clamp_output": None, "self_weight": 0.0},
         "en": {"alpha": None},
         "gni": {"components": "both", "noise_eps": 1e-3, "draw": "replacement", "normalizer": "batch"},
         "agni": {"components": "both", "noise_eps": 1e-3, "law": "fc", "dof": "paper"},

@@ -12,7 +12,7 @@ from ghostnoise.engine.backends.native import library
 from ghostnoise.engine.backends.native.backend import Native
 from ghostnoise.engine.plan import Drawn, Normalizer, Plan, Reference
 from ghostnoise.statistics.moments import Moments
-from ghostnoise.statistics.samples import Exclusive, GhostBatch, Mixture, SampleItself
+from ghostnoise.statistics.samples import Exclusive, ExclusiveMixture, GhostBatch, Mixture, SampleItself
 from support.backend_checks import ALL_DTYPES, GivenNoise, dtypes, shapes, upstreams, values
 from support.copies import COPIES, FOUND
 
@@ -159,6 +159,7 @@ def test_plans_that_run_step_by_step():
     for plan, last in (
         (Plan(Normalizer(SampleItself(), 1e-5)), "input_gradient"),
         (Plan(Normalizer(Mixture(0.5), 1e-5), None, Reference(running)), "input_gradient"),
+        (Plan(Normalizer(ExclusiveMixture(3, 0.5), 1e-5)), "input_gradient"),
         (Plan(Normalizer(GhostBatch(), 1e-5), given_noise), "fused_backward"),
         (Plan(Normalizer(GhostBatch(2), 1e-5), noisy), "fused_backward"),
         (Plan(Normalizer(Exclusive(), 1e-5), noisy), "fused_backward"),
