@@ -274,17 +274,18 @@ def other_values(
     size: int | None,
     name: str = "exclusive_batch_norm",
     valid: Tensor | None = None,
+    least: int = 2,
 ) -> None:
-    """Check that at least two values contribute besides the sample itself: else the denominator would be sqrt(eps).
+    """Check that `least` values contribute besides the sample itself: with one, these alone have no variance.
 
     `valid` are the numbers of valid positions of the other samples, for each sample that has any; see `some_valid`.
     """
-    if valid is not None and _readable(valid) and (valid < 2).any():
+    if valid is not None and _readable(valid) and (valid < least).any():
         raise ValueError(
-            f"sample {int((valid < 2).flatten().int().argmax())} of an input of shape {tuple(shape)} with a mask: the "
-            f"other samples of its {'batch' if size is None else 'ghost batch'} have fewer than 2 valid positions, and "
-            f"{name} would divide by the standard deviation of a single value; use a larger batch or ghost_size, or "
-            "sort out samples without valid positions"
+            f"sample {int((valid < least).flatten().int().argmax())} of an input of shape {tuple(shape)} with a mask: "
+            f"the other samples of its {'batch' if size is None else 'ghost batch'} have fewer than {least} valid "
+            f"positions, and {name} would divide by the standard deviation of a single value; use a larger batch or "
+            "ghost_size, or sort out samples without valid positions"
         )
     count = shape[0] if size is None or shape[0] < 2 * size else size  # of the smallest ghost batch
     if count == 1:
@@ -292,7 +293,7 @@ def other_values(
             f"batch of 1 sample, of shape {tuple(shape)}: {name} needs 2 samples or more; "
             "use a larger batch or ghost_noise_batch_norm with normalizer='batch'"
         )
-    if (count - 1) * spatial < 2:
+    if (count - 1) * spatial < least:
         raise ValueError(
             f"{'batch' if size is None else 'ghost batches'} of {count} samples in an input of shape {tuple(shape)}: "
             f"{name} would divide by the standard deviation of a single value; "

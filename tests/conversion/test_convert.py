@@ -62,8 +62,8 @@ def test_options_reach_the_layers():
     assert (layer.draw, layer.normalizer) == ("partition", "exclusive")
     model = ghostnoise.convert(convolutional(), "gni", 4, draw="partition", after=nn.ReLU)
     assert {each.draw for each in model.modules() if isinstance(each, ghostnoise.GhostNoise)} == {"partition"}
-    layer = ghostnoise.convert(convolutional(), "xbn", min_std=0.1, clamp_output=3.0)[1]
-    assert (layer.ghost_size, layer.min_std, layer.clamp_output) == (None, 0.1, 3.0)
+    layer = ghostnoise.convert(convolutional(), "xbn", min_std=0.1, clamp_output=3.0, self_weight=0.05)[1]
+    assert (layer.ghost_size, layer.min_std, layer.clamp_output, layer.self_weight) == (None, 0.1, 3.0, 0.05)
 
 
 @every_method

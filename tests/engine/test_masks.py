@@ -100,6 +100,10 @@ CASES = {
         F.exclusive_batch_norm, R.exclusive_batch_norm, whole,
         lambda b: {"ghost_size": GHOST, "min_std": 0.9}, lambda b: {"ghost_size": GHOST, "min_std": 0.9},
     ),
+    "self-weighted xbn": norm(
+        F.exclusive_batch_norm, R.self_weighted_batch_norm, whole,
+        lambda b: {"ghost_size": GHOST, "self_weight": 0.2}, lambda b: {"ghost_size": GHOST, "self_weight": 0.2},
+    ),
     "clamped xbn": norm(
         F.exclusive_batch_norm, R.exclusive_batch_norm, whole,
         lambda b: {"clamp_output": 0.7}, lambda b: {"clamp": 0.7},

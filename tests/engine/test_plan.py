@@ -26,6 +26,7 @@ from ghostnoise.statistics.moments import Moments, expand_pools
 from ghostnoise.statistics.samples import (
     Contributors,
     Exclusive,
+    ExclusiveMixture,
     GhostBatch,
     Mixture,
     SampleItself,
@@ -62,6 +63,7 @@ def test_each_normalizer_is_its_equation():
         (Normalizer(GhostBatch(3), 1e-5), reference.ghost_batch_norm(X, 3)),
         (Normalizer(Exclusive(3), 1e-5), reference.exclusive_batch_norm(X, 3)),
         (Normalizer(Exclusive(), 1e-5, 0.9), reference.exclusive_batch_norm(X, None, min_std=0.9)),
+        (Normalizer(ExclusiveMixture(3, 0.2), 1e-5), reference.self_weighted_batch_norm(X, 3, 0.2)),
         (Normalizer(Mixture(0.2), 1e-5), reference.eval_norm(X, *running, 0.2)),
     ):
         torch.testing.assert_close(normalized(normalizer, running), expected, rtol=1e-12, atol=1e-12)
@@ -119,6 +121,7 @@ every_contributors = st.one_of(
     st.builds(Exclusive, sizes),
     st.builds(SampleItself),
     st.builds(Mixture, st.floats(0, 1)),
+    st.builds(ExclusiveMixture, sizes, st.floats(0, 1)),
 )
 normalizers = st.builds(Normalizer, every_contributors, numbers, numbers)
 laws = st.builds(Law, st.integers(1, 65_536), st.sampled_from(["fc", "conv"]), st.sampled_from(["paper", "exact"]))
@@ -170,10 +173,11 @@ def test_noise_that_cannot_be_encoded_is_not_dropped():
 
 
 def test_every_kind_of_contributors_has_numbers_alone():
-    assert {"GhostBatch", "Exclusive", "SampleItself", "Mixture"} <= set(Contributors.kinds)
+    assert {"GhostBatch", "Exclusive", "ExclusiveMixture", "SampleItself", "Mixture"} <= set(Contributors.kinds)
     assert Mixture(0.25).numbers() == ([], [0.25])
     assert SampleItself().numbers() == ([], [])
     assert Exclusive().numbers() == ([None], [])
+    assert ExclusiveMixture(None, 0.25).numbers() == ([None], [0.25])
 
 
 def test_positions():

@@ -66,6 +66,18 @@ def test_precision_of_exclusive_batch_norm_with_self_far_out(deviation):
         assert (y[k] - expected[k]).abs().max() <= 1e-5 * expected[k].abs().max()
 
 
+@pytest.mark.parametrize("deviation", [1e4, 1e8, 1e12])
+def test_precision_of_a_self_weight_with_self_far_out(deviation):
+    torch.manual_seed(0)
+    for shape in ((16, 4), (16, 4, 8, 8)):
+        x = torch.randn(shape)
+        x[5] += deviation
+        y = functional.exclusive_batch_norm(x, None, None, training=True, self_weight=0.05)
+        expected = reference.unfold(reference.self_weighted_batch_norm(reference.fold(x), None, 0.05), x)
+        for k in range(16):
+            assert (y[k] - expected[k]).abs().max() <= 1e-5 * expected[k].abs().max()
+
+
 @pytest.mark.parametrize("deviation", [1e4, 1e8])
 def test_precision_of_exclusive_gradients_with_self_far_out(deviation):
     torch.manual_seed(0)

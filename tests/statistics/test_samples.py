@@ -52,6 +52,16 @@ def test_exclusive(ghost_size):
     assert_pools(pooled, x, lambda k: [n for n in reference.ghost_batch_of(k, 9, ghost_size or 9) if n != k])
 
 
+@pytest.mark.parametrize("ghost_size", [2, 3, 4, 12, None])
+def test_the_share_of_a_ghost_batch(ghost_size):
+    """The sample itself with weight 1/n is one of the n samples of its ghost batch."""
+    x = batch(batch_size=6)
+    n = min(ghost_size or 6, 6)
+    n = 6 if n == 4 else n  # the remaining samples join the only ghost batch
+    pooled = samples.ExclusiveMixture(ghost_size, 1 / n).pool(moments_of(x), None)
+    assert_pools(pooled, x, lambda k: reference.ghost_batch_of(k, 6, ghost_size or 6))
+
+
 def test_a_mixture_with_a_population():
     """The pooled moments of the sample and of the population, in the proportion of their weights."""
     x, population = batch(), batch(batch_size=3)
@@ -75,6 +85,7 @@ CONTRIBUTORS = [
     *(kind(size) for kind in (samples.GhostBatch, samples.Exclusive) for size in (2, 4, None)),
     samples.SampleItself(),
     samples.Mixture(0.2),
+    *(samples.ExclusiveMixture(size, 0.2) for size in (2, 4, None)),
 ]
 
 

@@ -7,7 +7,7 @@ import torch
 from ghostnoise.engine.plan import Drawn, DrawnWithHistory, Noise, Normalizer, Partition, Plan, Reference, Tables
 from ghostnoise.statistics.laws import Law
 from ghostnoise.statistics.moments import Moments, Stored
-from ghostnoise.statistics.samples import Exclusive, GhostBatch, Mixture, SampleItself
+from ghostnoise.statistics.samples import Exclusive, ExclusiveMixture, GhostBatch, Mixture, SampleItself
 
 BATCH, CHANNELS = 6, 2
 EPS, NOISE_EPS = 1e-5, 1e-3
@@ -73,6 +73,7 @@ NORMALIZERS = {
     "xbn": Plan(normalizer(Exclusive(3))),
     "ragged xbn": Plan(normalizer(Exclusive(4))),
     "floored xbn": Plan(normalizer(Exclusive(), 0.9)),
+    "self-weighted xbn": Plan(normalizer(ExclusiveMixture(4, 0.2))),
     "instance": Plan(normalizer(SampleItself())),
     "mixture": Plan(normalizer(Mixture(0.2)), None, Reference(RUNNING)),
 }
@@ -96,6 +97,7 @@ NOISY_EXCLUSIVE = {
     "drawn shift after xbn": Plan(normalizer(Exclusive()), Drawn(NOISE_EPS, "shift", indices())),
     "drawn scale after xbn": Plan(normalizer(Exclusive(3)), Drawn(NOISE_EPS, "scale", indices())),
     "drawn with history after xbn": Plan(normalizer(Exclusive()), with_history()),
+    "drawn after self-weighted xbn": Plan(normalizer(ExclusiveMixture(3, 0.2)), Drawn(NOISE_EPS, "both", indices())),
     "partition after xbn": Plan(normalizer(Exclusive()), partition(2)),
     "law after xbn": Plan(normalizer(Exclusive()), tables("fc")),
     "seeded law after xbn": Plan(normalizer(Exclusive()), seeded_tables("conv")),

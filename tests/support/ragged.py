@@ -74,6 +74,21 @@ def exclusive_batch_norm(samples, ghost_size=None, weight=None, bias=None, eps=1
     return normalize(samples, others, weight, bias, eps, **more)
 
 
+def self_weighted_batch_norm(samples, ghost_size, self_weight, weight=None, bias=None, eps=1e-5):
+    """Every value of the ghost batch has a weight: those of the sample itself `self_weight`, the others' the rest."""
+    out = []
+    for k, sample in enumerate(samples):
+        others = [n for n in ghost_batch_of(k, len(samples), ghost_size or len(samples)) if n != k]
+        rest = torch.cat([samples[n] for n in others], 1)
+        own, length = max(sample.shape[1], 1), rest.shape[1]
+        weights = torch.tensor([self_weight / own] * sample.shape[1] + [(1 - self_weight) / length] * length)
+        values = torch.cat([sample, rest], 1)
+        mean = (weights.to(values) * values).sum(1)
+        var = (weights.to(values) * (values - mean[:, None]) ** 2).sum(1)
+        out.append(affine((sample - mean[:, None]) / torch.sqrt(var + eps)[:, None], weight, bias))
+    return out
+
+
 def eval_norm(samples, running_mean, running_var, alpha, weight=None, bias=None, eps=1e-5):
     out = []
     for sample in samples:

@@ -74,6 +74,7 @@ CALLS = {
     "xbn": norm(functional.exclusive_batch_norm),
     "xbn of ghost batches": norm(functional.exclusive_batch_norm, ghost_size=GHOST, min_std=0.9, momentum=None),
     "clamped xbn": norm(functional.exclusive_batch_norm, ghost_size=GHOST, clamp_output=1.0),
+    "self-weighted xbn": norm(functional.exclusive_batch_norm, ghost_size=GHOST, self_weight=0.2),
     "en": norm(functional.eval_norm, ghost_size=GHOST),
     "gni": norm(functional.ghost_noise_batch_norm, indices, ghost_size=GHOST),
     "gni-scale": norm(functional.ghost_noise_batch_norm, indices, ghost_size=GHOST, components="scale"),

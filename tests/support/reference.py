@@ -83,6 +83,22 @@ def exclusive_batch_norm(x, ghost_size, weight=None, bias=None, eps=1e-5, min_st
     return normalize(x, others, weight, bias, eps, min_std, clamp)
 
 
+def self_weighted_batch_norm(x, ghost_size, self_weight, weight=None, bias=None, eps=1e-5):
+    """Every value of the ghost batch has a weight: the sample's own share `self_weight`, the others' the rest."""
+    batch_size, _, spatial = x.shape
+    out = []
+    for k in range(batch_size):
+        members = ghost_batch_of(k, batch_size, ghost_size or batch_size)
+        values = x[members].detach() if _constant_statistics else x[members]
+        rest = (1 - self_weight) / ((len(members) - 1) * spatial)
+        weights = [self_weight / spatial if n == k else rest for n in members]
+        weights = torch.tensor(weights, dtype=x.dtype)[:, None, None]
+        mean = (weights * values).sum(dim=(0, 2))
+        var = (weights * (values - mean[None, :, None]) ** 2).sum(dim=(0, 2))
+        out.append(_affine((x[k] - mean[:, None]) / torch.sqrt(var + eps)[:, None], weight, bias))
+    return torch.stack(out)
+
+
 def eval_norm(x, running_mean, running_var, alpha, weight=None, bias=None, eps=1e-5):
     out = []
     for sample in x:

@@ -8,7 +8,7 @@ from ghostnoise.engine.plan import Normalizer
 from ghostnoise.engine.ranks import Group
 from ghostnoise.methods.base import NormLayer, checked, whole_batch
 from ghostnoise.methods.registry import MeterSpec, MethodSpec, register
-from ghostnoise.statistics.samples import Exclusive
+from ghostnoise.statistics.samples import Exclusive, ExclusiveMixture
 
 __all__ = [
     "ExclusiveBatchNorm",
@@ -32,6 +32,7 @@ def exclusive_batch_norm(
     ghost_size: int | None = None,
     min_std: float = 0.0,
     clamp_output: float | None = None,
+    self_weight: float = 0.0,
     num_batches_tracked: Tensor | None = None,
     channel_dim: int = 1,
     process_group: Group = None,
@@ -41,20 +42,24 @@ def exclusive_batch_norm(
     """Normalize each sample with the statistics of the other samples in its ghost batch (eqs. 7-8).
 
     `ghost_size=None` takes the whole batch. In training the output has no bound: `min_std` is the least standard
-    deviation to divide by, and `clamp_output` bounds the normalized value before weight and bias. The running
-    statistics are those of the whole batch, with the biased variance. Evaluation, shapes and the other arguments are
-    those of `batch_norm`.
+    deviation to divide by, and `clamp_output` bounds the normalized value before weight and bias. `self_weight` is the
+    weight a of the sample itself in its statistics, those of the other samples having the rest; it bounds the
+    normalized value by sqrt(S/a - 1), S being the number of positions. The running statistics are those of the whole
+    batch, with the biased variance. Evaluation, shapes and the other arguments are those of `batch_norm`.
     """
     ghost_size = checks.ghost_size_or_none(ghost_size, least=2)
-    _check(min_std, clamp_output)
+    _check(min_std, clamp_output, self_weight)
     call = checked(
         "exclusive_batch_norm", input, running_mean, running_var, weight, bias, training, momentum, eps,
         num_batches_tracked, channel_dim, process_group, uneven, mask,
     )  # fmt: skip
     if not training:
         return call.infer()
-    checks.other_values(call.extent.shape, call.extent.spatial, ghost_size, valid=call.other_values(ghost_size))
-    normalizer = Normalizer(Exclusive(ghost_size), eps, float(min_std))
+    # A mixture of two values has a variance: one value besides the sample itself is enough.
+    extent, least = call.extent, 1 if self_weight else 2
+    checks.other_values(extent.shape, extent.spatial, ghost_size, valid=call.other_values(ghost_size), least=least)
+    contributors = ExclusiveMixture(ghost_size, float(self_weight)) if self_weight else Exclusive(ghost_size)
+    normalizer = Normalizer(contributors, eps, float(min_std))
     if clamp_output is None:
         return call.train(normalizer, whole_batch)
     # Clamping is not an affine transformation: this option alone takes a pass over x of its own, in float32 or better.
@@ -67,8 +72,9 @@ def exclusive_batch_norm(
     return y if call.extent.mask is None else call.extent.mask.zero(y, channel_dim)
 
 
-def _check(min_std: float, clamp_output: float | None) -> None:
+def _check(min_std: float, clamp_output: float | None, self_weight: float) -> None:
     checks.number("min_std", min_std, 0)
+    checks.number("self_weight", self_weight, 0, 1, open_high=True)
     if clamp_output is not None:
         checks.number("clamp_output", clamp_output, 0, open_low=True)
 
@@ -83,6 +89,8 @@ class ExclusiveBatchNorm(NormLayer):
         ghost_size: the number of samples in a ghost batch, 2 or more; None takes the whole batch.
         min_std: the least standard deviation to divide by.
         clamp_output: the largest absolute value of the normalized output, before weight and bias.
+        self_weight: the weight of the sample itself in its own statistics, in [0, 1): 1/n makes a ghost batch of n
+            samples that of ghost batch norm.
 
     Examples:
         >>> layer = ExclusiveBatchNorm1d(1, affine=False)
@@ -93,7 +101,7 @@ class ExclusiveBatchNorm(NormLayer):
     """
 
     function = staticmethod(exclusive_batch_norm)
-    options = ("ghost_size", "min_std", "clamp_output", *NormLayer.options)
+    options = ("ghost_size", "min_std", "clamp_output", "self_weight", *NormLayer.options)
     least_ghost_size = 2
 
     def __init__(
@@ -109,6 +117,7 @@ class ExclusiveBatchNorm(NormLayer):
         ghost_size: int | None = None,
         min_std: float = 0.0,
         clamp_output: float | None = None,
+        self_weight: float = 0.0,
         process_group: Group = None,
         uneven: bool = False,
         bias: bool = True,
@@ -117,9 +126,9 @@ class ExclusiveBatchNorm(NormLayer):
             num_features, eps, momentum, affine, track_running_stats, device, dtype, bias=bias,
             process_group=process_group, uneven=uneven,
         )  # fmt: skip
-        _check(min_std, clamp_output)
+        _check(min_std, clamp_output, self_weight)
         self.ghost_size = checks.ghost_size_or_none(ghost_size, least=2)
-        self.min_std, self.clamp_output = min_std, clamp_output
+        self.min_std, self.clamp_output, self.self_weight = min_std, clamp_output, self_weight
 
 
 class ExclusiveBatchNorm1d(ExclusiveBatchNorm, nn.BatchNorm1d):

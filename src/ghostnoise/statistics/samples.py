@@ -266,6 +266,74 @@ class Mixture(Contributors):
         return LinearTerm(kept.mean, gradient.var * (2 * share / values), own_mean / values)
 
 
+@dataclass(frozen=True)
+class ExclusiveMixture(Contributors):
+    """The sample itself with weight `share`, and the other samples of its ghost batch with the rest."""
+
+    ghost_size: int | None
+    share: float
+
+    def pool(self, moments: Moments, reference: Moments | None, counts: Tensor | None = None) -> Moments:
+        """Return the moments of the mixture, for each sample (B, C).
+
+        The sample itself contributes to its statistics, so that "total minus self" need not be avoided: what is
+        subtracted is at most 1/`share` times what remains.
+        """
+
+        def mixed(mean: Tensor, var: Tensor, counts: Tensor | None = None) -> Moments:
+            center = mean.detach().mean(-2, keepdim=True)
+            d = mean - center
+            shift = self._weigh(d, counts)
+            return Moments(center + shift, (self._weigh(var + d.square(), counts) - shift.square()).clamp_min(0))
+
+        mean = moments.mean.to(moments.var.dtype)  # that of a single position may come in the dtype of x
+        tables = (mean, moments.var) if counts is None else (mean, moments.var, counts)
+        return _per_ghost_batch(mixed, self.ghost_size, tables)
+
+    def linear_term(
+        self,
+        kept: Moments,
+        pooled: Moments,
+        gradient: Moments,
+        reference: Moments | None,
+        batch_size: int,
+        spatial: int,
+        counts: Tensor | None = None,
+    ) -> LinearTerm:
+        """Apply the transpose of W, and expand around the sample's own mean."""
+
+        def transposed(
+            mean: Tensor, pooled: Tensor, g_mean: Tensor, g_var: Tensor, counts: Tensor | None = None
+        ) -> Moments:
+            center = mean.mean(-2, keepdim=True)
+            own_var = self._weigh_transposed(g_var, counts)
+            own_mean = self._weigh_transposed(g_mean - 2 * g_var * (pooled - center), counts)
+            return Moments(own_mean + 2 * (mean - center) * own_var, own_var)
+
+        tables = tuple(table.to(pooled.mean.dtype) for table in (kept.mean, pooled.mean, *gradient))
+        own = _per_ghost_batch(transposed, self.ghost_size, tables if counts is None else (*tables, counts))
+        values = _values(spatial, counts)
+        return LinearTerm(kept.mean, own.var * (2 / values), own.mean / values)
+
+    def _weigh(self, table: Tensor, counts: Tensor | None) -> Tensor:
+        """Apply W to the samples of ghost batches (..., n, C)."""
+        if counts is None:
+            other = (1 - self.share) / (table.shape[-2] - 1)
+            return other * table.sum(-2, keepdim=True) + (self.share - other) * table
+        weighted = counts * table
+        others = (weighted.sum(-2, keepdim=True) - weighted) / _of_others(counts)
+        # If no other sample has values, the sample itself is all there is.
+        return torch.where(counts.sum(-2, keepdim=True) > counts, self.share * table + (1 - self.share) * others, table)
+
+    def _weigh_transposed(self, table: Tensor, counts: Tensor | None) -> Tensor:
+        """Apply the transpose of W, which is W itself if all samples have as many values."""
+        if counts is None:
+            return self._weigh(table, None)
+        alone = counts.sum(-2, keepdim=True) <= counts
+        scaled = ((1 - self.share) * table / _of_others(counts)).where(~alone, 0)
+        return torch.where(alone, table, self.share * table) + counts * (scaled.sum(-2, keepdim=True) - scaled)
+
+
 def pool_all(mean: Tensor, var: Tensor, counts: Tensor | None = None) -> Moments:
     """Pool the n samples of tables (..., n, C): (..., 1, C).
 

@@ -118,6 +118,14 @@ ROWS = {
          **dropout("gaussian", "element"), **dropout("gaussian", "channel")},
     ),
     "mnist1d-fig5": (10, {"baseline": ("norm.method=none",), "GNI": ("", N, SIZES)}),
+    "mnist1d-stable-xbn": (
+        10,
+        {**BN, **cut("gbn", sizes=SIZES[:5]),
+         **{label: (f"norm.self_weight=0 {words}", N, SIZES[:5])
+            for label, words in (("XBN", ""), ("XBN min_std 0.3", "norm.min_std=0.3"),
+                                 ("XBN clamp 4", "norm.clamp_output=4"))},
+         **{f"XBN self {share}": (f"norm.self_weight={share}", N, SIZES[:5]) for share in (0.05, 0.2)}},
+    ),
     "mnist1d-fig7": (
         10,
         {**BN, **fixed(("gni", 16)),
@@ -136,6 +144,7 @@ COUNTS = {
     "mnist1d-table3-nfresnet": (4, 50), "mnist1d-table3-vit": (4, 50), "mnist1d-table3-convmixer": (4, 50),
     "mnist1d-table4": (3, 30), "demo": (7, 42), "mnist1d-fig3": (49, 490), "mnist1d-fig3-agni": (33, 330),
     "mnist1d-fig3-dropout": (31, 310), "mnist1d-fig5": (9, 90), "mnist1d-fig7": (12, 120),
+    "mnist1d-stable-xbn": (31, 310),
 }  # fmt: skip
 PAPER = {
     "table1": {
@@ -276,7 +285,7 @@ def test_a_smoke_sweep_has_every_method(name):
 @EVERY
 def test_the_report(name):
     made, axes = grid.load(name), {axis[1] for axis in ROWS[name][1].values() if axis[1:]}
-    figures = ("fig1", "fig3", "fig5", "fig7", "mnist1d-fig")
+    figures = ("fig1", "fig3", "fig5", "fig7", "mnist1d-fig", "mnist1d-stable")
     curves = name.startswith(figures) or name == "table4"
     form = "noise" if name in ("fig4", "fig6") else "curves" if curves else "bars"
     assert made.report.form == form
@@ -288,7 +297,8 @@ def test_the_report(name):
             assert best(PAPER[name][better]) > best(PAPER[name][worse])
     if form != "noise":
         baseline = next(cell for cell in made.cells() if cell.method == made.report.baseline)
-        assert baseline.settings.norm.method in (("gbn",) if name == "mnist1d-gap" else ("bn", "none"))
+        known = {"mnist1d-gap": ("gbn",), "mnist1d-stable-xbn": ("xbn",)}
+        assert baseline.settings.norm.method in known.get(name, ("bn", "none"))
 
 
 def best(number):
@@ -306,4 +316,5 @@ def test_recipes_share_runs():
     assert len(lines) == 3, "BN, GBN-16 and GNI-16"
     assert lines < made["mnist1d-fig3"]
     assert made["mnist1d-fig7"] & made["mnist1d-fig3"] < lines
+    assert len(made["mnist1d-stable-xbn"] & made["mnist1d-fig3"]) == 11, "BN, and GBN and XBN of five sizes"
     assert not made["demo"] & made["mnist1d-fig3"], "test and validation signals"

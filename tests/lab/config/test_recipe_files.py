@@ -132,6 +132,9 @@ SIGNALS = {
     },
     "mnist1d-fig5": {"data": VALIDATION, "model": {"name": "wsln-conv1d"}},
     "mnist1d-fig7": {"data": VALIDATION, "norm": {"method": "eagn", "std": 0.3, **NO_SIZE}},
+    "mnist1d-stable-xbn": {
+        "data": VALIDATION, "norm": {"method": "xbn", "ghost_size": 4, "self_weight": 0.2, **NO_NOISE},
+    },
     "mnist1d-gap": {"meter": {"every": 60, "batches": 7}},
     "mnist1d-table3-nfresnet": {
         "model": {"name": "nf-resnet1d"}, "norm": {"ghost_size": 64, "placement": "activation"},

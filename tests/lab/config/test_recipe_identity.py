@@ -154,6 +154,7 @@ OTHERS = {
     "norm.running_var_from": ("batch", ["norm.method=gbn"]),
     "norm.min_std": ("0.1", ["norm.method=xbn"]),
     "norm.clamp_output": ("10", ["norm.method=xbn"]),
+    "norm.self_weight": ("0.1", ["norm.method=xbn"]),
     "norm.alpha": ("0.1", ["norm.method=en"]),
     "data.name": ("mnist", []),
     "data.evaluate": ("validation", []),

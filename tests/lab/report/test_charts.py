@@ -58,6 +58,9 @@ def test_series_of_one_method_have_its_colour_and_differ_in_style(tmp_path):
     assert (first.marker, first.dash) == (third.marker, third.dash)
     assert first.marker != second.marker
     assert first.dash != second.dash
+    five = [charts.Series(str(at), "xbn") for at in range(5)]
+    charts._style(five)
+    assert len({each.marker for each in five}) == len({str(figures.LINES[each.dash]) for each in five}) == 5
 
 
 def test_a_number_of_the_paper_for_a_method_is_shown_once(tmp_path):
@@ -77,6 +80,19 @@ def test_a_cell_that_failed_is_named_and_does_not_set_the_axis():
     assert 88 < low < 90
     assert 92 < high < 93
     assert [text.get_text() for text in axes.texts] == ["below: XBN 43.0 at 1"]
+
+
+def test_many_cells_that_failed_are_named_within_the_axes():
+    chart = curve([43.0, 44.0, *([90.0, 91.0, 91.5, 92.0] * 4)])
+    chart.series[0].label = "XBN min_std 0.3"
+    chart.series *= 3
+    figure = Figure(figsize=(6.8, 3.9), layout="constrained")
+    axes = figure.subplots()
+    figures._draw_curves(axes, chart)
+    figure.draw_without_rendering()
+    (note,) = axes.texts
+    assert note.get_text().replace("\n", " ").count("XBN min_std 0.3 43.0 at 1") == 3
+    assert note.get_window_extent().x1 <= axes.get_window_extent().x1
 
 
 def test_a_large_gap_is_left_out_and_a_small_one_is_not():

@@ -15,7 +15,7 @@ CLAIMS = """
 text = "A helps"
 paper = "table 1"
 tests = ["A > BN in tiny", "B > BN in tiny", "ratio A : B over BN in tiny", "gap A < BN in tiny",
-         "A below the baseline in tiny", "A > B in other"]
+         "A below the baseline in tiny", "A above the baseline in tiny", "A > B in other"]
 
 [[claim]]
 text = "more without augmentation"
@@ -59,7 +59,9 @@ def table(claims, accuracies, gaps=None, render=evidence.table):
 
 
 def test_verdicts(claims):
-    first, second, ratio, gap, cell, other, last = table(claims, {"BN": noisy(90), "A": noisy(92), "B": noisy(91)})
+    first, second, ratio, gap, cell, above, other, last = table(
+        claims, {"BN": noisy(90), "A": noisy(92), "B": noisy(91)}
+    )
     assert first[:2] == ["A helps", "table 1"]
     assert first[2] == "[tiny](../results/tiny/README.md): A > BN"
     assert (first[3], first[-1], second[-1]) == ("12", "supported", "supported")
@@ -68,6 +70,7 @@ def test_verdicts(claims):
     assert gap[4] == "-1.99 [-2.05, -1.93] of the gap"
     assert gap[-1] == "supported"
     assert (cell[4], cell[-1]) == (first[4], "not supported")
+    assert (above[4], above[-1]) == (first[4], "supported")
     assert other[2:] == ["`other`: A > B", "0", "–", "–", "not run yet"]
     assert last[0] == "more without augmentation"
     assert last[-1] == "needs a GPU"
@@ -76,16 +79,17 @@ def test_verdicts(claims):
 def test_the_short_table_counts_verdicts(claims):
     short = table(claims, {"BN": noisy(90), "A": noisy(92), "B": noisy(91)}, render=evidence.summary)
     assert short == [
-        ["A helps", "table 1", "4 supported, 1 not supported, 1 not run yet"],
+        ["A helps", "table 1", "5 supported, 1 not supported, 1 not run yet"],
         ["more without augmentation", "table 3", "needs a GPU"],
     ]
 
 
 def test_a_significant_loss_is_not_supported_and_noise_is_inconclusive(claims):
-    first, second, ratio, gap, cell, *_ = table(
+    first, second, ratio, gap, cell, above, *_ = table(
         claims, {"BN": noisy(90), "A": noisy(88), "B": noisy(90, 2)}, {"BN": noisy(1), "A": noisy(3)}
     )
     assert (first[-1], second[-1], gap[-1], cell[-1]) == ("not supported", "inconclusive", "not supported", "supported")
+    assert above[-1] == "not supported"
     assert ratio[-1] != "supported"
 
 

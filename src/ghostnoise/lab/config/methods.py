@@ -77,7 +77,7 @@ class MethodInfo:
 
 NONE = MethodInfo("none")
 """The network's own normalization, if that is not a batch norm."""
-RANGES = {"p": Share, "std": Least0, "noise_eps": Least0, "min_std": Least0, "alpha": AnyAlpha}
+RANGES = {"p": Share, "std": Least0, "noise_eps": Least0, "min_std": Least0, "self_weight": Share, "alpha": AnyAlpha}
 """Ranges of options that recipes check before a network is built; the layers check all of them."""
 STATED = ("p",)
 """Options that a recipe must state although the layer has a default."""

@@ -18,7 +18,7 @@ FEWEST_SIZES = 3  # values on the axis of ghost sizes that make a curve
 FEWEST_FOR_QUARTILES = 8  # points
 LOGARITHMIC = (GHOST_SIZE, "optim.lr", "optim.weight_decay")
 MARKERS = ("circle", "square", "triangle", "diamond", "cross", "star")
-DASHES = ("solid", "dash", "dot", "dashdot")
+DASHES = ("solid", "dash", "dot", "dashdot", "longdash")
 
 Measure = Callable[[Score], Summary | None]
 

@@ -12,7 +12,8 @@ A file of claims has an entry for each of them:
     paper = "table 3"
     verdict = "needs a GPU"
 
-"A > B in EXPERIMENT" is a claim of the recipe. "CELL below the baseline in EXPERIMENT" is a row of its table.
+"A > B in EXPERIMENT" is a claim of the recipe. "CELL below the baseline in EXPERIMENT" and "CELL above the baseline in
+EXPERIMENT" are rows of its table.
 "ratio A : B over C in EXPERIMENT" is the gain of A over C divided by that of B; it supports the claim if its interval
 contains 2 and excludes 1. "gap A < B in EXPERIMENT" compares how far outputs in training differ from those at
 inference; B is the baseline.
@@ -36,7 +37,7 @@ Verdict = Literal["supported", "not supported", "inconclusive", "needs a GPU"]
 
 COMPARISON = re.compile(r"(?P<claim>.+? > .+?) in (?P<experiment>\S+)")
 RATIO = re.compile(r"ratio (?P<ours>.+?) : (?P<theirs>.+?) over (?P<base>.+?) in (?P<experiment>\S+)")
-CELL = re.compile(r"(?P<cell>.+?) below the baseline in (?P<experiment>\S+)")
+CELL = re.compile(r"(?P<cell>.+?) (?P<side>below|above) the baseline in (?P<experiment>\S+)")
 GAP = re.compile(r"gap (?P<ours>.+?) < (?P<theirs>.+?) in (?P<experiment>\S+)")
 HEADINGS = ["the paper", "where", "our test", "n", "difference, points [95 % interval]", "p (Holm)", "verdict"]
 RESAMPLES = 10_000
@@ -115,8 +116,8 @@ def outcome(test: str, load: Callable[[str], Findings | None]) -> Outcome:
     match, compare = next(((match, each) for kind, each in kinds if (match := kind.fullmatch(test))), (None, None))
     if match is None or compare is None:
         raise UserError(
-            f"{test!r}: must be 'A > B in EXPERIMENT', 'CELL below the baseline in …', 'ratio A : B over C in …' or "
-            "'gap A < B in …'"
+            f"{test!r}: must be 'A > B in EXPERIMENT', 'CELL below the baseline in …' (or above), "
+            "'ratio A : B over C in …' or 'gap A < B in …'"
         )
     words = match.groupdict()
     findings = load(words["experiment"])
@@ -138,7 +139,7 @@ def _cell(name: str, words: Mapping[str, str], findings: Findings) -> Outcome:
     known = {row.name: row for row in findings.rows}
     if words["cell"] not in known:
         raise UserError(f"{words['cell']!r}: must be a cell of the experiment, one of {', '.join(known)}")
-    return _difference(name, known[words["cell"]].difference, -1)
+    return _difference(name, known[words["cell"]].difference, 1 if words["side"] == "above" else -1)
 
 
 def _difference(name: str, difference: Difference | None, expected: int) -> Outcome:

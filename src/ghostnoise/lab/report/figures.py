@@ -2,6 +2,7 @@
 
 import io
 import math
+import textwrap
 from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any
 
@@ -16,7 +17,14 @@ if TYPE_CHECKING:
     from matplotlib.figure import Figure
 
 MARKERS = {"circle": "o", "square": "s", "triangle": "^", "diamond": "D", "cross": "P", "star": "X"}
-LINES: dict[str, Any] = {"solid": "-", "dash": (0, (5, 2)), "dot": (0, (1, 1.4)), "dashdot": (0, (5, 1.5, 1, 1.5))}
+LINES: dict[str, Any] = {
+    "solid": "-",
+    "dash": (0, (5, 2)),
+    "dot": (0, (1, 1.4)),
+    "dashdot": (0, (5, 1.5, 1, 1.5)),
+    "longdash": (0, (11, 2)),
+}
+TITLE_WIDTH, NOTE_WIDTH = 115, 75  # characters that fit into the width of a figure, and of its axes
 FAINT = 0.35
 NO_BAND = f"hollow: fewer than {FEWEST_FOR_BAND} seeds, no interval drawn"
 
@@ -42,6 +50,7 @@ def draw(findings: Findings, kind: str) -> bytes:
     words = explained(chart, training=training)
     if findings.collected.mixed:
         words += f"\nmixed numerics: {numerics_text(findings.collected.numerics)}"
+    words = "\n".join(textwrap.fill(line, TITLE_WIDTH) for line in words.splitlines())
     axes.set_title(words, fontsize=7.5, loc="left", color="#555555")
     return render(figure, kind)
 
@@ -122,7 +131,8 @@ def _zoom(axes: "Axes", chart: Chart) -> None:
     if shown:
         axes.set_ylim(*shown)
     if outside:
-        axes.annotate(left_out(chart, outside), (0.015, 0.025), xycoords="axes fraction", fontsize=7,
+        note = textwrap.fill(left_out(chart, outside), NOTE_WIDTH)
+        axes.annotate(note, (0.015, 0.025), xycoords="axes fraction", fontsize=7,
                       bbox={"facecolor": "white", "edgecolor": "none", "alpha": 0.8, "pad": 1})  # fmt: skip
 
 

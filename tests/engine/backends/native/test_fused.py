@@ -14,7 +14,7 @@ from ghostnoise.engine.plan import Drawn, Normalizer, Plan, Reference, Tables
 from ghostnoise.engine.running import Population, Running, Update
 from ghostnoise.statistics.laws import Law
 from ghostnoise.statistics.moments import Moments
-from ghostnoise.statistics.samples import Exclusive, GhostBatch, Mixture, SampleItself
+from ghostnoise.statistics.samples import Exclusive, ExclusiveMixture, GhostBatch, Mixture, SampleItself
 from support.backend_checks import ALL_DTYPES, GivenNoise, dtypes, shapes, upstreams, values
 from support.copies import COPIES, FOUND
 
@@ -171,6 +171,7 @@ def test_plans_that_run_step_by_step():
     for plan, last in (
         (Plan(Normalizer(SampleItself(), 1e-5)), "input_gradient"),
         (Plan(Normalizer(Mixture(0.5), 1e-5), None, Reference(running)), "input_gradient"),
+        (Plan(Normalizer(ExclusiveMixture(3, 0.5), 1e-5)), "input_gradient"),
         (Plan(Normalizer(GhostBatch(), 1e-5), given_noise), "fused_backward"),
         (Plan(Normalizer(GhostBatch(2), 1e-5), noisy), "fused_backward"),
         (Plan(Normalizer(Exclusive(), 1e-5), noisy), "fused_backward"),

@@ -19,7 +19,7 @@ from ghostnoise.engine.backends.triton.backend import Triton
 from ghostnoise.engine.backends.triton.kernels import INTERPRETED
 from ghostnoise.engine.plan import Drawn, Limits, LiveReference, Normalizer, Plan, Seeded
 from ghostnoise.engine.running import Population, Running, Update
-from ghostnoise.statistics.samples import Exclusive, GhostBatch, Mixture
+from ghostnoise.statistics.samples import Exclusive, ExclusiveMixture, GhostBatch, Mixture
 from support import reference
 from support.backend_checks import ALL_DTYPES
 from support.closeness import assert_close
@@ -364,7 +364,8 @@ class TestDraws:
 
     def test_plans_that_no_kernel_covers(self):
         x = torch.randn(4, 2, 3)
-        assert Triton().fused_forward(x, None, None, Plan(Normalizer(Mixture(0.5), 1e-5))) is None
+        for contributors in (Mixture(0.5), ExclusiveMixture(2, 0.5)):
+            assert Triton().fused_forward(x, None, None, Plan(Normalizer(contributors, 1e-5))) is None
 
 
 def recompilations(layer, sizes, dynamic):

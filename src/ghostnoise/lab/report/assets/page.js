@@ -86,7 +86,7 @@
 
   // ---- training curves
   const START = 0.15; // part of the training whose values do not determine the axis, unless the whole range is shown
-  const DASHES = ["solid", "dash", "dot", "dashdot"];
+  const DASHES = ["solid", "dash", "dot", "dashdot", "longdash"];
   const isShown = (group) => state.shown[group.label] ?? group.shown;
   const measure = () => state.measure || state.data.training.first;
   // Selected cells with the same colour have different dashes.
@@ -190,7 +190,7 @@
         drawTraining();
       });
       chip.className = "chip tint";
-      chip.style.cssText = `--l:${group.color[0]};--d:${group.color[1]};border-top-style:${{ dash: "dashed", dot: "dotted", dashdot: "dashed" }[dash(group)] || "solid"}`;
+      chip.style.cssText = `--l:${group.color[0]};--d:${group.color[1]};border-top-style:${{ dash: "dashed", dot: "dotted", dashdot: "dashed", longdash: "dashed" }[dash(group)] || "solid"}`;
       label.append(box, chip, group.label);
       return label;
     }));

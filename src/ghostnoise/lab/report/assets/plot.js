@@ -3,7 +3,7 @@
 // theme needs no redrawing.
 const plots = (() => {
   const NS = "http://www.w3.org/2000/svg";
-  const DASHES = { dash: "7 4", dot: "2 3", dashdot: "7 3 2 3" };
+  const DASHES = { dash: "7 4", dot: "2 3", dashdot: "7 3 2 3", longdash: "14 3" };
   const NEAR = 28; // pixels from the pointer to a point whose text is shown
   const specs = new Map();
   const ruler = document.createElement("canvas").getContext("2d");
