@@ -80,11 +80,13 @@ def self_weighted_batch_norm(samples, ghost_size, self_weight, weight=None, bias
     for k, sample in enumerate(samples):
         others = [n for n in ghost_batch_of(k, len(samples), ghost_size or len(samples)) if n != k]
         rest = torch.cat([samples[n] for n in others], 1)
-        own, length = max(sample.shape[1], 1), rest.shape[1]
-        weights = torch.tensor([self_weight / own] * sample.shape[1] + [(1 - self_weight) / length] * length)
+        shares = ((self_weight, sample.shape[1]), (1 - self_weight, rest.shape[1]))
+        weights = torch.cat(
+            [torch.full((count,), share / max(count, 1), dtype=torch.float64) for share, count in shares]
+        )
         values = torch.cat([sample, rest], 1)
-        mean = (weights.to(values) * values).sum(1)
-        var = (weights.to(values) * (values - mean[:, None]) ** 2).sum(1)
+        mean = (weights * values).sum(1)
+        var = (weights * (values - mean[:, None]) ** 2).sum(1)
         out.append(affine((sample - mean[:, None]) / torch.sqrt(var + eps)[:, None], weight, bias))
     return out
 
