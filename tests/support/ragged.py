@@ -81,7 +81,8 @@ def self_weighted_batch_norm(samples, ghost_size, self_weight, weight=None, bias
         others = [n for n in ghost_batch_of(k, len(samples), ghost_size or len(samples)) if n != k]
         rest = torch.cat([samples[n] for n in others], 1)
         shares = ((self_weight, sample.shape[1]), (1 - self_weight, rest.shape[1]))
-        weights = torch.cat(
+        parts = [torch.full((count,), share / max(count, 1), dtype=torch.float64) for share, count in shares]
+        weights = torch.cat(parts)
             [torch.full((count,), share / max(count, 1), dtype=torch.float64) for share, count in shares]
         )
         values = torch.cat([sample, rest], 1)
