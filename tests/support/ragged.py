@@ -83,8 +83,6 @@ def self_weighted_batch_norm(samples, ghost_size, self_weight, weight=None, bias
         shares = ((self_weight, sample.shape[1]), (1 - self_weight, rest.shape[1]))
         parts = [torch.full((count,), share / max(count, 1), dtype=torch.float64) for share, count in shares]
         weights = torch.cat(parts)
-            [torch.full((count,), share / max(count, 1), dtype=torch.float64) for share, count in shares]
-        )
         values = torch.cat([sample, rest], 1)
         mean = (weights * values).sum(1)
         var = (weights * (values - mean[:, None]) ** 2).sum(1)
