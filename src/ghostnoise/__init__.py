@@ -28,8 +28,8 @@ if TYPE_CHECKING:
     from ghostnoise.inference import sampling as sampling
     from ghostnoise.masking import masked as masked
     from ghostnoise.meter import Meter as Meter
-    from ghostnoise.methods.ghost_noise import histories as histories
     from ghostnoise.statistics.history import History as History
+    from ghostnoise.statistics.history import histories as histories
 
 
 # Public names besides those of the methods, which the registry lists, and the modules that define them.
@@ -46,7 +46,7 @@ _DEFINED_IN = {
     "backend": "engine.backends.select",
     "calibrate": "calibration",
     "convert": "conversion",
-    "histories": "methods.ghost_noise",
+    "histories": "statistics.history",
     "masked": "masking",
     "predict": "inference",
     "revert": "conversion",

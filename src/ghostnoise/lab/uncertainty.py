@@ -31,6 +31,7 @@ from ghostnoise.methods.elementwise import NoisyDropout
 SAMPLES, KEEP, BATCH_SIZE = 32, 1024, 256
 TEST, SHIFTED = 4_000, 2_000  # inputs
 BINS = 15
+DROPOUT_LAYERS = (NoisyDropout, nn.Dropout, nn.Dropout1d, nn.Dropout2d, nn.Dropout3d, nn.AlphaDropout)
 SHIFT_SEED, NOISE = 44, 0.5
 DETERMINISTIC, GHOST_NOISE, DROPOUT, BATCH_NORM = "deterministic", "ghost noise", "MC dropout", "MC batch norm"
 # The noise that a network was trained with, by its method; others are deterministic only.
@@ -168,7 +169,7 @@ def _mode(model: nn.Module, dropout: bool) -> Iterator[None]:
     modes = [(module, module.training) for module in model.modules()]
     model.eval()
     for module in model.modules():
-        if dropout and isinstance(module, NoisyDropout | nn.modules.dropout._DropoutNd):
+        if dropout and isinstance(module, DROPOUT_LAYERS):
             module.train()
     try:
         yield

@@ -343,20 +343,6 @@ class Remembering(Sampled):
         )
 
 
-def histories(model: nn.Module) -> dict[str, History]:
-    """Return the histories of a model's layers by the names of the layers.
-
-    Examples:
-        >>> model = ghostnoise.convert(nn.Sequential(nn.BatchNorm1d(4)), "gni", ghost_size=32, history=256)
-        >>> for history in histories(model).values():  # from now on, the state_dict contains them
-        ...     history.persistent = True
-        >>> histories(model)
-        {'0': History(256, persistent=True)}
-    """
-    found = {name: module for name, module in model.named_modules() if isinstance(module, Remembering)}
-    return {name: layer.history for name, layer in found.items() if layer.history is not None}
-
-
 def _history(size: int) -> History | None:
     """Return the history of a layer; None if it has none."""
     return History(size) if checks.history(size) else None

@@ -3,7 +3,7 @@
 import warnings
 
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 
 from ghostnoise import checks
 from ghostnoise.statistics.moments import Moments, Stored
@@ -23,6 +23,7 @@ class History:
         persistent: whether the layer's state_dict contains it.
 
     Examples:
+        >>> import ghostnoise
         >>> history = History(256)
         >>> for micro_batch in torch.randn(100, 2, 16, 10):
         ...     y = ghostnoise.functional.ghost_noise(micro_batch, ghost_size=32, history=history)
@@ -132,6 +133,21 @@ class History:
             grown = _absent(needed, channels, device)
             self._ring = grown.index_copy_(0, numbers % needed, self._ring[numbers % rows])
         return self._ring, self._seen
+
+
+def histories(model: nn.Module) -> dict[str, History]:
+    """Return the histories of a model's layers by the names of the layers.
+
+    Examples:
+        >>> import ghostnoise
+        >>> model = ghostnoise.convert(nn.Sequential(nn.BatchNorm1d(4)), "gni", ghost_size=32, history=256)
+        >>> for history in histories(model).values():  # from now on, the state_dict contains them
+        ...     history.persistent = True
+        >>> histories(model)
+        {'0': History(256, persistent=True)}
+    """
+    found = {name: getattr(module, "history", None) for name, module in model.named_modules()}
+    return {name: history for name, history in found.items() if isinstance(history, History)}
 
 
 def _absent(rows: int, channels: int, device: torch.device) -> Tensor:

@@ -135,6 +135,10 @@ SIGNALS = {
     "mnist1d-stable-xbn": {
         "data": VALIDATION, "norm": {"method": "xbn", "ghost_size": 4, "self_weight": 0.2, **NO_NOISE},
     },
+    "mnist1d-history": {
+        "data": {"limit": 1000}, "model": {"name": "wsln-conv1d"}, "norm": {"ghost_size": 8},
+        "optim": {"lr": 0.05, "warmup_epochs": 1}, "train": {"epochs": 12, "batch_size": 32, "evaluate_every": 12},
+    },
     "mnist1d-gap": {"meter": {"every": 60, "batches": 7}},
     "mnist1d-table3-nfresnet": {
         "model": {"name": "nf-resnet1d"}, "norm": {"ghost_size": 64, "placement": "activation"},

@@ -65,7 +65,7 @@ def spelling(draw, value):
 # Defaults that depend on another setting.
 OWN = {
     "norm.components": "both", "norm.draw": "replacement", "norm.normalizer": "batch", "norm.noise_eps": 1e-3,
-    "norm.law": "fc", "norm.dof": "paper",
+    "norm.history": 0, "norm.law": "fc", "norm.dof": "paper",
     "norm.distribution": "bernoulli", "norm.per": "element", "data.padding": 4, "data.image_size": 224,
     "data.resize": 256, "optim.momentum": 0.9, "optim.nesterov": False, "optim.eps": 1e-8,
 }  # fmt: skip
@@ -140,6 +140,7 @@ OTHERS = {
     "norm.components": ("scale", []),
     "norm.draw": ("partition", []),
     "norm.normalizer": ("exclusive", []),
+    "norm.history": ("16", []),
     "norm.placement": ("after", []),
     "norm.law": ("conv", ["norm.method=agni"]),
     "norm.dof": ("exact", ["norm.method=agni"]),

@@ -35,6 +35,7 @@ PINNED = {
     "mnist1d-fig5": ("56a822b6f785", "402db0541791", "0e23518d41f4"),
     "mnist1d-fig7": ("d790540e2b63", "0f25a1fe0402", "af42dfe6b52d"),
     "mnist1d-gap": ("0b7cccb55987", "b5c4d6c53f12", "ecfb40398226"),
+    "mnist1d-history": ("4c24ed30776c", "5bfc0b95f696", "a8fd067dd4b8"),
     "mnist1d-stable-xbn": ("30495e614fdd", "903d4654958f", "5a2e64ae2877"),
     "mnist1d-table1": ("1f2ed71783c5", "bce1bdc683df", "bf62e9fa8440"),
     "mnist1d-table3-convmixer": ("1fb4c1136c10", "09f54b0c24c0", "ddd682fd6b23"),
@@ -123,7 +124,7 @@ def test_defaults_of_options():
         "gbn": {"running_var_from": "ghost"},
         "xbn": {"min_std": 0.0, "clamp_output": None, "self_weight": 0.0},
         "en": {"alpha": None},
-        "gni": {"components": "both", "noise_eps": 1e-3, "draw": "replacement", "normalizer": "batch"},
+        "gni": {"components": "both", "noise_eps": 1e-3, "draw": "replacement", "normalizer": "batch", "history": 0},
         "agni": {"components": "both", "noise_eps": 1e-3, "law": "fc", "dof": "paper"},
         "dropout": {"distribution": "bernoulli", "per": "element", "p_sets": "variance"},
     }  # fmt: skip

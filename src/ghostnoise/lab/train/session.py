@@ -20,7 +20,7 @@ from ghostnoise.lab.config import recipe
 from ghostnoise.lab.config.schema import OptimSettings, Settings
 from ghostnoise.lab.store import checkpoints
 from ghostnoise.lab.train.machine import Machine
-from ghostnoise.methods.ghost_noise import histories
+from ghostnoise.statistics.history import histories
 
 Record = dict[str, Any]
 PRECISIONS = {"bf16": torch.bfloat16, "fp16": torch.float16}
