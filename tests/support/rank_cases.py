@@ -11,6 +11,7 @@ import torch
 import torch.distributed as dist
 from torch import nn
 from torch.nn.parallel import DistributedDataParallel
+from torch.utils.checkpoint import checkpoint
 
 import ghostnoise
 from ghostnoise import functional
@@ -310,3 +311,34 @@ def everything(rank, count):
     for test in (methods, communication, copies, subgroups, networks, inserted, masks, masked_networks, refusals):
         test(rank, count)
         dist.barrier()
+
+
+def histories_are_shared_or_own(rank, count):
+    """A shared history holds the samples of all ranks in their order; own ones differ, and DDP leaves them alone."""
+    split = (3, 1) if count == 2 else (2, 1, 1)
+    layers = [ghostnoise.GhostNoise(4, history=8, process_group=group, uneven=True) for group in ("world", None)]
+    for step in range(3):
+        x = values(4, 2, 5, seed=step)[own_rows(rank, split)]
+        for layer in layers:
+            layer(x)
+    means = torch.cat([values(4, 2, 5, seed=step).mean(2) for step in range(3)])[-8:]
+    torch.testing.assert_close(layers[0].history.state()["mean"].double(), means, rtol=1e-6, atol=1e-6)
+    own = torch.cat([values(4, 2, 5, seed=step)[own_rows(rank, split)].mean(2) for step in range(3)])[-8:]
+    torch.testing.assert_close(layers[1].history.state()["mean"][-len(own) :].double(), own, rtol=1e-6, atol=1e-6)
+    # A recomputed pass on a shared history.
+    gradients = []
+    for saves in (False, True):
+        torch.manual_seed(rank)
+        layer = ghostnoise.GhostNoise(4, history=8, process_group="world", uneven=True)
+        for step in range(3):
+            x = values(4, 2, 5, seed=step)[own_rows(rank, split)].requires_grad_()
+            y = checkpoint(layer, x, use_reentrant=False) if saves else layer(x)
+            y.square().sum().backward()
+        gradients.append(x.grad)
+    torch.testing.assert_close(*gradients)
+    model = ghostnoise.convert(nn.Sequential(nn.Conv1d(2, 2, 1), nn.BatchNorm1d(2)), "gni", ghost_size=4, history=6)
+    wrapped = DistributedDataParallel(model)
+    for step in range(2):
+        wrapped(values(3, 2, 5, seed=10 * step + rank).float()).sum().backward()
+    expected = torch.cat([model[0](values(3, 2, 5, seed=10 * step + rank).float()).mean(2) for step in range(2)])
+    torch.testing.assert_close(model[1].history.state()["mean"], expected.detach(), rtol=1e-5, atol=1e-5)
