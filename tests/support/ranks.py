@@ -1,14 +1,17 @@
 """Start several processes that hold parts of a batch."""
 
 import multiprocessing
+import sys
 import warnings
 from contextlib import contextmanager
 from datetime import timedelta
+from pathlib import Path
 
 import torch
 import torch.distributed as dist
 import torch.multiprocessing
 
+ROOT = str(Path(__file__).parents[2])
 BATCH = 12
 SPLITS = {2: [(6, 6), (9, 3), (0, 12)], 3: [(4, 4, 4), (7, 1, 4), (5, 0, 7)]}
 
@@ -20,7 +23,11 @@ def launch(count, run, folder):
         ["ghostnoise.methods.registry", "torch.nn.parallel"]
     )
     start = torch.multiprocessing.start_processes
-    start(_enter, (count, run, str(folder)), nprocs=count, start_method="forkserver")
+    sys.path.insert(0, ROOT)  # processes get this path, and find `run` in a module of tests with it
+    try:
+        start(_enter, (count, run, str(folder)), nprocs=count, start_method="forkserver")
+    finally:
+        sys.path.remove(ROOT)
 
 
 def _enter(rank, count, run, folder):
