@@ -46,7 +46,7 @@ def test_watch_serves_until_it_is_interrupted(there):
             with urllib.request.build_opener(urllib.request.ProxyHandler({})).open(url + "table.md", timeout=30) as got:
                 assert "90.20 ± 0.20 (3)" in got.read().decode()
             process.send_signal(signal.SIGINT)
-            out, err = process.communicate(timeout=120)
+            out, err = process.communicate(timeout=30)
         finally:
             process.kill()
     assert process.returncode == 0
