@@ -30,7 +30,7 @@ def drawn(monkeypatch):
 
         return draw
 
-    for module in (inference, ghostnoise.methods.ghost_noise):
+    for module in (inference, ghostnoise.methods.noise_base):
         monkeypatch.setattr(module, "draw_indices", recording(module.draw_indices))
     return made
 

@@ -20,11 +20,13 @@ from torch import Tensor, nn
 from torch.nn.parallel import DistributedDataParallel
 
 from ghostnoise import checks
-from ghostnoise.conversion.targets import Found, check_model, everything, is_fsdp
+from ghostnoise.conversion.targets import Found, everything, is_fsdp
 from ghostnoise.engine import op, ranks
 from ghostnoise.engine.ranks import Group
+from ghostnoise.inference import restored_modes
 from ghostnoise.methods.base import Sampled
 from ghostnoise.methods.eval_norm import EvalNorm
+from ghostnoise.statistics.history import histories
 from ghostnoise.statistics.moments import Moments, Stored, table_dtype
 from ghostnoise.statistics.samples import pool_all
 from ghostnoise.torch_private import AnyBatchNorm
@@ -92,7 +94,7 @@ def calibrate(
         >>> calibrate(model, [torch.randn(128, 20) for _ in range(10)])
         Calibration(layers=('1',), batches=10, alpha=None, losses=None)
     """
-    check_model(model, "calibrate")
+    checks.module(model, "calibrate")
     checks.flag("noise", noise)
     for name, given in (("loader", loader), ("validation", () if validation is None else validation)):
         if isinstance(given, Tensor | Mapping) or not isinstance(given, Iterable):
@@ -391,16 +393,17 @@ def _all_ranks(group: Any, run: Callable[[], int]) -> int:
 
 @contextmanager
 def _restored(model: nn.Module) -> Iterator[None]:
-    """Restore the modes and buffers of all modules at the end."""
-    modes = [(module, module.training) for module in model.modules()]
+    """Restore the modes, buffers and histories of all modules at the end."""
     buffers = [(buffer, buffer.clone()) for buffer in model.buffers()]
-    try:
-        yield
-    finally:
-        for module, training in modes:
-            module.training = training
-        for buffer, before in buffers:
-            buffer.copy_(before)
+    earlier = [(history, history.state()) for history in histories(model).values()]
+    with restored_modes(model):
+        try:
+            yield
+        finally:
+            for buffer, before in buffers:
+                buffer.copy_(before)
+            for history, state in earlier:
+                history.load(state)
 
 
 def _write(statistics: dict[Found, tuple[Tensor, Tensor]]) -> None:

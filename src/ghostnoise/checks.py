@@ -6,7 +6,7 @@ import operator
 from collections.abc import Sequence
 
 import torch
-from torch import Generator, Tensor
+from torch import Generator, Tensor, nn
 
 from ghostnoise.torch_private import intercepted, is_traced, transformed, vmap_levels
 
@@ -16,13 +16,7 @@ DTYPES = (torch.float16, torch.bfloat16, torch.float32, torch.float64)
 
 def ghost_size(value: object, least: int = 1) -> int:
     """Return `value` as an integer in the allowed range."""
-    number = _integer(value)
-    if not least <= number <= MOST_SAMPLES:
-        raise ValueError(
-            f"ghost_size={value!r}: must be an integer from {least} to {MOST_SAMPLES}, the number of samples in a "
-            "ghost batch; use 32 to start with"
-        )
-    return number
+    return _samples("ghost_size", value, least, "the number of samples in a ghost batch; use 32 to start with")
 
 
 def ghost_size_or_none(value: object, least: int = 1) -> int | None:
@@ -32,12 +26,14 @@ def ghost_size_or_none(value: object, least: int = 1) -> int | None:
 
 def history(value: object, least: int = 0) -> int:
     """Return `value` as a number of earlier samples."""
+    meaning = "the number of earlier samples to draw ghost batches from; use 256 to start with"
+    return _samples("history", value, least, meaning + (", or 0 to draw from the batch alone" if least == 0 else ""))
+
+
+def _samples(name: str, value: object, least: int, meaning: str) -> int:
     number = _integer(value)
     if not least <= number <= MOST_SAMPLES:
-        raise ValueError(
-            f"history={value!r}: must be an integer from {least} to {MOST_SAMPLES}, the number of earlier samples to "
-            "draw ghost batches from; 0 draws from the batch alone, and 256 is a history to start with"
-        )
+        raise ValueError(f"{name}={value!r}: must be an integer from {least} to {MOST_SAMPLES}, {meaning}")
     return number
 
 
@@ -69,6 +65,14 @@ def no_draws(name: str, given: object) -> None:
     """Check that no draws are given where ghost batches are disabled."""
     if given is not None:
         raise ValueError(f"{name} with ghost_size=None: there are no ghost batches to draw; give a ghost_size")
+
+
+def module(model: object, name: str) -> None:
+    """Check that `model` is a module, and not compiled to TorchScript."""
+    if not isinstance(model, nn.Module):
+        raise ValueError(f"{name} got a {type(model).__name__}: model must be an nn.Module; pass the model itself")
+    if isinstance(model, torch.jit.ScriptModule):
+        raise ValueError(f"{name} got a ScriptModule, whose layers cannot be changed: pass the model before torch.jit")
 
 
 def choice(name: str, value: object, allowed: Sequence[str]) -> None:

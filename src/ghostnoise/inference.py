@@ -17,13 +17,13 @@ import torch
 from torch import Generator, Tensor, nn
 
 from ghostnoise import checks
-from ghostnoise.conversion.targets import Found, check_model, everything, listing
-from ghostnoise.engine import op
+from ghostnoise.conversion.targets import Found, everything, listing
+from ghostnoise.engine import op, steps
 from ghostnoise.engine.backends.aten import ATEN
 from ghostnoise.engine.backends.base import Affine
 from ghostnoise.engine.plan import Batch, Normalizer
 from ghostnoise.methods.base import NormLayer, Sampled
-from ghostnoise.methods.ghost_noise import Remembering
+from ghostnoise.methods.noise_base import Remembering
 from ghostnoise.statistics.moments import Moments, Stored, arithmetic_dtype, table_dtype
 from ghostnoise.statistics.samples import GhostBatch, draw_indices, pool_all
 
@@ -69,7 +69,7 @@ def sampling(model: nn.Module, *, ghost_size: int | None = None, generator: Gene
         >>> torch.equal(model(x), model(x))
         True
     """
-    check_model(model, "sampling")
+    checks.module(model, "sampling")
     checks.generator(generator)
     size = checks.ghost_size_or_none(ghost_size)
     samplers = _samplers(model, size, generator)
@@ -129,7 +129,7 @@ def predict(
         >>> mean.shape, variance.shape, outputs.shape
         (torch.Size([5, 8]), torch.Size([5, 8]), torch.Size([10, 5, 8]))
     """
-    check_model(model, "predict")
+    checks.module(model, "predict")
     checks.samples("samples", samples)
     batch_size, device = _batch(x)
     if chunk is None:
@@ -137,7 +137,8 @@ def predict(
     checks.samples("chunk", chunk)
     parts: list[Tensor] = []
     left = samples
-    with _evaluating(model), sampling(model, ghost_size=ghost_size, generator=generator):
+    with restored_modes(model), sampling(model, ghost_size=ghost_size, generator=generator):
+        model.eval()
         while left:
             count = min(chunk, left)
             try:
@@ -197,9 +198,7 @@ class Sampler:
             counts=stored.counts,
         )  # fmt: skip
         if not isinstance(layer, NormLayer):
-            m, k = ATEN.noise_tables(noise, pool, dtype)
-            zero = torch.zeros(whole.mean.shape, dtype=dtype, device=device)
-            return Affine(zero if m is None else m, torch.ones_like(zero) if k is None else k, zero)
+            return steps.noise_alone(ATEN, noise, pool, dtype)
         # In the units of the input: normalization with the running statistics commutes with pooling.
         running: Any = (layer.running_mean, layer.running_var)
         moments = Moments(*(table.to(whole.mean)[None] for table in running))
@@ -296,10 +295,9 @@ def _check_output(y: object, rows: int) -> None:
 
 
 @contextmanager
-def _evaluating(model: nn.Module) -> Iterator[None]:
-    """Set eval mode, and restore the modes of all modules at the end."""
+def restored_modes(model: nn.Module) -> Iterator[None]:
+    """Restore the modes, training or eval, of all modules at the end."""
     modes = [(module, module.training) for module in model.modules()]
-    model.eval()
     try:
         yield
     finally:

@@ -274,6 +274,17 @@ def test_copies_are_independent():
     assert torch.equal(layer.history.state()["mean"], before)
 
 
+@pytest.mark.parametrize("noise", [False, True])
+def test_calibration_leaves_a_history_as_it_was(noise):
+    model = nn.Sequential(nn.Conv1d(2, 4, 3), nn.BatchNorm1d(4))
+    ghostnoise.convert(model, "gni", ghost_size=4, history=6)
+    model(values(4, 2, 5).float())
+    before = model[1].history.state()
+    ghostnoise.calibrate(model, [values(3, 2, 5, seed=1).float()], noise=noise)
+    after = model[1].history.state()
+    assert all(torch.equal(before[name], after[name]) for name in before)
+
+
 def test_convert_gives_each_layer_a_history():
     model = nn.Sequential(nn.Conv1d(2, 4, 3), nn.BatchNorm1d(4), nn.Conv1d(4, 3, 3), nn.BatchNorm1d(3))
     ghostnoise.convert(model, "gni", ghost_size=4, history=16)
@@ -363,6 +374,11 @@ def test_a_history_has_samples():
         History(0)
     with pytest.raises(ValueError, match="persistent='yes': must be True or False"):
         History(4, persistent="yes")
+
+
+def test_histories_are_those_of_a_model():
+    with pytest.raises(ValueError, match=r"histories got a int: model must be an nn\.Module"):
+        ghostnoise.histories(3)
 
 
 def test_functions_take_a_history_of_their_own():

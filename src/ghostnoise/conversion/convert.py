@@ -7,6 +7,7 @@ from typing import Any, TypeVar
 
 from torch import nn
 
+from ghostnoise import checks
 from ghostnoise.conversion import insertion, swap, targets, watch, wrappers
 from ghostnoise.conversion.swap import Method
 from ghostnoise.conversion.targets import Found, Types, Where
@@ -59,7 +60,7 @@ def convert(
         GhostNoiseBatchNorm2d(8, eps=1e-05, momentum=0.1, affine=True, bias=True, track_running_stats=True,
         ghost_size=32, noise_eps=0.001, components='both', draw='replacement', normalizer='batch')
     """
-    targets.check_model(model, "convert")
+    checks.module(model, "convert")
     chosen = Method(method, *registry.find(method))
     noisy = chosen.spec.noise is not None
     types = targets.check_places(after, before, where)
@@ -112,7 +113,7 @@ def revert(model: Model) -> Model:
         >>> revert(convert(model, "gbn", ghost_size=16))[1]
         BatchNorm1d(8, eps=1e-05, momentum=0.1, affine=True, bias=True, track_running_stats=True)
     """
-    targets.check_model(model, "revert")
+    checks.module(model, "revert")
     found = targets.everything(model)
     ours = [each for each in found if swap.is_ours(each.module)]
     swaps = [swap.plan_back(each) for each in ours] + wrappers.plan_back(found)

@@ -5,9 +5,10 @@ from typing import Any, NamedTuple
 from torch import nn
 from torch.nn.utils import parametrize
 
+from ghostnoise import checks
 from ghostnoise.conversion import insertion, swap, watch, wrappers
 from ghostnoise.conversion.schedules import schedule_of
-from ghostnoise.conversion.targets import Found, check_model, everything
+from ghostnoise.conversion.targets import Found, everything
 from ghostnoise.conversion.variants import Lazy
 from ghostnoise.methods import registry
 from ghostnoise.torch_private import backward_hooks, forward_hooks, is_lazy_hook
@@ -53,7 +54,7 @@ def summary(model: nn.Module) -> Summary:
         ----  ---------------------  -----------  ------  ----------  -----  -----
         1     GhostNoiseBatchNorm1d  BatchNorm1d  gni     16          local
     """
-    check_model(model, "summary")
+    checks.module(model, "summary")
     rows, wrapped = [], {wrapper.norm: wrapper for wrapper in wrappers.wrappers(model)}
     for found in everything(model):
         if swap.is_ours(found.module):

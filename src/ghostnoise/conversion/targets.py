@@ -118,14 +118,6 @@ def _nothing(model: nn.Module, types: Types | None, where: Where | None) -> str:
 # Checks of arguments and modules, before anything is changed.
 
 
-def check_model(model: object, name: str) -> None:
-    """Check that `model` is a module, and not compiled to TorchScript."""
-    if not isinstance(model, nn.Module):
-        raise ValueError(f"{name} got a {type(model).__name__}: model must be an nn.Module; pass the model itself")
-    if isinstance(model, torch.jit.ScriptModule):
-        raise ValueError(f"{name} got a ScriptModule, whose layers cannot be changed: pass the model before torch.jit")
-
-
 def check_places(after: Any, before: Any, where: Any) -> Types | None:
     """Check that `after` or `before` is given, or neither, and that `where` is a function; return the module types."""
     if after is not None and before is not None:

@@ -191,9 +191,14 @@ def inject_tables(
     batch = _batch(backend, moments, whole, torch.ones_like(whole.var), counts, x)
     if isinstance(noise, DrawnWithHistory):
         batch = _extended(backend, batch, noise.stored, noise.weighted)
+    return noise_alone(backend, noise, batch, dtype), moments
+
+
+def noise_alone(backend: Backend, noise: Noise, batch: Batch, dtype: torch.dtype) -> Affine:
+    """Decide on noise of a batch that is not normalized: `(x - m)·k`."""
     m, k = backend.noise_tables(noise, batch, dtype)
-    zero = torch.zeros(whole.mean.shape, dtype=dtype, device=x.device)
-    return Affine(zero if m is None else m, torch.ones_like(zero) if k is None else k, zero), moments
+    zero = torch.zeros(batch.whole.mean.shape, dtype=dtype, device=batch.whole.mean.device)
+    return Affine(zero if m is None else m, torch.ones_like(zero) if k is None else k, zero)
 
 
 def _extended(backend: Backend, batch: Batch, stored: Stored, weighted: bool) -> Batch:

@@ -166,16 +166,12 @@ def _chunks(passes: int, batch_size: int) -> Iterator[int]:
 @contextmanager
 def _mode(model: nn.Module, dropout: bool) -> Iterator[None]:
     """Set eval mode, with dropout on or off, and restore the modes at the end."""
-    modes = [(module, module.training) for module in model.modules()]
-    model.eval()
-    for module in model.modules():
-        if dropout and isinstance(module, DROPOUT_LAYERS):
-            module.train()
-    try:
+    with inference.restored_modes(model):
+        model.eval()
+        for module in model.modules():
+            if dropout and isinstance(module, DROPOUT_LAYERS):
+                module.train()
         yield
-    finally:
-        for module, training in modes:
-            module.training = training
 
 
 def nll(probabilities: NDArray[np.float64], labels: NDArray[np.int64]) -> float:

@@ -12,7 +12,6 @@ from torch.utils.hooks import RemovableHandle
 from ghostnoise import checks
 from ghostnoise.conversion.targets import (
     Found,
-    check_model,
     everything,
     is_activation,
     is_batch_norm,
@@ -157,7 +156,7 @@ class Meter:
 
 def select_modules(model: nn.Module, modules: str | Sequence[str] | None, side: Side | None) -> list[MeteredModule]:
     """Select the modules whose names match `modules`; if it is None, the normalization layers."""
-    check_model(model, "Meter")
+    checks.module(model, "Meter")
     found = everything(model)
     if modules is not None:
         chosen = _matching(found, [modules] if isinstance(modules, str) else list(modules), type(model).__name__)

@@ -11,7 +11,7 @@ from ghostnoise.engine.plan import Components, Normalizer, Tables
 from ghostnoise.engine.ranks import Extent, Group
 from ghostnoise.masking import mask_of
 from ghostnoise.methods.base import NormLayer, Sampled, checked, whole_batch_unbiased, zeroed
-from ghostnoise.methods.ghost_noise import check_noise, checked_input, warn_without_variance
+from ghostnoise.methods.noise_base import check_noise, checked_input, warn_without_variance
 from ghostnoise.methods.registry import MethodSpec, register
 from ghostnoise.randomness import draw_seed
 from ghostnoise.statistics.laws import Dof, Law, LawDraws, LawName, mean_count

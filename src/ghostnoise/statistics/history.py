@@ -146,6 +146,7 @@ def histories(model: nn.Module) -> dict[str, History]:
         >>> histories(model)
         {'0': History(256, persistent=True)}
     """
+    checks.module(model, "histories")
     found = {name: getattr(module, "history", None) for name, module in model.named_modules()}
     return {name: history for name, history in found.items() if isinstance(history, History)}
 
