@@ -100,7 +100,10 @@ def number(
     name: str, value: object, low: float, high: float = math.inf, *, open_low: bool = False, open_high: bool = False
 ) -> None:
     """Check that `value` is a finite number between `low` and `high`; an open end is excluded."""
-    real = math.nan if isinstance(value, bool) or not isinstance(value, numbers.Real) else float(value)
+    if type(value) is float:  # at once, since this runs in every call
+        real = value
+    else:
+        real = math.nan if isinstance(value, bool) or not isinstance(value, numbers.Real) else float(value)
     above = low < real if open_low else low <= real
     below = real < high if open_high or high == math.inf else real <= high
     if not (above and below):
@@ -145,27 +148,28 @@ def layout(x: Tensor, name: str, channel_dim: int, channels: dict[str, Tensor | 
     and channels are not compared.
     """
     floating(x, name)
-    if not 2 <= x.ndim <= 5:
+    shape, ndim = x.shape, x.ndim
+    if not 2 <= ndim <= 5:
         raise ValueError(
-            f"{name} got an input of shape {tuple(x.shape)}: must have 2 to 5 dimensions, the first one the batch; "
+            f"{name} got an input of shape {tuple(shape)}: must have 2 to 5 dimensions, the first one the batch; "
             "add or flatten dimensions"
         )
     dimension(channel_dim)
-    if not -x.ndim < channel_dim < x.ndim:
+    if not -ndim < channel_dim < ndim:
         raise ValueError(
-            f"channel_dim={channel_dim}: must be a dimension of the input, of shape {tuple(x.shape)}, "
+            f"channel_dim={channel_dim}: must be a dimension of the input, of shape {tuple(shape)}, "
             "other than the batch; use 1, or -1 if channels come last"
         )
-    count = x.shape[channel_dim]
+    count = shape[channel_dim]
     if traced():
         return count, 0
     for key, tensor in (channels or {}).items():
         if tensor is not None and tensor.shape != (count,):
             raise ValueError(
-                f"{name} got {count} channels in dimension {channel_dim} of an input of shape {tuple(x.shape)}, and "
+                f"{name} got {count} channels in dimension {channel_dim} of an input of shape {tuple(shape)}, and "
                 f"{key} of shape {tuple(tensor.shape)}: must be ({count},); check num_features or channel_dim"
             )
-    return count, math.prod(x.shape[1:]) // count if count else 0
+    return count, math.prod(shape[1:]) // count if count else 0
 
 
 def bools(mask: object, name: str) -> Tensor:

@@ -32,6 +32,7 @@ __all__ = [
     "intercepted",
     "is_lazy_hook",
     "is_traced",
+    "needs_operators",
     "next_node_number",
     "process_group_by_name",
     "standard_gamma",
@@ -85,6 +86,16 @@ def has_tangent(*tensors: Tensor | None) -> bool:
     if forward_ad._current_level < 0:
         return False
     return any(tensor is not None and forward_ad.unpack_dual(tensor).tangent is not None for tensor in tensors)
+
+
+def needs_operators(*tensors: Tensor | None) -> bool:
+    """Return whether torch itself must see every operator: for export, `torch.jit.trace`, `torch.func` or tangents."""
+    return (
+        torch.compiler.is_exporting()
+        or torch._C._get_tracing_state() is not None
+        or torch._C._are_functorch_transforms_active()
+        or has_tangent(*tensors)
+    )
 
 
 def intercepted() -> bool:

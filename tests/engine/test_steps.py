@@ -61,7 +61,7 @@ def corrected(r_max=1.1, d_max=0.2, running=RUNNING):
 @pytest.mark.parametrize("composite", [False, True])
 def test_a_correction_equals_the_naive_formula(limits, affine, shape, composite, monkeypatch):
     """Output and gradients, with r and d constant, in the eager and in the composite form."""
-    monkeypatch.setattr(op, "_needs_composite", lambda *tensors: composite)
+    monkeypatch.setattr(op, "needs_operators", lambda *tensors: composite)
     x, *parameters = plans.inputs(shape=shape)
     parameters = parameters if affine else [None, None]
     inputs = [tensor for tensor in (x, *parameters) if tensor is not None]
@@ -92,7 +92,7 @@ def test_a_correction_in_other_dtypes(dtype):
 @pytest.mark.parametrize("composite", [False, True])
 def test_gradcheck_of_a_correction(composite, monkeypatch):
     """Where r and d are at their limits for all channels, they do not depend on x, and gradcheck applies."""
-    monkeypatch.setattr(op, "_needs_composite", lambda *tensors: composite)
+    monkeypatch.setattr(op, "needs_operators", lambda *tensors: composite)
     far = Moments(RUNNING.mean + 50, RUNNING.var * 1e-4)
     inputs = plans.inputs()
     assert torch.autograd.gradcheck(

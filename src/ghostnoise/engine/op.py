@@ -23,7 +23,7 @@ from ghostnoise.engine.ranks import Ranks, uncompiled
 from ghostnoise.engine.running import Running, Update
 from ghostnoise.statistics.moments import Moments, expand_pools, table_dtype
 from ghostnoise.statistics.samples import Contributors
-from ghostnoise.torch_private import has_tangent, intercepted, is_traced, transformed
+from ghostnoise.torch_private import intercepted, needs_operators
 
 
 class Measured(NamedTuple):
@@ -85,7 +85,7 @@ def normalize(
         outside: tuple[Tensor, Measured] = uncompiled(normalize, x, plan, weight, bias, channel_dim, ranks)
         return outside
     folded = _fold(x, channel_dim)
-    if _needs_composite(folded, weight, bias):
+    if needs_operators(folded, weight, bias):
         _check_no_ranks(ranks)
         y, measured = _composite(folded, weight, bias, plan.evaluated(x.device))
     elif ranks is None and _needs_registered():
@@ -106,7 +106,7 @@ def draws(x: Tensor, channel_dim: int = 1) -> bool:
     """Return whether the backend of x draws samples from a seed, inside of its kernels."""
     if torch.compiler.is_compiling():  # the ops select a backend when they run, and every backend takes a seed
         return x.device.type == "cuda"
-    return not _needs_composite(x) and select(_fold(x.detach(), channel_dim)).draws
+    return not needs_operators(x) and select(_fold(x.detach(), channel_dim)).draws
 
 
 def inject(
@@ -131,7 +131,7 @@ def _inject(
         outside: tuple[Tensor, Moments | None] = uncompiled(_inject, x, noise, channel_dim, ranks, valid)
         return outside
     folded = _fold(x, channel_dim)
-    if _needs_composite(folded):
+    if needs_operators(folded):
         _check_no_ranks(ranks)
         affine, moments = steps.inject_tables(ATEN, folded.detach(), noise, None, valid)
         y = aten.apply(folded, *(expand_pools(table, x.shape[0]) for table in affine)).to(x.dtype)
@@ -148,7 +148,7 @@ def apply(x: Tensor, affine: Affine, channel_dim: int = 1) -> Tensor:
     """Apply a transformation whose tables have a row per sample, or one for all; differentiable in x and the tables."""
     folded = _fold(x, channel_dim)
     tables = [expand_pools(table, x.shape[0]) for table in affine]
-    if torch.is_grad_enabled() or not x.numel() or _needs_composite(folded) or _needs_registered():
+    if torch.is_grad_enabled() or not x.numel() or needs_operators(folded) or _needs_registered():
         y = aten.apply(folded, *tables).to(x.dtype)
     else:
         y = select(folded).transform(folded, Affine(*(table.contiguous() for table in tables)))
@@ -175,7 +175,8 @@ class _Normalize(torch.autograd.Function):
     ) -> Tensor:
         backend = select(x)
         made = steps.forward(backend, x, weight, bias, plan, ranks)
-        ctx.backend, ctx.plan, ctx.ranks = backend, plan._replace(reference=made.reference, update=None), ranks
+        ctx.backend, ctx.ranks = backend, ranks
+        ctx.plan = Plan(plan.normalizer, plan.noise, made.reference, None, plan.valid)
         kept = made.moments if plan.normalizer.contributors.keeps_moments else made.pooled
         ctx.save_for_backward(x, weight, bias, *kept, *made.noise, *(made.correction or ()))
         measured.append(Measured(made.moments, made.pooled, backend, made.reference, made.updated))
@@ -184,7 +185,7 @@ class _Normalize(torch.autograd.Function):
     @staticmethod
     def backward(ctx: Any, dy: Tensor) -> tuple[Tensor | None, ...]:
         x, weight, bias, mean, var, m, k, *correction = ctx.saved_tensors
-        if torch.is_grad_enabled() or _needs_composite(dy):
+        if torch.is_grad_enabled() or needs_operators(dy):
             _check_no_ranks(ctx.ranks)
             return *composite.gradient(ctx.plan, x, weight, bias, dy), None, None, None
         saved = Saved(Moments(mean, var), NoiseTables(m, k), Correction(*correction) if correction else None)
@@ -206,13 +207,9 @@ class _Inject(torch.autograd.Function):
     @staticmethod
     def backward(ctx: Any, dy: Tensor) -> tuple[Tensor | None, ...]:
         (scale,) = ctx.saved_tensors
-        if torch.is_grad_enabled() or _needs_composite(dy):
+        if torch.is_grad_enabled() or needs_operators(dy):
             return aten.rescale(dy, scale).to(dy.dtype), None, None, None
         return ctx.backend.scale_gradient(dy, scale), None, None, None
-
-
-def _needs_composite(*tensors: Tensor | None) -> bool:
-    return torch.compiler.is_exporting() or is_traced() or transformed() or has_tangent(*tensors)
 
 
 def _needs_registered() -> bool:
@@ -228,7 +225,9 @@ def _check_no_ranks(ranks: Ranks | None) -> None:
 
 
 def _cast(gradient: Tensor, parameter: Tensor | None) -> Tensor | None:
-    return None if parameter is None else gradient.to(parameter.dtype)
+    if parameter is None or gradient.dtype is parameter.dtype:
+        return None if parameter is None else gradient
+    return gradient.to(parameter.dtype)
 
 
 def _fold(x: Tensor, channel_dim: int) -> Tensor:

@@ -159,8 +159,20 @@ def test_tables_are_copied_or_refused():
     for refused in (given[:3], given.to("meta"), given.flatten()):
         with pytest.raises(NotAdmitted):
             gate.table(refused, torch.float32, (4, 3))
-    with pytest.raises(NotAdmitted):  # only a copy could be updated
-        gate.buffer(given.T, torch.float32, (3, 4))
+
+
+def test_buffers_are_updated_in_place_or_not_at_all():
+    mean, var, count = torch.zeros(4), torch.zeros(4), torch.zeros((), dtype=torch.int64)
+    for given in ((mean, var, count), (mean, None, None), (None, var, count), (None, None, count)):
+        assert gate.updatable(*given, 4) is torch.float32
+    assert gate.updatable(mean.double(), var.double(), count, 4) is torch.float64
+    with torch.inference_mode():
+        inferred = torch.zeros(4)
+    others = (torch.zeros(8)[::2], mean.half(), mean.double(), torch.zeros(3), inferred, mean.to("meta"))
+    for other in others:  # only a copy of these could be admitted, or the dtypes of both statistics differ
+        assert gate.updatable(other, var, count, 4) is None
+        assert gate.updatable(mean, other, count, 4) is None
+    assert gate.updatable(mean, var, count.float(), 4) is None
 
 
 def test_tables_with_fewer_rows_than_the_batch_are_not_read_out_of_bounds():

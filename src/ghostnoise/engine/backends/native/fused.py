@@ -19,10 +19,9 @@ from ghostnoise.engine.backends.native.gate import (
     ARITHMETIC,
     CPU,
     NotAdmitted,
-    address,
+    addresses,
     admits,
     admitted_gradient,
-    buffer,
     empty,
     layouts,
     like,
@@ -31,6 +30,7 @@ from ghostnoise.engine.backends.native.gate import (
     sample_moments,
     single_position,
     table,
+    updatable,
 )
 from ghostnoise.engine.backends.native.library import DTYPES, GRAIN, run
 from ghostnoise.engine.plan import Correction, Drawn, Noise, Normalizer, Plan, Tables
@@ -41,7 +41,6 @@ from ghostnoise.statistics.moments import Moments
 from ghostnoise.statistics.samples import Exclusive, GhostBatch, ghost_sizes
 
 COVERED = (GhostBatch, Exclusive)
-TABLE_DTYPES = (torch.float32, torch.float64)
 NOT_MADE = Moments(empty((0, 1), torch.float64), empty((0, 1), torch.float64))
 
 
@@ -63,7 +62,7 @@ def forward(x: Tensor, weight: Tensor | None, bias: Tensor | None, plan: Plan) -
     corrects: tuple[int, ...] = 0, 0, 0, 0, 0
     if isinstance(noise, Drawn):
         indices = _indices(noise, batch_size)
-        drawn = address(indices), indices.shape[1], 0, 0, 0, float(noise.eps)
+        drawn = *addresses(indices), indices.shape[1], 0, 0, 0, float(noise.eps)
     elif isinstance(noise, Tables):
         law = SeededLaw(noise, geometry.positions, dtype)
         drawn = 0, 0, *law.addresses, float(noise.eps)
@@ -73,16 +72,16 @@ def forward(x: Tensor, weight: Tensor | None, bias: Tensor | None, plan: Plan) -
         known = [table(one, torch.float64, (channels,)) for one in reference.moments]
         known.append(table(reference.limits, torch.float64, (2,)))
         correction = Correction(*empty((2, channels), dtype).unbind())
-        corrects = tuple(map(address, (*known, *correction)))
+        corrects = tuple(addresses(*known, *correction))
     exclusive, moments = type(normalizer.contributors) is Exclusive, NOT_MADE
     if geometry.positions == 1 and not exclusive and x.dtype is dtype and x.is_contiguous():
-        means = DTYPES[dtype], address(x), 0
+        means = DTYPES[dtype], *addresses(x), 0
     elif geometry.positions == 1:
         moments = single_position(x)
-        means = DTYPES[dtype], address(moments.mean), 0
+        means = DTYPES[dtype], *addresses(moments.mean), 0
     elif exclusive:
         moments = Moments(*empty((2, batch_size, channels), torch.float64).unbind())
-        means = DTYPES[torch.float64], address(moments.mean), address(moments.var)
+        means = DTYPES[torch.float64], *addresses(*moments)
     else:
         means = DTYPES[torch.float64], 0, 0
     updated = _updated(plan.update, batch_size * geometry.positions, channels)
@@ -90,10 +89,10 @@ def forward(x: Tensor, weight: Tensor | None, bias: Tensor | None, plan: Plan) -
     pooled = NOT_MADE if exclusive else Moments(*empty((2, pools, channels), torch.float64).unbind())
     y = torch.empty_like(x)
     run(
-        *("fused_forward", DTYPES[x.dtype], geometry.numbers, address(x), address(weight), address(bias)),
+        "fused_forward", DTYPES[x.dtype], geometry.numbers, *addresses(x, weight, bias),
         *(float(normalizer.eps), float(normalizer.min_std) ** 2, *drawn, *means),
-        *(0 if exclusive else address(pooled.mean), address(m), address(k), *corrects, *updated.arguments, address(y)),
-    )
+        *(*addresses(None if exclusive else pooled.mean, m, k), *corrects, *updated.arguments, *addresses(y)),
+    )  # fmt: skip
     if updated.buffers:
         torch.autograd.graph.increment_version(updated.buffers)
     noisy = NoiseTables(m, k)
@@ -119,10 +118,10 @@ def backward(dy: Tensor, x: Tensor, weight: Tensor | None, plan: Plan, saved: Sa
         mean, var = (table(one, torch.float64, (geometry.pools, channels)) for one in saved.kept)
     parameters, dx = empty((2, channels), dtype), torch.empty_like(x) if needs_x else None
     run(
-        *("fused_backward", DTYPES[x.dtype], geometry.numbers, address(dy), address(x), address(weight)),
+        "fused_backward", DTYPES[x.dtype], geometry.numbers, *addresses(dy, x, weight),
         *(float(normalizer.eps), float(normalizer.min_std) ** 2, DTYPES[mean.dtype]),
-        *(address(mean), address(var), address(m), address(k), address(parameters), address(dx)),
-    )
+        *addresses(mean, var, m, k, parameters, dx),
+    )  # fmt: skip
     return Gradients(dx, *parameters.unbind()).unfolded(saved.correction)
 
 
@@ -201,7 +200,7 @@ class SeededLaw:
     def __init__(self, noise: Tables, spatial: int, dtype: torch.dtype) -> None:
         assert isinstance(noise.draws, Tensor)
         self.alive = table(noise.draws, torch.int64, (1,)), *_law_tables(noise.law, spatial, dtype)
-        self.addresses = tuple(map(address, self.alive))
+        self.addresses = tuple(addresses(*self.alive))
 
 
 @functools.lru_cache(maxsize=256)
@@ -231,19 +230,13 @@ def _updated(update: Update | None, values: int, channels: int) -> _Updated:
     if update is None:
         return _NOT_UPDATED
     (mean, var, count, momentum), (ghosts, unbiased) = update
-    given = [one for one in (mean, var) if one is not None]
-    dtype = given[0].dtype if given else torch.float32
-    try:
-        buffers = [buffer(one, dtype, (channels,)) for one in (mean, var)]
-        buffers.append(buffer(count, torch.int64, ()))
-    except NotAdmitted:
-        return _NOT_UPDATED
-    if dtype not in TABLE_DTYPES or (momentum is None and count is None):
+    dtype = updatable(mean, var, count, channels)
+    if dtype is None or (momentum is None and count is None):
         return _NOT_UPDATED
     bessel = values / (values - 1) if unbiased else 1.0
     factor = -1.0 if momentum is None else float(momentum)
-    arguments = (2 if ghosts else 1, bessel, DTYPES[dtype], *map(address, buffers), factor)
-    return _Updated([one for one in buffers if one is not None], arguments)
+    arguments = (2 if ghosts else 1, bessel, DTYPES[dtype], *addresses(mean, var, count), factor)
+    return _Updated([one for one in (mean, var, count) if one is not None], arguments)
 
 
 def _noise_tables(noise: Noise, shape: tuple[int, int], dtype: torch.dtype) -> NoiseTables:

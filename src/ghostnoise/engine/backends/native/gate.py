@@ -21,6 +21,7 @@ T = TypeVar("T")
 
 PLAIN = frozenset({Tensor, torch.nn.Parameter})  # the instances of torch.nn.Buffer are of type Tensor
 CPU = torch.device("cpu")
+TABLE_DTYPES = (torch.float32, torch.float64)
 ARITHMETIC = {dtype: torch.promote_types(dtype, torch.float32) for dtype in DTYPES}
 
 
@@ -58,9 +59,9 @@ def admits(tensor: Tensor) -> bool:
         return False
 
 
-def address(tensor: Tensor | None) -> int:
-    """Return the address of a tensor that was admitted or made here; 0 for None."""
-    return 0 if tensor is None else tensor.data_ptr()
+def addresses(*tensors: Tensor | None) -> list[int]:
+    """Return the addresses of tensors that were admitted or made here; 0 for None."""
+    return [0 if tensor is None else tensor.data_ptr() for tensor in tensors]
 
 
 def empty(shape: Sequence[int], dtype: torch.dtype) -> Tensor:
@@ -95,18 +96,21 @@ def optional(tensor: Tensor | None, dtype: torch.dtype, shape: tuple[int, ...]) 
     return None if tensor is None else table(tensor, dtype, shape)
 
 
-def buffer(tensor: Tensor | None, dtype: torch.dtype, shape: tuple[int, ...]) -> Tensor | None:
-    """Return a tensor that can be updated in place, or None; raise NotAdmitted if only a copy could be admitted."""
-    if tensor is None or (fits(tensor, dtype, shape) and not tensor.is_inference()):
-        return tensor
-    raise NotAdmitted
+def updatable(mean: Tensor | None, var: Tensor | None, count: Tensor | None, channels: int) -> torch.dtype | None:
+    """Return the common dtype of buffers, each of which may be None; None if they cannot be updated in place."""
+    dtype = torch.float32 if mean is var is None else (var if mean is None else mean).dtype  # type: ignore[union-attr]
+    for buffer, kind, shape in ((mean, dtype, (channels,)), (var, dtype, (channels,)), (count, torch.int64, ())):
+        if buffer is not None and (not fits(buffer, kind, shape) or buffer.is_inference()):
+            return None
+    return dtype if dtype in TABLE_DTYPES else None
 
 
 def consecutive(tables: Sequence[Tensor], dtype: torch.dtype, shape: tuple[int, int]) -> Tensor:
     """Return a tensor at whose address the tables follow one after another."""
     tables = [table(one, dtype, shape) for one in tables]
     size = dtype.itemsize * shape[0] * shape[1]
-    if all(address(one) == address(tables[0]) + k * size for k, one in enumerate(tables)):
+    first, *others = addresses(*tables)
+    if all(other == first + k * size for k, other in enumerate(others, start=1)):
         return tables[0]
     return torch.stack(tables)
 
@@ -126,7 +130,7 @@ def sample_moments(moments: Moments, shape: tuple[int, ...] | None = None) -> tu
     mean, var = moments
     shape = tuple(mean.shape) if shape is None else shape
     mean = table(mean, torch.float32 if mean.dtype == torch.float32 else torch.float64, shape)
-    if admits(var) and address(var) == _ZERO.data_ptr() and var.shape == shape:
+    if admits(var) and var.data_ptr() == _ZERO.data_ptr() and var.shape == shape:
         return mean, None
     return mean, table(var, torch.float64, shape)
 

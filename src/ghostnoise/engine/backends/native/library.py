@@ -103,9 +103,7 @@ def thread_limit() -> str:
 
 def run(name: str, *arguments: Argument) -> None:
     """Call a function of the library, which must be available."""
-    found = library()
-    assert isinstance(found, Library)
-    found.run(name, *arguments)
+    library().run(name, *arguments)  # type: ignore[union-attr]
 
 
 def threads(elements: int) -> int:

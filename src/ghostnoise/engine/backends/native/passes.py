@@ -11,7 +11,7 @@ from ghostnoise.engine.backends.native.gate import (
     ARITHMETIC,
     Layout,
     NotAdmitted,
-    address,
+    addresses,
     admitted_gradient,
     admitted_input,
     empty,
@@ -38,7 +38,7 @@ class NativePasses(Aten):
         if positions(x) == 1:
             return single_position(x)
         mean, var = (empty(x.shape[:2], torch.float64) for _ in range(2))
-        _run("moments", x, layout, *_at(x, layout), address(mean), address(var))
+        _run("moments", x, layout, *_at(x, layout), *addresses(mean, var))
         return Moments(mean, var)
 
     @or_aten
@@ -60,7 +60,7 @@ class NativePasses(Aten):
         total = dy.flatten(1) if single else empty(x.shape[:2], dtype)
         moment = empty(x.shape[:2], dtype)
         given = (*_at(dy, gradient), *_at(x, layout), *rows.arguments)
-        _run("gradient_sums", x, layout, *given, 0 if single else address(total), address(moment))
+        _run("gradient_sums", x, layout, *given, *addresses(None if single else total, moment))
         return total, moment
 
     @or_aten
@@ -105,7 +105,7 @@ class _Rows:
             wide = given if given.shape[1] == channels else given.expand(rows, channels)
             admitted = table(wide, ARITHMETIC[x.dtype], (rows, channels))
             self.alive.append(admitted)
-            self.arguments += [address(admitted), per_row, rows - 1]
+            self.arguments += [*addresses(admitted), per_row, rows - 1]
 
 
 @functools.lru_cache(maxsize=64)
@@ -122,7 +122,8 @@ def _gradient(dy: Tensor, x: Tensor, layout: Layout) -> tuple[Tensor, Layout]:
 
 
 def _at(x: Tensor, layout: Layout) -> tuple[int, int, int]:
-    return address(x), layout.batch_stride, layout.inner_stride
+    (at,) = addresses(x)
+    return at, layout.batch_stride, layout.inner_stride
 
 
 def _run(name: str, x: Tensor, layout: Layout, *given: int) -> None:

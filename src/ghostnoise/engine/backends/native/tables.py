@@ -5,17 +5,18 @@ from torch import Tensor
 
 from ghostnoise.engine.backends.aten import Aten
 from ghostnoise.engine.backends.base import Affine, Coefficients, NoiseTables
-from ghostnoise.engine.backends.native.fused import COVERED, TABLE_DTYPES, SeededLaw, group_starts
+from ghostnoise.engine.backends.native.fused import COVERED, SeededLaw, group_starts
 from ghostnoise.engine.backends.native.gate import (
+    TABLE_DTYPES,
     NotAdmitted,
-    address,
-    buffer,
+    addresses,
     consecutive,
     empty,
     optional,
     or_aten,
     sample_moments,
     table,
+    updatable,
 )
 from ghostnoise.engine.backends.native.library import DTYPES, run, threads
 from ghostnoise.engine.plan import Batch, Drawn, Noise, Normalizer, Tables
@@ -46,7 +47,7 @@ class NativeTables(Aten):
         count, starts = group_starts(batch_size, contributors.ghost_size)
         made = empty((2, batch_size if exclusive else count, channels), torch.float64).unbind()
         sizes = (DTYPES[mean.dtype], int(exclusive), threads(mean.numel()), count, starts, channels)
-        run("pool", *sizes, *map(address, (mean, var, *made)))
+        run("pool", *sizes, *addresses(mean, var, *made))
         return Moments(*made)
 
     @or_aten
@@ -58,7 +59,7 @@ class NativeTables(Aten):
             raise NotAdmitted
         drawn = _Drawn(moments, around, indices, dtype)
         made = empty((2, drawn.rows, drawn.channels), dtype).unbind()
-        run("pool_drawn", *drawn.sizes, *drawn.addresses, *map(address, made))
+        run("pool_drawn", *drawn.sizes, *drawn.addresses, *addresses(*made))
         return Moments(*made)
 
     @or_aten
@@ -71,7 +72,7 @@ class NativeTables(Aten):
         given = [optional(one, dtype, (channels,)) for one in (weight, bias)]
         made = empty((5, rows, channels), dtype)
         sizes = (DTYPES[dtype], threads(mean.numel()), rows, channels)
-        run("coefficients", *sizes, address(mean), address(var), *_floor(normalizer), *map(address, (*given, made)))
+        run("coefficients", *sizes, *addresses(mean, var), *_floor(normalizer), *addresses(*given, made))
         return Coefficients(*made.unbind())
 
     @or_aten
@@ -117,20 +118,20 @@ class NativeTables(Aten):
             mean, own_var = sample_moments(batch.moments)
             around = table(batch.whole.mean, torch.float64, (1, channels))
             sizes = (DTYPES[mean.dtype], DTYPES[dtype], threads(LAW * rows * channels), samples, channels, rows, 0)
-            given = (address(mean), address(own_var), 0, address(around), 0, 0, *law.addresses)
+            given = (*addresses(mean, own_var, None, around), 0, 0, *law.addresses)
         else:
             ghost = noise.ghost_moments(batch)
             rows, _ = _table_shape(ghost.mean, dtype)
             tables = [table(one, dtype, (rows, channels)) for one in ghost]
             sizes = (0, DTYPES[dtype], threads(rows * channels), samples, channels, rows, 0)
-            given = (0, 0, 0, 0, *map(address, tables), 0, 0, 0)
+            given = (0, 0, 0, 0, *addresses(*tables), 0, 0, 0)
         var, margin = (table(one, torch.float64, (1, channels)) for one in (noise.var(batch), noise.eps * batch.unit))
         pool = None if coefficients is None else consecutive(coefficients, dtype, (1, channels))
         parameters = [optional(one, dtype, (channels,)) for one in (weight, bias)]
         wanted = (noise.shifts, noise.scales, pool is not None, pool is not None)
         made = [empty((rows, channels), dtype) if wants else None for wants in wanted]
         ends = (var, margin, pool, *parameters, *made)
-        run("noise_tables", *sizes, *given, int(noise.shifts), int(noise.scales), *map(address, ends))
+        run("noise_tables", *sizes, *given, int(noise.shifts), int(noise.scales), *addresses(*ends))
         return made
 
     @or_aten
@@ -155,8 +156,8 @@ class NativeTables(Aten):
         var = table(var, torch.float64, (rows, channels))
         made = (*empty((2, channels), dtype).unbind(), *empty((2, rows, channels), dtype).unbind())
         sizes = (DTYPES[dtype], threads(total.numel()), samples, channels, rows, samples_per_pool)
-        given = map(address, (*sums, pools, var))
-        run("statistics_gradient", *sizes, *given, *_floor(normalizer), *map(address, made), 0)
+        given = addresses(*sums, pools, var)
+        run("statistics_gradient", *sizes, *given, *_floor(normalizer), *addresses(*made), 0)
         return made[0], made[1], Moments(*made[2:])
 
     @or_aten
@@ -183,9 +184,9 @@ class NativeTables(Aten):
         if exclusive:
             mean, _ = sample_moments(kept, shape)
             codes, ends = (DTYPES[dtype], DTYPES[mean.dtype]), (mean, *tables, *made)
-            run("exclusive_linear_term", *codes, *sizes, *map(address, ends))
+            run("exclusive_linear_term", *codes, *sizes, *addresses(*ends))
         else:
-            run("linear_term", DTYPES[dtype], *sizes, *map(address, (*tables, *made)))
+            run("linear_term", DTYPES[dtype], *sizes, *addresses(*tables, *made))
         return LinearTerm(*made)
 
     @or_aten
@@ -193,16 +194,14 @@ class NativeTables(Aten):
         self, mean: Tensor | None, var: Tensor | None, count: Tensor | None, momentum: float | None, stats: Moments
     ) -> None:
         """Update the buffers in place."""
-        given = [one for one in (mean, var) if one is not None]
-        channels, dtype = stats.mean.shape[-1], given[0].dtype if given else torch.float32
-        if dtype not in TABLE_DTYPES or (momentum is None and count is None):
+        channels = stats.mean.shape[-1]
+        dtype = updatable(mean, var, count, channels)
+        if dtype is None or (momentum is None and count is None):
             raise NotAdmitted
-        buffers = [buffer(one, dtype, (channels,)) for one in (mean, var)]
-        buffers.append(buffer(count, torch.int64, ()))
         tables = [table(one, torch.float64, (1, channels)) for one in stats]
         factor = -1.0 if momentum is None else float(momentum)
-        run("update_running", DTYPES[dtype], channels, *map(address, (*buffers, *tables)), factor)
-        torch.autograd.graph.increment_version([one for one in buffers if one is not None])
+        run("update_running", DTYPES[dtype], channels, *addresses(mean, var, count, *tables), factor)
+        torch.autograd.graph.increment_version([one for one in (mean, var, count) if one is not None])
 
 
 def _floor(normalizer: Normalizer) -> tuple[float, float]:
@@ -232,4 +231,4 @@ class _Drawn:
         self.alive = (mean, var, indices, around)
         many = threads(indices.numel() * self.channels)
         self.sizes = (DTYPES[mean.dtype], DTYPES[dtype], many, samples, self.channels, self.rows, drawn)
-        self.addresses = tuple(map(address, self.alive))
+        self.addresses = tuple(addresses(*self.alive))
