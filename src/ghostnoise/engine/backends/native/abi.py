@@ -36,7 +36,7 @@ SIGNATURES = {
     "exclusive_linear_term": I64 * 4 + PTR + I64 * 2 + PTR * 7,
     "update_running": I64 * 2 + PTR * 5 + F64,
     "pool_drawn": _SAMPLES + PTR * 6,
-    "noise_tables": _SAMPLES + PTR * 9 + I64 * 2 + PTR * 9,
+    "noise_tables": _SAMPLES + PTR * 9 + I64 * 2 + PTR * 10,
     "fused_forward": I64 + PTR * 4 + F64 * 2 + _NOISE + I64 + PTR * 10 + _UPDATE + PTR,
     "fused_backward": I64 + PTR * 4 + F64 * 2 + I64 + PTR * 6,
 }

@@ -131,7 +131,7 @@ class NativeTables(Aten):
         wanted = (noise.shifts, noise.scales, pool is not None, pool is not None)
         made = [empty((rows, channels), dtype) if wants else None for wants in wanted]
         ends = (var, margin, pool, *parameters, *made)
-        run("noise_tables", *sizes, *given, int(noise.shifts), int(noise.scales), *addresses(*ends))
+        run("noise_tables", *sizes, *given, int(noise.shifts), int(noise.scales), *addresses(*ends), 0)
         return made
 
     @or_aten

@@ -3,6 +3,7 @@
 // double.
 
 #include "exports.h"
+#include "gradients.h"
 
 #include <cmath>
 
@@ -25,83 +26,6 @@ void coefficients(i64 threads, i64 R, i64 C, const double *mean, const double *v
             to.shift[at + c] = made.shift;
         }
     }
-}
-
-constexpr i64 SHORT = 16;  // samples that are summed in the arithmetic of x before their sum is added in double
-
-// Adds a sample to the sums of k * a, k * d, a and k * m * a, for its sums a and d and its noise m and k.
-template <class A> void add_sample(i64 wide, const A *a, const A *d, const A *m, const A *k, A (&sums)[4][CHUNK]) {
-    with_flag(k, [&](auto scales) {
-        with_flag(m, [&](auto shifts) {
-#pragma omp simd
-            for (i64 c = 0; c < wide; ++c) {
-                const A scale = decltype(scales)::value ? k[c] : A(1), total = scale * a[c];
-                sums[0][c] += total;
-                sums[1][c] += scale * d[c];
-                sums[2][c] += a[c];
-                if constexpr (decltype(shifts)::value)
-                    sums[3][c] += total * m[c];
-            }
-        });
-    });
-}
-
-// a and d are the sums `total` and `moment` of the samples, m and k the shift and the scale of their noise.
-template <class A>
-void statistics_gradient(i64 threads, i64 B, i64 C, i64 R, i64 per_pool, const A *a, const A *d, const A *m, const A *k,
-                         const A *tables, const double *var, Floor floor, A *to_weight, A *to_bias, A *to_mean,
-                         A *to_var, double *carried) {
-    const Coefficients<A> pools(const_cast<A *>(tables), R * C);
-    for_columns(1, C, threads, [=](i64, i64 c0, i64 wide) {
-        double g_weight[CHUNK] = {}, g_bias[CHUNK] = {};
-        for (i64 c = 0; carried && c < wide; ++c) {
-            g_weight[c] = carried[c0 + c];
-            g_bias[c] = carried[C + c0 + c];
-        }
-        const auto finish_pool = [&](i64 r, const auto *sum, const auto *product) {
-            const i64 at = r * C + c0;
-#pragma omp simd
-            for (i64 c = 0; c < wide; ++c) {
-                const PoolGradient<A> made(pools.of(at + c), var[at + c], floor, double(sum[c]), double(product[c]));
-                g_weight[c] += made.weight;
-                to_mean[at + c] = made.mean;
-                to_var[at + c] = made.var;
-            }
-        };
-        for (i64 r = 0; r < R; ++r) {
-            if (R == B && !m && !k) {  // each sample has a pool of its own
-                finish_pool(r, a + r * C + c0, d + r * C + c0);
-                for (i64 c = 0; c < wide; ++c)
-                    g_bias[c] += double(a[r * C + c0 + c]);
-                continue;
-            }
-            double sum[CHUNK] = {}, product[CHUNK] = {};
-            const i64 end = r == R - 1 ? B : (r + 1) * per_pool;
-            for (i64 b = r * per_pool; b < end;) {
-                A part[4][CHUNK] = {};
-                const i64 stop = end - b < SHORT ? end : b + SHORT;
-                for (; b < stop; ++b) {
-                    const i64 at = b * C + c0;
-                    add_sample(wide, a + at, d + at, m ? m + at : nullptr, k ? k + at : nullptr, part);
-                }
-                for (i64 c = 0; c < wide; ++c) {
-                    sum[c] += double(part[0][c]);
-                    product[c] += double(part[1][c]);
-                    g_bias[c] += double(part[2][c]);
-                    g_weight[c] -= double(part[3][c]);
-                }
-            }
-            finish_pool(r, sum, product);
-        }
-        for (i64 c = 0; c < wide; ++c) {
-            to_weight[c0 + c] = A(g_weight[c]);
-            to_bias[c0 + c] = A(g_bias[c]);
-        }
-        for (i64 c = 0; carried && c < wide; ++c) {
-            carried[c0 + c] = g_weight[c];
-            carried[C + c0 + c] = g_bias[c];
-        }
-    });
 }
 
 // Around the sample's own mean, since it may be far from those of the other samples.
@@ -193,37 +117,39 @@ void update_running(i64 C, A *mean, A *var, i64 *count, const double *to_mean, c
     }
 // clang-format on
 
-GN_EXPORT(coefficients)(i64 dtype, i64 threads, i64 R, i64 C, const double *mean, const double *var, double eps,
-                        double least, const void *weight, const void *bias, void *to) {
+GN_EXPORT(coefficients)
+(i64 dtype, i64 threads, i64 R, i64 C, const double *mean, const double *var, double eps, double least,
+ const void *weight, const void *bias, void *to) {
     GN_TABLES(coefficients<A>(threads, R, C, mean, var, {eps, least}, in<A>(weight), in<A>(bias),
                               Coefficients<A>(out<A>(to), R * C)));
 }
 
-GN_EXPORT(statistics_gradient)(i64 dtype, i64 threads, i64 B, i64 C, i64 R, i64 per_pool, const void *total,
-                               const void *moment, const void *m, const void *k, const void *coefficients,
-                               const double *var, double eps, double least, void *to_weight, void *to_bias,
-                               void *to_mean, void *to_var, double *carried) {
-    GN_TABLES(statistics_gradient<A>(threads, B, C, R, per_pool, in<A>(total), in<A>(moment), in<A>(m), in<A>(k),
-                                     in<A>(coefficients), var, {eps, least}, out<A>(to_weight), out<A>(to_bias),
-                                     out<A>(to_mean), out<A>(to_var), carried));
+GN_EXPORT(statistics_gradient)
+(i64 dtype, i64 threads, i64 B, i64 C, i64 R, i64 per_pool, const void *total, const void *moment, const void *m,
+ const void *k, const void *coefficients, const double *var, double eps, double least, void *to_weight, void *to_bias,
+ void *to_mean, void *to_var, double *carried) {
+    GN_TABLES(statistics_gradient<A>(threads, B, C, R, per_pool, SumTables<A>{in<A>(total), in<A>(moment), C},
+                                     {in<A>(m), in<A>(k)}, in<A>(coefficients), var, {eps, least}, out<A>(to_weight),
+                                     out<A>(to_bias), out<A>(to_mean), out<A>(to_var), carried));
 }
 
-GN_EXPORT(linear_term)(i64 dtype, i64 threads, i64 G, const i64 *starts, i64 C, i64 S, const double *mean,
-                       const void *g_mean, const void *g_var, void *center, void *slope, void *offset) {
+GN_EXPORT(linear_term)
+(i64 dtype, i64 threads, i64 G, const i64 *starts, i64 C, i64 S, const double *mean, const void *g_mean,
+ const void *g_var, void *center, void *slope, void *offset) {
     GN_TABLES(linear_term(threads, G, starts, C, S, mean, in<A>(g_mean), in<A>(g_var), out<A>(center), out<A>(slope),
                           out<A>(offset)));
 }
 
-GN_EXPORT(exclusive_linear_term)(i64 dtype, i64 means, i64 threads, i64 G, const i64 *starts, i64 C, i64 S,
-                                 const void *mean, const double *pooled, const void *g_mean, const void *g_var,
-                                 void *center, void *slope, void *offset) {
+GN_EXPORT(exclusive_linear_term)
+(i64 dtype, i64 means, i64 threads, i64 G, const i64 *starts, i64 C, i64 S, const void *mean, const double *pooled,
+ const void *g_mean, const void *g_var, void *center, void *slope, void *offset) {
     GN_TABLES(if (means == 0) exclusive_linear_term(threads, G, starts, C, S, in<float>(mean), pooled, in<A>(g_mean),
                                                     in<A>(g_var), out<A>(center), out<A>(slope), out<A>(offset));
               else exclusive_linear_term(threads, G, starts, C, S, in<double>(mean), pooled, in<A>(g_mean),
                                          in<A>(g_var), out<A>(center), out<A>(slope), out<A>(offset)));
 }
 
-GN_EXPORT(update_running)(i64 dtype, i64 C, void *mean, void *var, i64 *count, const double *to_mean,
-                          const double *to_var, double factor) {
+GN_EXPORT(update_running)
+(i64 dtype, i64 C, void *mean, void *var, i64 *count, const double *to_mean, const double *to_var, double factor) {
     GN_TABLES(update_running<A>(C, out<A>(mean), out<A>(var), count, to_mean, to_var, factor));
 }

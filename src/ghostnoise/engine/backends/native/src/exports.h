@@ -89,12 +89,14 @@ GN_EXPORT(pool_drawn)(i64 means, i64 dtype, i64 threads, i64 B, i64 C, i64 K, i6
 // Noise (K, C) from drawn samples as in `pool_drawn`, or if `seed` is not null from a law (law.h) with the variances of
 // the samples, or if both are null from the moments `ghost_mean` and `ghost_var` (K, C): scale = sqrt((pool_var +
 // margin) / (var + margin)), and shift = mean. With the coefficients of a pool that all samples share, the shift is
-// multiplied by its rstd. Unless `to_scale` is null, also what is then applied to x.
+// multiplied by its rstd. Unless `to_scale` is null, also what is then applied to x; unless `to_y` is null, instead the
+// result y, where the means are x itself and as many rows as samples are drawn.
 GN_EXPORT(noise_tables)(i64 means, i64 dtype, i64 threads, i64 B, i64 C, i64 K, i64 N, const void *mean,
                         const double *var, const i64 *indices, const double *around, const void *ghost_mean,
                         const void *ghost_var, const i64 *seed, const double *law, const void *quantiles, i64 shifts,
                         i64 scales, const double *pool_var, const double *margin, const void *coefficients,
-                        const void *weight, const void *bias, void *to_m, void *to_k, void *to_scale, void *to_shift);
+                        const void *weight, const void *bias, void *to_m, void *to_k, void *to_scale, void *to_shift,
+                        void *to_y);
 
 // ---- fused: all steps of one direction in one call; `geometry` has the numbers of a Geometry, then the starts ----
 
@@ -106,8 +108,8 @@ GN_EXPORT(noise_tables)(i64 means, i64 dtype, i64 threads, i64 B, i64 C, i64 K, 
 // their ghost batches (2), with the variance multiplied by `bessel`.
 GN_EXPORT(fused_forward)(i64 dtype, const i64 *geometry, void *x, const void *weight, const void *bias, double eps,
                          double least, const i64 *indices, i64 N, const i64 *seed, const double *law,
-                         const void *quantiles, double noise_eps, i64 means, void *mean, double *var,
-                         double *pooled, void *m, void *k, const double *reference_mean, const double *reference_var,
+                         const void *quantiles, double noise_eps, i64 means, void *mean, double *var, double *pooled,
+                         void *m, void *k, const double *reference_mean, const double *reference_var,
                          const double *limits, void *r, void *d, i64 population, double bessel, i64 buffers,
                          void *running_mean, void *running_var, i64 *count, double factor, void *y);
 

@@ -5,7 +5,8 @@
 // Ghost batches do not depend on each other, so all steps run on a few of them, then on the next few: where tables are
 // large, as with few positions, they stay in the caches from step to step.
 
-#include "exports.h"
+#include "gradients.h"
+#include "passes.h"
 #include "single_position.h"
 
 namespace {
@@ -122,8 +123,8 @@ template <class A> struct Forward {
         double *mean = means ? means + part.pool * C : pooled.at, *var = means ? vars + part.pool * C : mean + R * C;
         GN_FUNCTION(pool)(own.means, n.exclusive, n.many(B * C), n.G, part.starts, C, own.mean, own.var, mean, var);
         const Coefficients<A> pools(tables.at, R * C);
-        GN_FUNCTION(coefficients)(TABLES<A>, n.many(R * C), R, C, mean, var, floor.eps, floor.least, weight, bias,
-                                  tables.at);
+        GN_FUNCTION(coefficients)
+        (TABLES<A>, n.many(R * C), R, C, mean, var, floor.eps, floor.least, weight, bias, tables.at);
         if (drawn.indices || drawn.seed)
             return with_noise(n, from, mean, var, pools, to);
         if (renormalization.mean)
@@ -162,12 +163,18 @@ template <class A> struct Forward {
             margin[c] = double(A(drawn.eps) * one);
             unit[c] = double(one);
         }
+        // If the means of the samples are x itself, unless y is so large that it is written past the caches.
+        const bool at_once = samples.mean == x && n.made_b == C && B * C * bytes < LARGE;
+        if (at_once)
+            request_huge_pages(to, B * C * bytes);
         if (const int status = GN_FUNCTION(noise_tables)(
                 samples.means, TABLES<A>, n.many(B * C * (drawn.seed ? LAW : drawn.N)), B, C, B, drawn.N, samples.mean,
                 samples.var, drawn.indices, mean, nullptr, nullptr, drawn.seed, drawn.law, drawn.quantiles,
                 m != nullptr, k != nullptr, drawn.seed ? unit : var, margin, pool.center, weight, bias, m, k, nullptr,
-                nullptr))
+                nullptr, at_once ? to : nullptr))
             return status;
+        if (at_once)
+            return OK;
         const NoisyAffine<A> affine(rows.at, C);
         affine.fill(pool, weight, bias, C);
         return GN_FUNCTION(noisy_transform)(dtype, n.last, n.many(B * C * n.S), B, C, n.S, from, n.x_b, n.x_inner,
@@ -184,44 +191,65 @@ template <class A> struct Backward {
     A *m, *k, *g_weight;  // the gradient of weight, and that of bias after it
     double *carried;
 
+    // Calls run with a value of the type of x.
+    template <class Run> void with_type(Run run) const {
+        if constexpr (std::is_same_v<A, double>)
+            run(double());
+        else if (dtype == 2)
+            run(bfloat16());
+        else if (dtype == 3)
+            run(float16());
+        else
+            run(float());
+    }
+
     int operator()(const Part &part) const {
         const Geometry &n = part.geometry;
         const i64 B = n.B, C = n.C, S = n.S, R = n.pools(), size = R * C, many = n.many(B * C * S),
                   at = part.sample * C;
         const Scratch<double> pooled(n.exclusive ? 2 * size : 0);
-        const Scratch<A> tables((Coefficients<A>::TABLES + 5) * size + 2 * B * C);
+        const bool single = S == 1 && n.last && !n.exclusive;  // dy and x themselves serve as sums
+        const Scratch<A> tables((Coefficients<A>::TABLES + 5) * size + (single ? C : 2 * B * C));
         if (!pooled.at || !tables.at)
             return OUT_OF_MEMORY;
         void *gradient = offset(dy, part.sample * n.dy_b, bytes), *from = offset(x, part.sample * n.x_b, bytes);
         const Samples own = saved.from((n.exclusive ? part.sample : part.pool) * C);
         if (n.exclusive)
-            GN_FUNCTION(pool)(own.means, 1, n.many(B * C), n.G, part.starts, C, own.mean, own.var, pooled.at,
-                              pooled.at + size);
+            GN_FUNCTION(pool)
+        (own.means, 1, n.many(B * C), n.G, part.starts, C, own.mean, own.var, pooled.at, pooled.at + size);
         const double *mean = n.exclusive ? pooled.at : static_cast<double *>(own.mean);
         const double *var = n.exclusive ? pooled.at + size : own.var;
         const Coefficients<A> pools(tables.at, size);
-        GN_FUNCTION(coefficients)(TABLES<A>, n.many(size), R, C, mean, var, floor.eps, floor.least, weight, nullptr,
-                                  tables.at);
+        GN_FUNCTION(coefficients)
+        (TABLES<A>, n.many(size), R, C, mean, var, floor.eps, floor.least, weight, nullptr, tables.at);
         A *g_mean = tables.at + Coefficients<A>::TABLES * size, *g_var = g_mean + size, *center = g_var + size;
         A *slope = center + size, *shift = slope + size, *total = shift + size, *moment = total + B * C;
         A *gain = offset(k, at);
-        // For a single position, dy itself may serve as its sum.
-        const bool single = S == 1 && n.last && dtype < 2 && (n.dy_b == C || B == 1);
-        if (const int status = GN_FUNCTION(gradient_sums)(dtype, n.last, many, B, C, S, gradient, n.dy_b, n.dy_inner,
-                                                          from, n.x_b, n.x_inner, pools.center, n.per_pool, R - 1,
-                                                          single ? nullptr : total, moment))
-            return status;
-        GN_FUNCTION(statistics_gradient)(TABLES<A>, n.many(B * C), B, C, R, n.per_pool, single ? gradient : total,
-                                         moment, offset(m, at), gain, tables.at, var, floor.eps, floor.least, g_weight,
-                                         g_weight + C, g_mean, g_var, carried);
+        if (single) {
+            with_type([&](auto type) {
+                using T = decltype(type);
+                statistics_gradient<A>(n.many(B * C), B, C, R, n.per_pool,
+                                       SingleSums<T, A>{in<T>(gradient), n.dy_b, in<T>(from), n.x_b, C},
+                                       SampleNoise<A>{m, k}.from(at), tables.at, var, floor, g_weight, g_weight + C,
+                                       g_mean, g_var, carried);
+            });
+        } else {
+            if (const int status =
+                    GN_FUNCTION(gradient_sums)(dtype, n.last, many, B, C, S, gradient, n.dy_b, n.dy_inner, from, n.x_b,
+                                               n.x_inner, pools.center, n.per_pool, R - 1, total, moment))
+                return status;
+            GN_FUNCTION(statistics_gradient)
+            (TABLES<A>, n.many(B * C), B, C, R, n.per_pool, total, moment, offset(m, at), gain, tables.at, var,
+             floor.eps, floor.least, g_weight, g_weight + C, g_mean, g_var, carried);
+        }
         if (!dx)
             return OK;
         if (n.exclusive)
-            GN_FUNCTION(exclusive_linear_term)(TABLES<A>, own.means, n.many(B * C), n.G, part.starts, C, S, own.mean,
-                                               mean, g_mean, g_var, center, slope, shift);
-        else
-            GN_FUNCTION(linear_term)(TABLES<A>, n.many(size), n.G, part.starts, C, S, mean, g_mean, g_var, center,
-                                     slope, shift);
+            GN_FUNCTION(exclusive_linear_term)
+        (TABLES<A>, own.means, n.many(B * C), n.G, part.starts, C, S, own.mean, mean, g_mean, g_var, center, slope,
+         shift);
+        else GN_FUNCTION(linear_term)(TABLES<A>, n.many(size), n.G, part.starts, C, S, mean, g_mean, g_var, center,
+                                      slope, shift);
         A *ones = total;  // the sums are no longer needed
         for (i64 c = 0; !k && c < C; ++c)
             ones[c] = 1;
@@ -280,12 +308,12 @@ inline i64 size_of(i64 dtype) { return dtype == 1 ? 8 : dtype == 0 ? 4 : 2; }
         status = for_parts_of_batch(n, starts, bytes, __VA_ARGS__);                                                    \
     }
 
-GN_EXPORT(fused_forward)(i64 dtype, const i64 *geometry, void *x, const void *weight, const void *bias, double eps,
-                         double least, const i64 *indices, i64 N, const i64 *seed, const double *law,
-                         const void *quantiles, double noise_eps, i64 means, void *mean, double *var, double *pooled,
-                         void *m, void *k, const double *reference_mean, const double *reference_var,
-                         const double *limits, void *r, void *d, i64 population, double bessel, i64 buffers,
-                         void *running_mean, void *running_var, i64 *count, double factor, void *y) {
+GN_EXPORT(fused_forward)
+(i64 dtype, const i64 *geometry, void *x, const void *weight, const void *bias, double eps, double least,
+ const i64 *indices, i64 N, const i64 *seed, const double *law, const void *quantiles, double noise_eps, i64 means,
+ void *mean, double *var, double *pooled, void *m, void *k, const double *reference_mean, const double *reference_var,
+ const double *limits, void *r, void *d, i64 population, double bessel, i64 buffers, void *running_mean,
+ void *running_var, i64 *count, double factor, void *y) {
     const Geometry &n = *reinterpret_cast<const Geometry *>(geometry);
     const i64 *starts = geometry + sizeof(Geometry) / sizeof(i64), bytes = size_of(dtype), C = n.C;
     const Scratch<double> moments(mean ? 0 : 2 * n.B * C);
@@ -294,6 +322,8 @@ GN_EXPORT(fused_forward)(i64 dtype, const i64 *geometry, void *x, const void *we
     const Samples samples = {means, mean ? mean : moments.at, mean ? var : moments.at + n.B * C};
     int status = OK;
     if (!pooled && n.tiles(starts)) {
+        if (n.made_b == C)
+            request_huge_pages(y, n.B * C * bytes);
         GN_TILES((exclusive_forward<T, A>(n.many(n.B * C), n.G, starts, C, in<T>(x), n.x_b, in<A>(weight), in<A>(bias),
                                           {eps, least}, out<T>(y), n.made_b)));
     } else {
@@ -323,13 +353,15 @@ GN_EXPORT(fused_forward)(i64 dtype, const i64 *geometry, void *x, const void *we
     return GN_FUNCTION(update_running)(buffers, C, running_mean, running_var, count, stats.at, stats.at + C, factor);
 }
 
-GN_EXPORT(fused_backward)(i64 dtype, const i64 *geometry, void *dy, void *x, const void *weight, double eps,
-                          double least, i64 means, void *mean, double *var, void *m, void *k, void *parameters,
-                          void *dx) {
+GN_EXPORT(fused_backward)
+(i64 dtype, const i64 *geometry, void *dy, void *x, const void *weight, double eps, double least, i64 means, void *mean,
+ double *var, void *m, void *k, void *parameters, void *dx) {
     const Geometry &n = *reinterpret_cast<const Geometry *>(geometry);
     const i64 *starts = geometry + sizeof(Geometry) / sizeof(i64), bytes = size_of(dtype), C = n.C;
     int status = OK;
     if (!m && !k && n.tiles(starts)) {
+        if (dx && n.made_b == C)
+            request_huge_pages(dx, n.B * C * bytes);
         GN_TILES((exclusive_backward<T, A>(n.many(n.B * C), n.G, starts, C, in<T>(dy), n.dy_b, in<T>(x), n.x_b,
                                            in<A>(weight), {eps, least}, out<A>(parameters), out<A>(parameters) + C,
                                            out<T>(dx), n.made_b)));

@@ -73,7 +73,7 @@ GN_INLINE Two<double> cos_sin_pi(double s) {
 // The cosine and sine of pi * s, for s in [-1, 1].
 GN_INLINE Two<float> cos_sin_pi(float s) {
     const std::int32_t quarter = (std::int32_t(4 * s + 5) >> 1) - 2;  // the nearest multiple of 1/2
-    const float r = s - 0.5f * float(quarter), square = r * r;  // r in [-1/4, 1/4]
+    const float r = s - 0.5f * float(quarter), square = r * r;        // r in [-1/4, 1/4]
     float p = 8.2145886e-2f;
     p = p * square - 5.9926453e-1f;
     p = p * square + 2.5501640f;

@@ -63,8 +63,7 @@ template <class D> struct Copied {
 // The moments of N drawn samples (DRAWN,), the mean relative to `around`. Each drawn row is read once for both moments,
 // relative to the first drawn one: an outlier that was not drawn costs no digits, and one that was drawn makes the
 // variance large. Loops over packs are unrolled, so that packs stay in registers.
-template <bool WITH_VAR, class D>
-void pool_drawn(const Copied<D> &x, const i64 *drawn, i64 N, D *mean, D *var) {
+template <bool WITH_VAR, class D> void pool_drawn(const Copied<D> &x, const i64 *drawn, i64 N, D *mean, D *var) {
     constexpr i64 LANES = Pack<D>::LANES;
     const D *first = x.rows + drawn[0] * x.step;
     Pack<D> base[PACKS], total[PACKS] = {}, total_square[PACKS] = {};
@@ -224,9 +223,10 @@ template <class M, class D, class Use> int for_ghosts(i64 threads, i64 K, i64 C,
     return OK;
 }
 
-// The tables that noise makes: its own shift m and scale k, and unless null what is then applied to x.
+// The tables that noise makes: its own shift m and scale k, and unless null what is then applied to x. Where samples
+// have a single position, so that x are their means, y may be made at once.
 template <class A> struct Made {
-    A *m, *k, *scale, *shift;
+    A *m, *k, *scale, *shift, *y;
 };
 
 template <class M, class A>
@@ -247,8 +247,9 @@ int noise(i64 threads, i64 K, i64 C, const Source<M, A> &source, bool shifts, bo
         affine.fill(pool, weight, bias, C);
     const A *rstd = pool.rstd;
     int status = OK;
-    const auto run = [=, &source, &status](auto with_shift, auto with_scale, auto normalizes, auto applies) {
-        const auto use = [=](i64 row, i64 c0, i64 wide, const A *mean, const A *var) {
+    const auto run = [=, &source, &status](auto with_shift, auto with_scale, auto normalizes, auto applies,
+                                           auto transforms) {
+        const auto use = [=, &source](i64 row, i64 c0, i64 wide, const A *mean, const A *var) {
             const i64 at = row * C + c0;
 #pragma omp simd
             for (i64 c = 0; c < wide; ++c) {
@@ -261,6 +262,9 @@ int noise(i64 threads, i64 K, i64 C, const Source<M, A> &source, bool shifts, bo
                     to.scale[at + c] = affine.scale(c0 + c, k);
                     to.shift[at + c] = affine.shift(c0 + c, m, k);
                 }
+                if constexpr (decltype(transforms)::value)
+                    to.y[at + c] = affine.scale(c0 + c, k) * (A(source.mean[at + c]) - affine.center[c0 + c]) +
+                                   affine.shift(c0 + c, m, k);
                 if constexpr (decltype(with_shift)::value)
                     to.m[at + c] = m;
             }
@@ -274,10 +278,14 @@ int noise(i64 threads, i64 K, i64 C, const Source<M, A> &source, bool shifts, bo
     };
     with_flag(shifts, [&](auto shift) {
         with_flag(scales, [&](auto scale) {
-            if (to.scale)
-                run(shift, scale, std::true_type(), std::true_type());
+            const std::true_type yes;
+            const std::false_type no;
+            if (to.y)
+                run(shift, scale, yes, no, yes);
+            else if (to.scale)
+                run(shift, scale, yes, yes, no);
             else
-                with_flag(coefficients, [&](auto normalizes) { run(shift, scale, normalizes, std::false_type()); });
+                with_flag(coefficients, [&](auto normalizes) { run(shift, scale, normalizes, no, no); });
         });
     });
     return status;
@@ -296,8 +304,9 @@ int noise(i64 threads, i64 K, i64 C, const Source<M, A> &source, bool shifts, bo
     }
 // clang-format on
 
-GN_EXPORT(pool_drawn)(i64 means, i64 dtype, i64 threads, i64 B, i64 C, i64 K, i64 N, const void *mean,
-                      const double *var, const i64 *indices, const double *around, void *to_mean, void *to_var) {
+GN_EXPORT(pool_drawn)
+(i64 means, i64 dtype, i64 threads, i64 B, i64 C, i64 K, i64 N, const void *mean, const double *var, const i64 *indices,
+ const double *around, void *to_mean, void *to_var) {
     GN_MEANS_AND_TABLES(
         const Source<M, A> source = {in<M>(mean), var, B, N, indices, around, nullptr, nullptr, {}};
         return for_ghosts(threads, K, C, source, [=](i64 k, i64 c0, i64 wide, const A *pooled, const A *pooled_var) {
@@ -306,15 +315,22 @@ GN_EXPORT(pool_drawn)(i64 means, i64 dtype, i64 threads, i64 B, i64 C, i64 K, i6
         }););
 }
 
-GN_EXPORT(noise_tables)(i64 means, i64 dtype, i64 threads, i64 B, i64 C, i64 K, i64 N, const void *mean,
-                        const double *var, const i64 *indices, const double *around, const void *ghost_mean,
-                        const void *ghost_var, const i64 *seed, const double *law, const void *quantiles, i64 shifts,
-                        i64 scales, const double *pool_var, const double *margin, const void *coefficients,
-                        const void *weight, const void *bias, void *to_m, void *to_k, void *to_scale, void *to_shift) {
+GN_EXPORT(noise_tables)
+(i64 means, i64 dtype, i64 threads, i64 B, i64 C, i64 K, i64 N, const void *mean, const double *var, const i64 *indices,
+ const double *around, const void *ghost_mean, const void *ghost_var, const i64 *seed, const double *law,
+ const void *quantiles, i64 shifts, i64 scales, const double *pool_var, const double *margin, const void *coefficients,
+ const void *weight, const void *bias, void *to_m, void *to_k, void *to_scale, void *to_shift, void *to_y) {
     GN_MEANS_AND_TABLES(
-        const Source<M, A> source = {in<M>(mean), var, B, N, indices, around, in<A>(ghost_mean), in<A>(ghost_var),
+        const Source<M, A> source = {in<M>(mean),
+                                     var,
+                                     B,
+                                     N,
+                                     indices,
+                                     around,
+                                     in<A>(ghost_mean),
+                                     in<A>(ghost_var),
                                      {seed, law, in<A>(quantiles)}};
-        const Made<A> to = {out<A>(to_m), out<A>(to_k), out<A>(to_scale), out<A>(to_shift)};
+        const Made<A> to = {out<A>(to_m), out<A>(to_k), out<A>(to_scale), out<A>(to_shift), out<A>(to_y)};
         return noise<M, A>(threads, K, C, source, shifts, scales, pool_var, margin, in<A>(coefficients), in<A>(weight),
                            in<A>(bias), to););
 }

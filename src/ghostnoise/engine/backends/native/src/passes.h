@@ -77,15 +77,21 @@ template <class T> bool streams(const Shape &n, i64 row, const Tensor<T> &to) {
 
 // Requests huge pages for the memory of a large result. Where malloc returns freed memory to the system, a large result
 // is new memory each time, and page faults would take most of the time of a pass.
-template <class T> Tensor<T> with_huge_pages(const Shape &n, const Tensor<T> &to) {
+inline void request_huge_pages(const void *at, i64 bytes) {
 #if defined(__linux__) && defined(MADV_HUGEPAGE)
     constexpr std::uintptr_t PAGE = std::uintptr_t(1) << 21;
-    const i64 bytes = n.B * n.C * n.S * i64(sizeof(T));
-    const std::uintptr_t begin = reinterpret_cast<std::uintptr_t>(to.at);
+    const std::uintptr_t begin = reinterpret_cast<std::uintptr_t>(at);
     const std::uintptr_t from = (begin + PAGE - 1) / PAGE * PAGE, end = (begin + std::uintptr_t(bytes)) / PAGE * PAGE;
-    if (gn_huge_pages_requested && to.b == n.C * n.S && end > from)
+    if (gn_huge_pages_requested && end > from)
         madvise(reinterpret_cast<void *>(from), end - from, MADV_HUGEPAGE);  // only a request: failing is harmless
+#else
+    (void)at, (void)bytes;
 #endif
+}
+
+template <class T> Tensor<T> with_huge_pages(const Shape &n, const Tensor<T> &to) {
+    if (to.b == n.C * n.S)
+        request_huge_pages(to.at, n.B * n.C * n.S * i64(sizeof(T)));
     return to;
 }
 
@@ -121,15 +127,6 @@ template <class A, class Count, class Part> void for_packs(Count rows, i64 from,
         if (s < to)
             part(r, s, to - s);
     }
-}
-
-template <class A, class T, class Count> Pack<A> values(const T *from, Count count, A rest) {
-    Pack<A> pack;
-    if constexpr (std::is_same_v<Count, std::integral_constant<i64, Pack<A>::LANES>>)
-        pack.load_from(from);
-    else
-        pack.load_part(from, count, rest);
-    return pack;
 }
 
 // Runs block(c, rows) over channels, with as many rows at a time as a pack has lanes.

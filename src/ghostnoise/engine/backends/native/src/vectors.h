@@ -53,7 +53,7 @@ struct float16 {
 
 inline float load(float16 value) {
     const std::uint32_t sign = std::uint32_t(value.bits & 0x8000u) << 16, rest = value.bits & 0x7fffu;
-    const float subnormal = float(rest) * 5.9604644775390625e-8f;  // multiples of 2^-24
+    const float subnormal = float(rest) * 5.9604644775390625e-8f;                      // multiples of 2^-24
     std::uint32_t bits = (rest << 13) + (rest < 0x7c00u ? 0x38000000u : 0x70000000u);  // infinite or not a number
     if (rest < 0x400u)
         std::memcpy(&bits, &subnormal, 4);
@@ -191,6 +191,29 @@ template <class A> struct Pack {
         std::memcpy(&lanes, line, VECTOR);
     }
 };
+
+// The first `count` values; the remaining lanes are `rest`.
+template <class A, class T, class Count> Pack<A> values(const T *from, Count count, A rest) {
+    Pack<A> pack;
+    if constexpr (std::is_same_v<Count, std::integral_constant<i64, Pack<A>::LANES>>)
+        pack.load_from(from);
+    else
+        pack.load_part(from, count, rest);
+    return pack;
+}
+
+// Rounds a product now: fused with a later sum it would be rounded once, unlike a product that is stored in a table.
+template <class A> GN_INLINE void rounded(Pack<A> &product) {
+#if defined(GN_VECTOR_TYPES) && defined(__AVX512F__)
+    asm("" : "+v"(product.lanes));
+#elif defined(GN_VECTOR_TYPES) && defined(__SSE2__)
+    asm("" : "+x"(product.lanes));
+#elif defined(GN_VECTOR_TYPES) && defined(__aarch64__)
+    asm("" : "+w"(product.lanes));
+#else
+    (void)product;
+#endif
+}
 
 // Sets lane l of `a` to the sum of lanes l and l ^ H, taken from b where l has the bit H and from a elsewhere.
 template <i64 H, class A, i64... L>
