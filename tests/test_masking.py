@@ -25,7 +25,7 @@ ALL = torch.ones_like(MASK)
 def _nothing_is_left():
     yield
     assert not masking.active()
-    assert all(each.has_ended for each in masking._local.recomputations)
+    assert all(each.has_ended for each in masking._local.state.recomputations)
 
 
 def x(seed=0, length=8):
@@ -320,6 +320,26 @@ def test_a_block_inside_of_a_graph(counted):
         torch.testing.assert_close(run(x(), mask), expected)
     assert counted.frame_count == 1
     assert not masking.active()
+
+
+def test_a_graph_break_inside_of_a_block(counted):
+    """The block continues after the break, and ends as it would in eager mode."""
+    model, twin = converted("gbn"), converted("gbn")
+    inner = ghostnoise.masked(OTHER)
+
+    def run(model, x, mask):
+        with ghostnoise.masked(mask):
+            y = model(x)
+            torch._dynamo.graph_break()
+            with inner:  # created outside of the graph, which is then not captured at all
+                y = y + model(x)
+            return y + model(x)
+
+    compiled = torch.compile(run, backend=counted)
+    for mask in (MASK, ALL):
+        torch.testing.assert_close(compiled(model, x(), mask), run(twin, x(), mask))
+        assert not masking.active()
+    assert_same(model.state_dict(), twin.state_dict())
 
 
 def test_transforms():
