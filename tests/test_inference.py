@@ -572,6 +572,8 @@ def test_predict_of_several_inputs_and_a_transform():
     ("arguments", "message"),
     [
         ({"x": [1.0]}, "input of type list"),
+        ({"x": None}, "input of type NoneType: must be a tensor"),
+        ({"x": (torch.zeros(2, 2, 9), None)}, "input of type tuple with None: must be a tensor"),
         ({"x": ()}, "input of type tuple"),
         ({"x": (torch.zeros(2, 2, 9), 3)}, "with 3: must be a tensor"),
         ({"x": (torch.zeros(2, 2, 9), torch.zeros(3, 1, 1))}, r"batches of \[2, 3\] samples: must be equal"),

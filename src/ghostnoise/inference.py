@@ -22,6 +22,7 @@ from ghostnoise.engine import op, steps
 from ghostnoise.engine.backends.aten import ATEN
 from ghostnoise.engine.backends.base import Affine
 from ghostnoise.engine.plan import Batch, Normalizer
+from ghostnoise.masking import repeated as repeated_masks
 from ghostnoise.methods.base import NormLayer, Sampled
 from ghostnoise.methods.noise_base import Remembering
 from ghostnoise.statistics.moments import Moments, Stored, arithmetic_dtype, table_dtype
@@ -107,8 +108,9 @@ def predict(
 ) -> Prediction:
     """Run a model several times in eval mode with noise (`sampling`), and return mean, variance and all outputs.
 
-    The batch is repeated, so that all samples run in one pass where memory allows, and each has noise of its own. Modes
-    are restored at the end. The same seed gives the same outputs if the passes are the same.
+    The batch is repeated, so that all samples run in one pass where memory allows, and each has noise of its own. The
+    masks of a block of `ghostnoise.masked` around the call are repeated with it. Modes are restored at the end. The
+    same seed gives the same outputs if the passes are the same.
 
     Args:
         model: the model; its output must be a tensor with the batch in dimension 0.
@@ -261,9 +263,9 @@ def _stored(layer: nn.Module) -> Stored | None:
 def _batch(x: Inputs) -> tuple[int, torch.device]:
     """Check the input of `predict`; return the batch size and the device."""
     values: list[Any] = list(x.values()) if isinstance(x, Mapping) else list(x) if isinstance(x, tuple) else [x]
-    wrong = next((value for value in values if not isinstance(value, Tensor) or value.ndim == 0), None)
-    if not values or wrong is not None:
-        given = f"an input of type {type(x).__name__}" + ("" if wrong is None or wrong is x else f" with {wrong!r}")
+    wrong = [value for value in values if not isinstance(value, Tensor) or value.ndim == 0]
+    if not values or wrong:
+        given = f"an input of type {type(x).__name__}" + (f" with {wrong[0]!r}" if wrong and wrong[0] is not x else "")
         raise ValueError(
             f"predict got {given}: must be a tensor, a tuple of tensors or a mapping of tensors, each with the batch "
             "in dimension 0; put other arguments into a module around the model"
@@ -280,9 +282,10 @@ def _run(model: nn.Module, x: Inputs, count: int) -> Any:
     def repeated(value: Tensor) -> Tensor:
         return value.repeat(count, *(1 for _ in value.shape[1:]))
 
-    if isinstance(x, Mapping):
-        return model(**{name: repeated(value) for name, value in x.items()})
-    return model(*map(repeated, x)) if isinstance(x, tuple) else model(repeated(x))
+    with repeated_masks(count):
+        if isinstance(x, Mapping):
+            return model(**{name: repeated(value) for name, value in x.items()})
+        return model(*map(repeated, x)) if isinstance(x, tuple) else model(repeated(x))
 
 
 def _check_output(y: object, rows: int) -> None:

@@ -9,6 +9,7 @@ import inspect
 import threading
 from collections import deque
 from collections.abc import Mapping
+from contextlib import AbstractContextManager, nullcontext
 from types import TracebackType
 from typing import Any, TypeAlias
 
@@ -95,6 +96,14 @@ class masked:
 def active() -> bool:
     """Return whether layers that are called now take their masks from a block."""
     return _masks() is not None
+
+
+def repeated(count: int) -> AbstractContextManager[None]:
+    """Return a block with the masks of the current one for a batch that is repeated `count` times."""
+    masks = _masks()
+    if masks is None:
+        return nullcontext()
+    return masked(*(mask.repeat(count, *(1 for _ in shape[1:])) for shape, mask in masks.items()))
 
 
 def mask_of(

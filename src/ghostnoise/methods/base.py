@@ -217,7 +217,9 @@ class NormLayer(Sampled, Leaf, AnyBatchNorm):
         self._check_input_dim(input)
         mask = mask_of(self, input, mask)
         if self._sampling is not None and not self.training:
-            return zeroed(self._sampling(input), mask, type(self).__name__, 1)
+            name = type(self).__name__
+            y = self._sampling(zeroed(input, mask, name, 1))  # the gradient of the weight must not read the padding
+            return zeroed(y, mask, name, 1)
         tracks = self.track_running_stats or not self.training
         return self.function(
             input,
