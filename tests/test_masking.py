@@ -150,6 +150,44 @@ def test_a_block_is_that_of_its_thread():
     assert found == [False]
 
 
+def test_blocks_may_end_in_any_order():
+    """As those of generators do."""
+    layer, given = ghostnoise.BatchNorm1d(3, track_running_stats=False).double(), x()
+
+    def outputs(mask):
+        with ghostnoise.masked(mask):
+            while True:
+                yield layer(given)
+
+    first = outputs(MASK)
+    assert torch.equal(next(first), layer(given, MASK))
+    with ghostnoise.masked(OTHER):
+        first.close()
+        assert torch.equal(layer(given), layer(given, OTHER))
+    assert not masking.active()
+
+
+def test_one_object_in_several_threads():
+    block, layer, given = ghostnoise.masked(MASK), ghostnoise.BatchNorm1d(3, track_running_stats=False).double(), x()
+    inside, outside = threading.Barrier(2), []
+
+    def run():
+        with block:
+            inside.wait()
+            outside.append(torch.equal(layer(given), layer(given, MASK)))
+            inside.wait()
+        outside.append(not masking.active())
+
+    thread = threading.Thread(target=run)
+    thread.start()
+    with block:
+        inside.wait()
+        inside.wait()
+        thread.join()
+        assert torch.equal(layer(given), layer(given, MASK))
+    assert outside == [True, True]
+
+
 BAD = [
     ((MASK.float(),), r"masked got a mask of dtype torch.float32: must be .* torch.bool"),
     ((~ALL,), r"masked got a mask that is False everywhere: at least one position .* skip batches"),

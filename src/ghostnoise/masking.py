@@ -73,24 +73,31 @@ class masked:
         for each in (mask, *more):
             if each.ndim > 1:
                 self.masks.setdefault((each.shape[0],), each.flatten(1).any(1))
-        self.blocks: list[_Block] = []
 
     def __enter__(self) -> None:
-        block = _Block(self.masks, _local.state.block)
+        block = _Block(self, _local.state.block)
         if not torch.compiler.is_compiling():
             block.begin()
-        self.blocks.append(block)
         _local.state.block = block
 
     def __exit__(
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
-        block = self.blocks.pop()
-        _local.state.block = block.outer
+        block = _local.state.block
+        while block is not None and (block.owner is not self or block.has_ended):
+            block = block.outer
+        if block is None:  # entered by another thread, as by a generator that this one closes
+            return
+        block.has_ended = True
         if torch.compiler.is_compiling():
             block.last = 0  # a graph cannot read the number of the next node: no recomputation belongs to this block
         else:
             block.end()
+        # Blocks of generators may end in another order than they began in.
+        block = _local.state.block
+        while block is not None and block.has_ended:
+            block = block.outer
+        _local.state.block = block
 
 
 def active() -> bool:
@@ -150,8 +157,8 @@ def given_mask(layer: nn.Module, args: tuple[Any, ...], kwargs: Mapping[str, Any
 class _Block:
     """An entered block: its masks, the block around it, and the autograd nodes that were created in it."""
 
-    def __init__(self, masks: Masks, outer: "_Block | None") -> None:
-        self.masks, self.outer = masks, outer
+    def __init__(self, owner: masked, outer: "_Block | None") -> None:
+        self.owner, self.masks, self.outer, self.has_ended = owner, owner.masks, outer, False
 
     def begin(self) -> None:
         """Remember the block, and the number of the next node; without gradients, nothing runs again."""
