@@ -326,6 +326,25 @@ def test_a_recomputed_pass_sees_the_pool_of_the_first(reentrant, outstanding, no
         torch.testing.assert_close(one, other, rtol=1e-6, atol=1e-6)
 
 
+@pytest.mark.parametrize("reentrant", [True, False])
+def test_a_recomputed_pass_of_padded_samples(reentrant):
+    """Samples without valid positions do not identify a batch: they are all alike."""
+    mask, results = torch.tensor([False, True, True, False])[:, None].expand(4, 5), []
+    for saves in (False, True):
+        torch.manual_seed(0)
+        layer = GhostNoiseBatchNorm1d(2, ghost_size=3, history=4)
+        run = partial(checkpoint, layer, use_reentrant=reentrant) if saves else layer
+        inputs = [torch.randn(4, 2, 5, requires_grad=True) for _ in range(3)]
+        outputs = []
+        for x in inputs:
+            with ghostnoise.masked(mask):
+                outputs.append(run(x))
+        for y in outputs:
+            y.exp().sum().backward()
+        results.append([x.grad for x in inputs])
+    torch.testing.assert_close(*results, rtol=1e-6, atol=1e-6)
+
+
 def test_a_recomputed_pass_that_is_not_found_warns():
     torch.manual_seed(0)
     layer = GhostNoise(4, history=5)

@@ -53,9 +53,10 @@ def earlier(history: History, input: Tensor, channel_dim: int, extent: Extent) -
     """Return the samples before this batch; those before the first pass, if this is a recomputed one."""
     if not is_recomputed():
         return history.stored(input.shape[channel_dim], input.device)
-    ranks = extent.ranks
+    ranks, mask = extent.ranks, extent.mask
     first = 0 if ranks is None else sum(ranks.sizes[: ranks.rank])
-    return history.before(op.measure(input, channel_dim, extent.mask), first)
+    own = mask if mask is None or ranks is None else mask._replace(counts=ranks.rows(mask.counts))
+    return history.before(op.measure(input, channel_dim, own), first)
 
 
 def differ(extent: Extent, stored: Stored | None) -> bool:
