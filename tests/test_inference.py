@@ -280,6 +280,23 @@ def test_the_previous_state_returns_when_nested_and_after_exceptions():
     assert torch.equal(model(x), before)
 
 
+def test_blocks_may_end_in_any_order():
+    """As those of threads and generators do: nothing is left when all have ended."""
+    model, x = calibrated(), batches()[0]
+    before = model(x)
+    first, second = (ghostnoise.sampling(model, ghost_size=size) for size in (1, 2))
+    first.__enter__()
+    second.__enter__()
+    torch.manual_seed(0)
+    expected = model(x)
+    first.__exit__(None, None, None)
+    torch.manual_seed(0)
+    assert torch.equal(model(x), expected)
+    second.__exit__(None, None, None)
+    assert torch.equal(model(x), before)
+    assert not inference._active
+
+
 def test_the_gradient_is_that_of_constant_statistics():
     torch.manual_seed(0)
     for layer in (

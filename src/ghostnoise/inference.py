@@ -7,6 +7,7 @@ Approximation*, 2016) and MC batch norm (Teye et al., *Bayesian Uncertainty Esti
 Networks*, 2018).
 """
 
+import threading
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass
@@ -50,7 +51,8 @@ def sampling(model: nn.Module, *, ghost_size: int | None = None, generator: Gene
 
     A layer takes part if it is one of this library and has a ghost size. Its stored samples are those that
     `calibrate(model, loader, keep=K)` kept, or else its history, as they are when the block begins. All other layers,
-    and those in training mode, run as always. The previous state returns at the end, also after an exception.
+    and those in training mode, run as always. The previous state returns at the end, also after an exception. The block
+    holds for the model, whichever thread runs it; blocks may end in any order.
 
     Args:
         model: the model.
@@ -74,14 +76,11 @@ def sampling(model: nn.Module, *, ghost_size: int | None = None, generator: Gene
     checks.generator(generator)
     size = checks.ghost_size_or_none(ghost_size)
     samplers = _samplers(model, size, generator)
-    before = [(sampler.layer, sampler.layer._sampling) for sampler in samplers]
+    _begin(samplers)
     try:
-        for sampler in samplers:
-            sampler.layer._sampling = sampler
         yield
     finally:
-        for layer, previous in before:
-            layer._sampling = previous
+        _end(samplers)
 
 
 class Prediction(NamedTuple):
@@ -208,6 +207,27 @@ class Sampler:
         made = ATEN.coefficients(normalizer, moments, layer.weight, layer.bias, dtype)
         pool = pool._replace(unit=normalizer.rstd(moments.var).square().reciprocal())
         return ATEN.noisy_affine(noise, pool, made, layer.weight, layer.bias)[1]
+
+
+_active: list[list[Sampler]] = []  # those of all blocks that have not ended, in the order in which they began
+_changing = threading.Lock()
+
+
+def _begin(samplers: list[Sampler]) -> None:
+    """Give layers their samplers."""
+    with _changing:
+        _active.append(samplers)
+        for sampler in samplers:
+            sampler.layer._sampling = sampler
+
+
+def _end(samplers: list[Sampler]) -> None:
+    """Give layers the samplers of the latest of the other blocks, which may be those of other threads."""
+    with _changing:
+        _active[:] = [each for each in _active if each is not samplers]
+        others = {sampler.layer: sampler for each in _active for sampler in each}
+        for sampler in samplers:
+            sampler.layer._sampling = others.get(sampler.layer)
 
 
 def _samplers(model: nn.Module, ghost_size: int | None, generator: Generator | None) -> list[Sampler]:
