@@ -6,6 +6,7 @@ from torch import nn
 
 import ghostnoise
 from ghostnoise.methods.registry import specs
+from ghostnoise.statistics.laws import Law
 from support import ragged
 from support.calibrating import METHODS
 
@@ -64,3 +65,25 @@ def test_predict_inside_of_a_block():
     torch.testing.assert_close(found, torch.cat(expected), rtol=0, atol=1e-12)
     torch.testing.assert_close(mean, torch.cat(expected).mean(0))
     assert not variance[~MASK.unsqueeze(1).expand_as(variance)].any()
+
+
+@pytest.mark.parametrize("lengths", [[5, 2, 0, 3], [3, 3, 3, 3]])
+def test_analytical_noise_of_stored_samples_with_valid_positions(lengths):
+    """The law is that of ghost batches of the stored samples, whose positions may be others than those of the input."""
+    layer, mask = ghostnoise.AnalyticalGhostNoise(4, law="conv"), ragged.lengths_mask(lengths, 5)
+    with ghostnoise.masked(mask):
+        ghostnoise.calibrate(layer, [x()], keep=20)
+    given = torch.randn(6, 2, 7, dtype=torch.float64, generator=torch.Generator().manual_seed(4))
+    with ghostnoise.sampling(layer.eval(), generator=torch.Generator().manual_seed(1)):
+        y = layer(given)
+    samples = [sample for sample in ragged.unpad(x(), mask) if sample.shape[1]]
+    total = sum(sample.shape[1] for sample in samples)
+    mean, var = ragged.statistics(samples)
+    within = sum(((sample - sample.mean(1, keepdim=True)) ** 2).sum(1) for sample in samples) / (total - len(samples))
+    around = sum(sample.shape[1] * (sample.mean(1) - mean) ** 2 for sample in samples) / total
+    spatial = torch.tensor(total / len(samples), dtype=torch.float64)
+    between = (around - within / spatial).clamp_min(0)
+    draws = Law(4, "conv").draw((6, 2), spatial, given.device, torch.Generator().manual_seed(1))
+    shift = draws.normal * torch.sqrt(within / (4 * spatial) + between / 4)
+    scale = torch.sqrt((within * draws.within + between * draws.between + 1e-3) / (var + 1e-3))
+    torch.testing.assert_close(y, (given - shift[:, :, None]) / scale[:, :, None], rtol=0, atol=1e-10)

@@ -26,6 +26,7 @@ from ghostnoise.engine.plan import Batch, Normalizer
 from ghostnoise.masking import repeated as repeated_masks
 from ghostnoise.methods.base import NormLayer, Sampled
 from ghostnoise.methods.noise_base import Remembering
+from ghostnoise.statistics.laws import mean_count
 from ghostnoise.statistics.moments import Moments, Stored, arithmetic_dtype, table_dtype
 from ghostnoise.statistics.samples import GhostBatch, draw_indices, pool_all
 
@@ -160,32 +161,38 @@ def predict(
 
 @dataclass(eq=False)
 class Sampler:
-    """Runs a layer with the statistics of drawn samples; `whole` are the moments (1, C) of all stored ones."""
+    """Runs a layer with the statistics of drawn samples.
+
+    `whole` are the moments (1, C) of all stored ones, and `spatial` is their number of positions; the mean if they
+    differ.
+    """
 
     layer: Sampled
     name: str
     stored: Stored
     whole: Moments
+    spatial: int | Tensor
     ghost_size: int
     generator: Generator | None
 
     def __call__(self, input: Tensor) -> Tensor:
         """Decide on a transformation from the stored moments, and apply it."""
         channel_dim = getattr(self.layer, "channel_dim", 1)
-        channels, spatial = checks.layout(input, type(self.layer).__name__, channel_dim)
+        channels, _ = checks.layout(input, type(self.layer).__name__, channel_dim)
         if channels != self.stored.mean.shape[1]:
             raise ValueError(
                 f"{self.name} got {channels} channels in dimension {channel_dim} of an input of shape "
                 f"{tuple(input.shape)}, and has stored samples with {self.stored.mean.shape[1]}: must be equal; run "
                 "ghostnoise.calibrate(model, loader, keep=K) with such inputs"
             )
-        return op.apply(input, self._affine(input, spatial), channel_dim)
+        return op.apply(input, self._affine(input), channel_dim)
 
-    def _affine(self, input: Tensor, spatial: int) -> Affine:
+    def _affine(self, input: Tensor) -> Affine:
         """Return the transformation of the input, with one row for each of its samples, or one for all."""
         device, layer, dtype = input.device, self.layer, arithmetic_dtype(input)
         stored = Stored(*(table.to(device) for table in self.stored))
         whole = Moments(*(table.to(device) for table in self.whole))
+        spatial = self.spatial.to(device) if isinstance(self.spatial, Tensor) else self.spatial
         noise = layer.stored_noise(stored, self.ghost_size, input, spatial, self.generator)
         if noise is None:
             assert isinstance(layer, NormLayer)
@@ -266,7 +273,9 @@ def _sampler(found: Found, size: int, stored: Stored, generator: Generator | Non
             f"sampling with ghost batches of {size} samples with a single value per channel in {found}: a single "
             "value has no variance to divide by; give ghost_size=2 or more"
         )
-    return Sampler(layer, str(found), stored, pool_all(*stored[:2], stored.counts[:, None]), size, generator)
+    counts = stored.counts
+    spatial = int(counts[0]) if (counts == counts[0]).all() else mean_count(counts)
+    return Sampler(layer, str(found), stored, pool_all(*stored[:2], counts[:, None]), spatial, size, generator)
 
 
 def _stored(layer: nn.Module) -> Stored | None:

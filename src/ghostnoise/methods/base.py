@@ -166,9 +166,12 @@ class Sampled(nn.Module):
     injects_noise: ClassVar[bool] = False
 
     def stored_noise(
-        self, stored: Stored, ghost_size: int, input: Tensor, spatial: int, generator: Generator | None
+        self, stored: Stored, ghost_size: int, input: Tensor, spatial: int | Tensor, generator: Generator | None
     ) -> Noise | None:
-        """Draw noise for the samples of `input` from stored samples; None if the layer does not inject noise."""
+        """Draw noise for the samples of `input` from stored samples; None if the layer does not inject noise.
+
+        `spatial` is the number of positions of the stored samples, or a tensor with their mean if they differ.
+        """
         return None
 
 

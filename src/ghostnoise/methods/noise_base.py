@@ -95,10 +95,11 @@ class Remembering(Sampled):
     injects_noise = True
 
     def stored_noise(
-        self, stored: Stored, ghost_size: int, input: Tensor, spatial: int, generator: Generator | None
+        self, stored: Stored, ghost_size: int, input: Tensor, spatial: int | Tensor, generator: Generator | None
     ) -> Noise:
         """Draw ghost batches from stored samples, with replacement."""
-        warn_without_variance(self.components != "shift" and ghost_size * spatial == 1, input)
+        single = isinstance(spatial, int) and ghost_size * spatial == 1
+        warn_without_variance(self.components != "shift" and single, input)
         indices = draw_indices(len(stored.counts), ghost_size, input.device, generator, input.shape[0])
         return Drawn(float(self.noise_eps), self.components, indices)
 
