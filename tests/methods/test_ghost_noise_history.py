@@ -188,14 +188,16 @@ def test_batch_norm_of_a_single_value_raises_and_stores_nothing():
 def test_the_noise_of_a_stationary_stream_is_that_of_a_large_batch(batch_size):
     """METHODS' identity 4 with the pool's moments: Var[m] = Var_b(mean_b) / N and E[s²] = σ² - Var_b(mean_b) / N.
 
-    n shifts of one channel; the variance of a variance estimate is 2/n for normal values, and draws share a pool.
+    n shifts, of channels whose values are independent; the variance of a variance estimate is 2/n for normal values,
+    and draws share a pool.
     """
     torch.manual_seed(0)
-    size, ghost_size, n = 512, 8, 6000
+    size, ghost_size, n, channels = 512, 8, 6000, 6
     layer = GhostNoise(ghost_size, history=size, components="shift")
-    for stream in torch.randn(size // batch_size, batch_size, 1, 4):
+    for stream in torch.randn(size // batch_size, batch_size, channels, 4):
         layer(stream)
-    shifts = torch.cat([x - layer(x) for x in torch.randn(n // batch_size, batch_size, 1, 4)])[:, 0, 0]
+    batches = torch.randn(n // channels // batch_size, batch_size, channels, 4)
+    shifts = torch.cat([x - layer(x) for x in batches])[:, :, 0]
     variance, expected = shifts.square().mean().item(), 1 / (4 * ghost_size)
     # The pool's own variance deviates by sqrt(2/size), and over n/size disjoint pools the deviation averages out.
     bound = 5 * expected * (2 / n + 2 / (n + size)) ** 0.5
