@@ -13,12 +13,8 @@ from torch import nn
 import ghostnoise
 from ghostnoise.calibration import ALPHAS
 from ghostnoise.methods import registry
+from support.calibrating import METHODS, fails
 from support.ranks import launch, own_rows, values
-
-METHODS = {
-    "bn": {}, "gbn": {"ghost_size": 4}, "xbn": {"ghost_size": 4}, "en": {"ghost_size": 4}, "gni": {"ghost_size": 4},
-    "agni": {"ghost_size": 4}, "brn": {},
-}  # fmt: skip
 
 
 def network(seed=0, channels=3):
@@ -49,15 +45,6 @@ def by_hand(model, batches):
         second.append(model[4](x))
     joined = [torch.cat(parts) for parts in (first, second)]
     return [(x.mean((0, 2, 3)), x.var((0, 2, 3))) for x in joined]
-
-
-def state(model):
-    modules = list(model.modules())
-    return copy.deepcopy(model.state_dict()), [(each.training, len(each._forward_pre_hooks)) for each in modules]
-
-
-def same(before, after):
-    return before[1] == after[1] and all(torch.equal(before[0][name], after[0][name]) for name in before[0])
 
 
 @given(st.lists(st.integers(2, 9), min_size=1, max_size=4), st.booleans())
@@ -204,13 +191,6 @@ def test_a_mixture_is_chosen_where_samples_differ():
 
 
 # Bad input: an error, and nothing is changed.
-
-
-def fails(model, loader, match, kind=ValueError, **options):
-    before = state(model)
-    with pytest.raises(kind, match=match):
-        ghostnoise.calibrate(model, loader, **options)
-    assert same(before, state(model))
 
 
 def broken(batches):

@@ -280,6 +280,23 @@ def test_the_previous_state_returns_when_nested_and_after_exceptions():
     assert torch.equal(model(x), before)
 
 
+def test_blocks_may_end_in_any_order():
+    """As those of threads and generators do: nothing is left when all have ended."""
+    model, x = calibrated(), batches()[0]
+    before = model(x)
+    first, second = (ghostnoise.sampling(model, ghost_size=size) for size in (1, 2))
+    first.__enter__()
+    second.__enter__()
+    torch.manual_seed(0)
+    expected = model(x)
+    first.__exit__(None, None, None)
+    torch.manual_seed(0)
+    assert torch.equal(model(x), expected)
+    second.__exit__(None, None, None)
+    assert torch.equal(model(x), before)
+    assert not inference._active
+
+
 def test_the_gradient_is_that_of_constant_statistics():
     torch.manual_seed(0)
     for layer in (
@@ -572,6 +589,8 @@ def test_predict_of_several_inputs_and_a_transform():
     ("arguments", "message"),
     [
         ({"x": [1.0]}, "input of type list"),
+        ({"x": None}, "input of type NoneType: must be a tensor"),
+        ({"x": (torch.zeros(2, 2, 9), None)}, "input of type tuple with None: must be a tensor"),
         ({"x": ()}, "input of type tuple"),
         ({"x": (torch.zeros(2, 2, 9), 3)}, "with 3: must be a tensor"),
         ({"x": (torch.zeros(2, 2, 9), torch.zeros(3, 1, 1))}, r"batches of \[2, 3\] samples: must be equal"),

@@ -25,7 +25,7 @@ ALL = torch.ones_like(MASK)
 def _nothing_is_left():
     yield
     assert not masking.active()
-    assert all(each.has_ended for each in masking._local.recomputations)
+    assert all(each.has_ended for each in masking._local.state.recomputations)
 
 
 def x(seed=0, length=8):
@@ -148,6 +148,44 @@ def test_a_block_is_that_of_its_thread():
         thread.join()
         assert masking.active()
     assert found == [False]
+
+
+def test_blocks_may_end_in_any_order():
+    """As those of generators do."""
+    layer, given = ghostnoise.BatchNorm1d(3, track_running_stats=False).double(), x()
+
+    def outputs(mask):
+        with ghostnoise.masked(mask):
+            while True:
+                yield layer(given)
+
+    first = outputs(MASK)
+    assert torch.equal(next(first), layer(given, MASK))
+    with ghostnoise.masked(OTHER):
+        first.close()
+        assert torch.equal(layer(given), layer(given, OTHER))
+    assert not masking.active()
+
+
+def test_one_object_in_several_threads():
+    block, layer, given = ghostnoise.masked(MASK), ghostnoise.BatchNorm1d(3, track_running_stats=False).double(), x()
+    inside, outside = threading.Barrier(2), []
+
+    def run():
+        with block:
+            inside.wait()
+            outside.append(torch.equal(layer(given), layer(given, MASK)))
+            inside.wait()
+        outside.append(not masking.active())
+
+    thread = threading.Thread(target=run)
+    thread.start()
+    with block:
+        inside.wait()
+        inside.wait()
+        thread.join()
+        assert torch.equal(layer(given), layer(given, MASK))
+    assert outside == [True, True]
 
 
 BAD = [
@@ -320,6 +358,26 @@ def test_a_block_inside_of_a_graph(counted):
         torch.testing.assert_close(run(x(), mask), expected)
     assert counted.frame_count == 1
     assert not masking.active()
+
+
+def test_a_graph_break_inside_of_a_block(counted):
+    """The block continues after the break, and ends as it would in eager mode."""
+    model, twin = (ghostnoise.BatchNorm1d(3, dtype=torch.float64) for _ in range(2))
+    inner = ghostnoise.masked(OTHER)
+
+    def run(model, x, mask):
+        with ghostnoise.masked(mask):
+            y = model(x)
+            torch._dynamo.graph_break()
+            with inner:  # created outside of the graph, which is then not captured at all
+                y = y + model(x)
+            return y + model(x)
+
+    compiled = torch.compile(run, backend=counted)
+    for mask in (MASK, ALL):
+        torch.testing.assert_close(compiled(model, x(), mask), run(twin, x(), mask))
+        assert not masking.active()
+    assert_same(model.state_dict(), twin.state_dict())
 
 
 def test_transforms():

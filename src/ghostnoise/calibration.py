@@ -21,15 +21,17 @@ from torch.nn.parallel import DistributedDataParallel
 
 from ghostnoise import checks
 from ghostnoise.conversion.targets import Found, everything, is_fsdp
-from ghostnoise.engine import op, ranks
+from ghostnoise.engine import masks, op, ranks
 from ghostnoise.engine.ranks import Group
 from ghostnoise.inference import restored_modes
+from ghostnoise.masking import given_mask, mask_of
 from ghostnoise.methods.base import Sampled
 from ghostnoise.methods.eval_norm import EvalNorm
 from ghostnoise.statistics.history import histories
 from ghostnoise.statistics.moments import Moments, Stored, table_dtype
 from ghostnoise.statistics.samples import pool_all
 from ghostnoise.torch_private import AnyBatchNorm
+from ghostnoise.tracing import Leaf
 
 ALPHAS = (0.0, *(2.0**-power for power in range(10, -1, -1)))
 """The weights that are compared: 0, which is plain batch norm, and the powers of 1/2 from 1/1024 to 1."""
@@ -70,6 +72,9 @@ def calibrate(
     statistics of the batch, as in training, so use the batch size of training or more. Weights, gradients, modes and
     all other buffers, including `num_batches_tracked`, stay as they are. If anything fails, nothing is changed.
 
+    With masks, which layers take from `ghostnoise.masked` or as `mask=`, only valid positions count. Open the block in
+    `forward`, as in the second example, or in the model. Batch norms of torch do not take masks: convert them first.
+
     Args:
         model: the model; batch norms without running statistics, and those that no batch reaches, are left as they are.
         loader: batches: a tensor, a tuple or list whose first item is the input, or a mapping of keyword arguments.
@@ -83,7 +88,7 @@ def calibrate(
         process_group: the ranks whose batches count together: None is this process alone, "world" is all ranks. Each
             rank gives its own part of the data; all ranks get the same statistics.
         validation: batches of (input, target), on which the weight `alpha` of all `EvalNorm*d` layers is chosen.
-        loss: `loss(output, target)` is the mean loss of a validation batch.
+        loss: `loss(output, target)` is the mean loss of a validation batch; batches weigh by their samples.
         alphas: the weights to compare, between 0 and 1; that with the least loss is set.
 
     Returns:
@@ -93,6 +98,17 @@ def calibrate(
         >>> model = nn.Sequential(nn.Linear(20, 8), nn.BatchNorm1d(8), nn.ReLU())
         >>> calibrate(model, [torch.randn(128, 20) for _ in range(10)])
         Calibration(layers=('1',), batches=10, alpha=None, losses=None)
+
+        Padded batches, each with the valid positions of its samples:
+
+        >>> import ghostnoise
+        >>> model = ghostnoise.convert(nn.Sequential(nn.Conv1d(4, 8, 1), nn.BatchNorm1d(8)), "bn")
+        >>> padded = [(torch.randn(2, 4, 10), torch.arange(10) < torch.tensor([[10], [7]]))]
+        >>> def forward(model, batch):
+        ...     with ghostnoise.masked(batch[1]):
+        ...         return model(batch[0])
+        >>> calibrate(model, padded, forward=forward)
+        Calibration(layers=('1',), batches=1, alpha=None, losses=None)
     """
     checks.module(model, "calibrate")
     checks.flag("noise", noise)
@@ -179,11 +195,13 @@ class Reservoir:
         self.size, self.generator = size, torch.Generator().manual_seed(seed)
         self.keys, self.stored = torch.empty(0, dtype=torch.float64), Stored(*(torch.empty(0) for _ in range(3)))
 
-    def add(self, moments: Moments, count: int) -> None:
-        """Add the samples of a batch (B, C), with `count` values each."""
+    def add(self, moments: Moments, counts: Tensor | int) -> None:
+        """Add the samples of a batch (B, C) with their numbers of values (B,); one without values is not kept."""
         mean, var = (table.detach().to(table_dtype(table.device)) for table in moments)
         keys = torch.rand(len(mean), dtype=torch.float64, generator=self.generator)
-        self._keep([(self.keys, self.stored), (keys, Stored(mean, var, mean.new_full((len(mean),), count)))])
+        numbers = counts.to(mean) if isinstance(counts, Tensor) else mean.new_full(mean.shape[:1], counts)
+        present = numbers > 0
+        self._keep([(self.keys, self.stored), (keys[present.cpu()], Stored(mean, var, numbers).at(present))])
 
     def merged(self, group: Any) -> Stored | None:
         """Return the samples of all ranks, the same on each; None if there are none."""
@@ -258,14 +276,18 @@ def _measure(
         def add(module: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
             x: Tensor = args[0] if args else kwargs["input"]
             if x.numel():
+                mask = _mask(layer, x, given_mask(module, args, kwargs))
+                counts = None if mask is None else mask.counts
                 channel_dim: int = getattr(module, "channel_dim", 1)
-                moments = op.measure(x, channel_dim)
-                mean, var = (table[0] for table in pool_all(*moments))
-                count = x.numel() // x.shape[channel_dim]
+                values = x.numel() // x.shape[channel_dim] if counts is None else int(counts.sum())
+                if not values:  # the part of this rank is padded entirely; the layer raises if the whole batch is
+                    return
+                moments = op.measure(x, channel_dim, mask)
+                mean, var = (table[0] for table in pool_all(*moments, counts))
                 if layer in populations:
-                    populations[layer].add(count, mean, var * count)
+                    populations[layer].add(values, mean, var * values)
                 if layer in reservoirs:
-                    reservoirs[layer].add(moments, count // x.shape[0])
+                    reservoirs[layer].add(moments, values // x.shape[0] if counts is None else counts.flatten())
                 finite.append((layer, (mean.isfinite() & var.isfinite()).all()))
 
         return add
@@ -289,6 +311,25 @@ def _measure(
         for handle in handles:
             handle.remove()
     return batches
+
+
+def _mask(layer: Found, x: Tensor, given: Tensor | None) -> masks.Mask | None:
+    """Return the valid positions of a layer's input; None if all are valid."""
+    module, channel_dim = layer.module, getattr(layer.module, "channel_dim", 1)
+    takes_masks = isinstance(module, Leaf)
+    valid = mask_of(module, x, given, channel_dim, "" if takes_masks else f"{layer} got an input")
+    if valid is None:
+        return None
+    checks.mask(valid, x, str(layer), channel_dim)
+    if not takes_masks:
+        if valid.all():
+            return None
+        raise ValueError(
+            f"{layer} got a padded input of shape {tuple(x.shape)} inside of ghostnoise.masked: only layers of this "
+            "library take masks, and this one would normalize with statistics that include the padding; convert the "
+            'model first, as in ghostnoise.convert(model, "bn"); nothing was changed'
+        )
+    return masks.Mask(valid, masks.count(valid))
 
 
 def _eager() -> AbstractContextManager[None]:

@@ -7,6 +7,7 @@ Approximation*, 2016) and MC batch norm (Teye et al., *Bayesian Uncertainty Esti
 Networks*, 2018).
 """
 
+import threading
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass
@@ -22,8 +23,10 @@ from ghostnoise.engine import op, steps
 from ghostnoise.engine.backends.aten import ATEN
 from ghostnoise.engine.backends.base import Affine
 from ghostnoise.engine.plan import Batch, Normalizer
+from ghostnoise.masking import repeated as repeated_masks
 from ghostnoise.methods.base import NormLayer, Sampled
 from ghostnoise.methods.noise_base import Remembering
+from ghostnoise.statistics.laws import mean_count
 from ghostnoise.statistics.moments import Moments, Stored, arithmetic_dtype, table_dtype
 from ghostnoise.statistics.samples import GhostBatch, draw_indices, pool_all
 
@@ -49,7 +52,8 @@ def sampling(model: nn.Module, *, ghost_size: int | None = None, generator: Gene
 
     A layer takes part if it is one of this library and has a ghost size. Its stored samples are those that
     `calibrate(model, loader, keep=K)` kept, or else its history, as they are when the block begins. All other layers,
-    and those in training mode, run as always. The previous state returns at the end, also after an exception.
+    and those in training mode, run as always. The previous state returns at the end, also after an exception. The block
+    holds for the model, whichever thread runs it; blocks may end in any order.
 
     Args:
         model: the model.
@@ -73,14 +77,11 @@ def sampling(model: nn.Module, *, ghost_size: int | None = None, generator: Gene
     checks.generator(generator)
     size = checks.ghost_size_or_none(ghost_size)
     samplers = _samplers(model, size, generator)
-    before = [(sampler.layer, sampler.layer._sampling) for sampler in samplers]
+    _begin(samplers)
     try:
-        for sampler in samplers:
-            sampler.layer._sampling = sampler
         yield
     finally:
-        for layer, previous in before:
-            layer._sampling = previous
+        _end(samplers)
 
 
 class Prediction(NamedTuple):
@@ -107,8 +108,9 @@ def predict(
 ) -> Prediction:
     """Run a model several times in eval mode with noise (`sampling`), and return mean, variance and all outputs.
 
-    The batch is repeated, so that all samples run in one pass where memory allows, and each has noise of its own. Modes
-    are restored at the end. The same seed gives the same outputs if the passes are the same.
+    The batch is repeated, so that all samples run in one pass where memory allows, and each has noise of its own. The
+    masks of a block of `ghostnoise.masked` around the call are repeated with it. Modes are restored at the end. The
+    same seed gives the same outputs if the passes are the same.
 
     Args:
         model: the model; its output must be a tensor with the batch in dimension 0.
@@ -159,32 +161,38 @@ def predict(
 
 @dataclass(eq=False)
 class Sampler:
-    """Runs a layer with the statistics of drawn samples; `whole` are the moments (1, C) of all stored ones."""
+    """Runs a layer with the statistics of drawn samples.
+
+    `whole` are the moments (1, C) of all stored ones, and `spatial` is their number of positions; the mean if they
+    differ.
+    """
 
     layer: Sampled
     name: str
     stored: Stored
     whole: Moments
+    spatial: int | Tensor
     ghost_size: int
     generator: Generator | None
 
     def __call__(self, input: Tensor) -> Tensor:
         """Decide on a transformation from the stored moments, and apply it."""
         channel_dim = getattr(self.layer, "channel_dim", 1)
-        channels, spatial = checks.layout(input, type(self.layer).__name__, channel_dim)
+        channels, _ = checks.layout(input, type(self.layer).__name__, channel_dim)
         if channels != self.stored.mean.shape[1]:
             raise ValueError(
                 f"{self.name} got {channels} channels in dimension {channel_dim} of an input of shape "
                 f"{tuple(input.shape)}, and has stored samples with {self.stored.mean.shape[1]}: must be equal; run "
                 "ghostnoise.calibrate(model, loader, keep=K) with such inputs"
             )
-        return op.apply(input, self._affine(input, spatial), channel_dim)
+        return op.apply(input, self._affine(input), channel_dim)
 
-    def _affine(self, input: Tensor, spatial: int) -> Affine:
+    def _affine(self, input: Tensor) -> Affine:
         """Return the transformation of the input, with one row for each of its samples, or one for all."""
         device, layer, dtype = input.device, self.layer, arithmetic_dtype(input)
         stored = Stored(*(table.to(device) for table in self.stored))
         whole = Moments(*(table.to(device) for table in self.whole))
+        spatial = self.spatial.to(device) if isinstance(self.spatial, Tensor) else self.spatial
         noise = layer.stored_noise(stored, self.ghost_size, input, spatial, self.generator)
         if noise is None:
             assert isinstance(layer, NormLayer)
@@ -206,6 +214,27 @@ class Sampler:
         made = ATEN.coefficients(normalizer, moments, layer.weight, layer.bias, dtype)
         pool = pool._replace(unit=normalizer.rstd(moments.var).square().reciprocal())
         return ATEN.noisy_affine(noise, pool, made, layer.weight, layer.bias)[1]
+
+
+_active: list[list[Sampler]] = []  # those of all blocks that have not ended, in the order in which they began
+_changing = threading.Lock()
+
+
+def _begin(samplers: list[Sampler]) -> None:
+    """Give layers their samplers."""
+    with _changing:
+        _active.append(samplers)
+        for sampler in samplers:
+            sampler.layer._sampling = sampler
+
+
+def _end(samplers: list[Sampler]) -> None:
+    """Give layers the samplers of the latest of the other blocks, which may be those of other threads."""
+    with _changing:
+        _active[:] = [each for each in _active if each is not samplers]
+        others = {sampler.layer: sampler for each in _active for sampler in each}
+        for sampler in samplers:
+            sampler.layer._sampling = others.get(sampler.layer)
 
 
 def _samplers(model: nn.Module, ghost_size: int | None, generator: Generator | None) -> list[Sampler]:
@@ -244,7 +273,9 @@ def _sampler(found: Found, size: int, stored: Stored, generator: Generator | Non
             f"sampling with ghost batches of {size} samples with a single value per channel in {found}: a single "
             "value has no variance to divide by; give ghost_size=2 or more"
         )
-    return Sampler(layer, str(found), stored, pool_all(*stored[:2], stored.counts[:, None]), size, generator)
+    counts = stored.counts
+    spatial = int(counts[0]) if (counts == counts[0]).all() else mean_count(counts)
+    return Sampler(layer, str(found), stored, pool_all(*stored[:2], counts[:, None]), spatial, size, generator)
 
 
 def _stored(layer: nn.Module) -> Stored | None:
@@ -261,9 +292,9 @@ def _stored(layer: nn.Module) -> Stored | None:
 def _batch(x: Inputs) -> tuple[int, torch.device]:
     """Check the input of `predict`; return the batch size and the device."""
     values: list[Any] = list(x.values()) if isinstance(x, Mapping) else list(x) if isinstance(x, tuple) else [x]
-    wrong = next((value for value in values if not isinstance(value, Tensor) or value.ndim == 0), None)
-    if not values or wrong is not None:
-        given = f"an input of type {type(x).__name__}" + ("" if wrong is None or wrong is x else f" with {wrong!r}")
+    wrong = [value for value in values if not isinstance(value, Tensor) or value.ndim == 0]
+    if not values or wrong:
+        given = f"an input of type {type(x).__name__}" + (f" with {wrong[0]!r}" if wrong and wrong[0] is not x else "")
         raise ValueError(
             f"predict got {given}: must be a tensor, a tuple of tensors or a mapping of tensors, each with the batch "
             "in dimension 0; put other arguments into a module around the model"
@@ -280,9 +311,10 @@ def _run(model: nn.Module, x: Inputs, count: int) -> Any:
     def repeated(value: Tensor) -> Tensor:
         return value.repeat(count, *(1 for _ in value.shape[1:]))
 
-    if isinstance(x, Mapping):
-        return model(**{name: repeated(value) for name, value in x.items()})
-    return model(*map(repeated, x)) if isinstance(x, tuple) else model(repeated(x))
+    with repeated_masks(count):
+        if isinstance(x, Mapping):
+            return model(**{name: repeated(value) for name, value in x.items()})
+        return model(*map(repeated, x)) if isinstance(x, tuple) else model(repeated(x))
 
 
 def _check_output(y: object, rows: int) -> None:

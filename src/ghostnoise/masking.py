@@ -5,10 +5,13 @@ active. The pass then takes the masks of the block in which it ran first: the no
 sequence number, and nodes that were created in a block have the numbers from its beginning to its end.
 """
 
+import inspect
 import threading
 from collections import deque
+from collections.abc import Mapping
+from contextlib import AbstractContextManager, nullcontext
 from types import TracebackType
-from typing import TypeAlias
+from typing import Any, TypeAlias
 
 import torch
 import torch.distributed as dist
@@ -22,6 +25,7 @@ from ghostnoise.torch_private import (
     in_backward,
     next_node_number,
 )
+from ghostnoise.tracing import Leaf
 
 Masks: TypeAlias = dict[tuple[int, ...], Tensor]  # by their shapes
 
@@ -69,22 +73,31 @@ class masked:
         for each in (mask, *more):
             if each.ndim > 1:
                 self.masks.setdefault((each.shape[0],), each.flatten(1).any(1))
-        self.blocks: list[_Block] = []
 
     def __enter__(self) -> None:
-        block = _Block(self.masks, _local.block)
+        block = _Block(self, _local.state.block)
         if not torch.compiler.is_compiling():
             block.begin()
-        self.blocks.append(block)
-        _local.block = block
+        _local.state.block = block
 
     def __exit__(
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
-        block = self.blocks.pop()
-        _local.block = block.outer
-        if not torch.compiler.is_compiling():
+        block = _local.state.block
+        while block is not None and (block.owner is not self or block.has_ended):
+            block = block.outer
+        if block is None:  # entered by another thread, as by a generator that this one closes
+            return
+        block.has_ended = True
+        if torch.compiler.is_compiling():
+            block.last = 0  # a graph cannot read the number of the next node: no recomputation belongs to this block
+        else:
             block.end()
+        # Blocks of generators may end in another order than they began in.
+        block = _local.state.block
+        while block is not None and block.has_ended:
+            block = block.outer
+        _local.state.block = block
 
 
 def active() -> bool:
@@ -92,8 +105,26 @@ def active() -> bool:
     return _masks() is not None
 
 
-def mask_of(layer: nn.Module, input: Tensor, given: Tensor | None, channel_dim: int = 1) -> Tensor | None:
-    """Return the mask of a layer's input: the given one, or that of the block; None outside of blocks."""
+def repeated(count: int) -> AbstractContextManager[None]:
+    """Return a block with the masks of the current one for a batch that is repeated `count` times."""
+    masks = _masks()
+    if masks is None:
+        return nullcontext()
+    return masked(*(mask.repeat(count, *(1 for _ in shape[1:])) for shape, mask in masks.items()))
+
+
+def mask_of(
+    layer: nn.Module,
+    input: Tensor,
+    given: Tensor | None,
+    channel_dim: int = 1,
+    subject: str = "",
+    remedy: str = "pass mask= to the layer",
+) -> Tensor | None:
+    """Return the mask of a layer's input: the given one, or that of the block; None outside of blocks.
+
+    If the block has none for it, the error begins with `subject`, by default that the layer got an input.
+    """
     if given is not None:
         return given
     masks = _masks()
@@ -103,20 +134,31 @@ def mask_of(layer: nn.Module, input: Tensor, given: Tensor | None, channel_dim: 
     found = masks.get(shape)
     if found is None:
         name = getattr(layer, "_ghostnoise_path", "")
+        subject = subject or f"{repr(name) + ', a ' if name else ''}{layer} got an input"
         raise ValueError(
-            f"{repr(name) + ', a ' if name else ''}{layer} got an input of shape {tuple(input.shape)} inside of "
+            f"{subject} of shape {tuple(input.shape)} inside of "
             f"ghostnoise.masked, which has masks of shape {', '.join(str(each) for each in masks)}: must have one for "
-            f"its positions, {shape}; give this one too, as in masked(mask, mask[:, ::2]) for a stride of 2, or pass "
-            "mask= to the layer"
+            f"its positions, {shape}; give this one too, as in masked(mask, mask[:, ::2]) for a stride of 2, or "
+            f"{remedy}"
         )
     return found
+
+
+def given_mask(layer: nn.Module, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> Tensor | None:
+    """Return the `mask` argument of a call of a layer; None if there is none, or the layer is not of this library."""
+    parameters = list(inspect.signature(layer.forward).parameters) if isinstance(layer, Leaf) else []
+    if "mask" not in parameters:
+        return None
+    place = parameters.index("mask")
+    mask: Tensor | None = args[place] if place < len(args) else kwargs.get("mask")
+    return mask
 
 
 class _Block:
     """An entered block: its masks, the block around it, and the autograd nodes that were created in it."""
 
-    def __init__(self, masks: Masks, outer: "_Block | None") -> None:
-        self.masks, self.outer = masks, outer
+    def __init__(self, owner: masked, outer: "_Block | None") -> None:
+        self.owner, self.masks, self.outer, self.has_ended = owner, owner.masks, outer, False
 
     def begin(self) -> None:
         """Remember the block, and the number of the next node; without gradients, nothing runs again."""
@@ -142,16 +184,23 @@ class _Recomputation:
         self.has_ended = True
 
 
-class _Local(threading.local):
-    """The block of a thread, and the backward passes inside of each other that it runs.
-
-    Thread-local rather than a `ContextVar`, which `torch.compile` cannot trace. Attributes of the instance rather than
-    of the class, since it does not guard the latter.
-    """
+class _State:
+    """The block of a thread, and the backward passes inside of each other that it runs."""
 
     def __init__(self) -> None:
         self.block: _Block | None = None
         self.recomputations: list[_Recomputation] = []
+
+
+class _Local(threading.local):
+    """The state of the current thread.
+
+    Thread-local rather than a `ContextVar`, which `torch.compile` cannot trace. An object of its own, since graphs do
+    not write the attributes of a `threading.local`, and do not guard those of its class.
+    """
+
+    def __init__(self) -> None:
+        self.state = _State()
 
 
 _local = _Local()
@@ -160,17 +209,17 @@ _remembered: deque[_Block] = deque(maxlen=REMEMBERED)
 
 def _masks() -> Masks | None:
     """Return the masks of the block, or of a recomputed pass."""
-    block = _local.block
+    block = _local.state.block
     if not torch.compiler.is_compiling() and _remembered:
         if in_backward():
             return _recomputed(block)
-        _local.recomputations.clear()  # of backward passes that failed
+        _local.state.recomputations.clear()  # of backward passes that failed
     return None if block is None else block.masks
 
 
 def _recomputed(block: _Block | None) -> Masks | None:
     """Return the masks of a pass that runs inside of a backward pass."""
-    backward, number, running = current_backward(), current_node_number(), _local.recomputations
+    backward, number, running = current_backward(), current_node_number(), _local.state.recomputations
     if block is not None and block.backward == backward:  # entered by what runs again
         return block.masks
     while running and running[-1].has_ended:

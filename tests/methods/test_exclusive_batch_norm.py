@@ -1,6 +1,6 @@
 import pytest
 import torch
-from hypothesis import given
+from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from ghostnoise import ExclusiveBatchNorm1d, ExclusiveBatchNorm2d, functional
@@ -26,6 +26,7 @@ def test_exclusive_batch_norm_equals_naive_loop(case, affine, whole_batch):
     assert_equals_naive(function, lambda x, w, b: reference.exclusive_batch_norm(x, size, w, b), case, affine)
 
 
+@settings(max_examples=40)
 @given(cases(least_batch=3, least_values=16, least_ghost=3, dtypes=ALL_DTYPES), st.floats(0.1, 2), st.floats(0.2, 2))
 def test_exclusive_batch_norm_floors_and_clamps(case, min_std, clamp):
     function = train(case, ghost_size=case.ghost_size, min_std=min_std, clamp_output=clamp)
@@ -36,6 +37,7 @@ def test_exclusive_batch_norm_floors_and_clamps(case, min_std, clamp):
     assert_equals_naive(function, naive, case)
 
 
+@settings(max_examples=40)
 @given(cases(least_batch=8, least_values=16, least_ghost=8, dtypes=ALL_DTYPES))
 def test_every_dtype_keeps_its_precision(case):
     function = train(case, ghost_size=case.ghost_size)

@@ -1,6 +1,6 @@
 import pytest
 import torch
-from hypothesis import given
+from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from ghostnoise import GhostBatchNorm1d, GhostBatchNorm2d, functional
@@ -26,6 +26,7 @@ def test_equals_naive_loop(case, affine):
     assert_equals_naive(function, lambda x, w, b: reference.ghost_batch_norm(x, case.ghost_size, w, b), case, affine)
 
 
+@settings(max_examples=40)
 @given(cases(least_batch=8, least_values=16, least_ghost=8, dtypes=ALL_DTYPES))
 def test_every_dtype_keeps_its_precision(case):
     function = train(case, ghost_size=case.ghost_size)

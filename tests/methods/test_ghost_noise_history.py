@@ -188,14 +188,16 @@ def test_batch_norm_of_a_single_value_raises_and_stores_nothing():
 def test_the_noise_of_a_stationary_stream_is_that_of_a_large_batch(batch_size):
     """METHODS' identity 4 with the pool's moments: Var[m] = Var_b(mean_b) / N and E[s²] = σ² - Var_b(mean_b) / N.
 
-    n shifts of one channel; the variance of a variance estimate is 2/n for normal values, and draws share a pool.
+    n shifts, of channels whose values are independent; the variance of a variance estimate is 2/n for normal values,
+    and draws share a pool.
     """
     torch.manual_seed(0)
-    size, ghost_size, n = 512, 8, 6000
+    size, ghost_size, n, channels = 512, 8, 6000, 6
     layer = GhostNoise(ghost_size, history=size, components="shift")
-    for stream in torch.randn(size // batch_size, batch_size, 1, 4):
+    for stream in torch.randn(size // batch_size, batch_size, channels, 4):
         layer(stream)
-    shifts = torch.cat([x - layer(x) for x in torch.randn(n // batch_size, batch_size, 1, 4)])[:, 0, 0]
+    batches = torch.randn(n // channels // batch_size, batch_size, channels, 4)
+    shifts = torch.cat([x - layer(x) for x in batches])[:, :, 0]
     variance, expected = shifts.square().mean().item(), 1 / (4 * ghost_size)
     # The pool's own variance deviates by sqrt(2/size), and over n/size disjoint pools the deviation averages out.
     bound = 5 * expected * (2 / n + 2 / (n + size)) ** 0.5
@@ -326,6 +328,25 @@ def test_a_recomputed_pass_sees_the_pool_of_the_first(reentrant, outstanding, no
         torch.testing.assert_close(one, other, rtol=1e-6, atol=1e-6)
 
 
+@pytest.mark.parametrize("reentrant", [True, False])
+def test_a_recomputed_pass_of_padded_samples(reentrant):
+    """Samples without valid positions do not identify a batch: they are all alike."""
+    mask, results = torch.tensor([False, True, True, False])[:, None].expand(4, 5), []
+    for saves in (False, True):
+        torch.manual_seed(0)
+        layer = GhostNoiseBatchNorm1d(2, ghost_size=3, history=4)
+        run = partial(checkpoint, layer, use_reentrant=reentrant) if saves else layer
+        inputs = [torch.randn(4, 2, 5, requires_grad=True) for _ in range(3)]
+        outputs = []
+        for x in inputs:
+            with ghostnoise.masked(mask):
+                outputs.append(run(x))
+        for y in outputs:
+            y.exp().sum().backward()
+        results.append([x.grad for x in inputs])
+    torch.testing.assert_close(*results, rtol=1e-6, atol=1e-6)
+
+
 def test_a_recomputed_pass_that_is_not_found_warns():
     torch.manual_seed(0)
     layer = GhostNoise(4, history=5)
@@ -339,19 +360,30 @@ def test_a_recomputed_pass_that_is_not_found_warns():
 # torch.compile and ranks.
 
 
-@pytest.mark.parametrize("make", LAYERS)
-def test_compiled_without_graph_breaks(make):
+class Both(nn.Module):
+    """Noise on its own and inside batch norm, side by side: the draws of one do not reach the history of the other."""
+
+    def __init__(self):
+        super().__init__()
+        self.layers = nn.ModuleList(make() for make in LAYERS)
+
+    def forward(self, x):
+        return sum(layer(x) for layer in self.layers)
+
+
+def test_compiled_without_graph_breaks():
     torch.manual_seed(0)
-    layer, plain, received = make(), make(), []
-    compiled = torch.compile(layer, fullgraph=True, backend="aot_eager")
+    model, plain, received = Both(), Both(), []
+    compiled = torch.compile(model, fullgraph=True, backend="aot_eager")
     for batch_size in (3, 3, 4, 5):
         x = torch.randn(batch_size, 2, 4, requires_grad=True)
         compiled(x).sum().backward()
         plain(x.detach())
         received.append(x.grad)
     assert all(gradient.isfinite().all() for gradient in received)
-    ours, wanted = layer.history.state(), plain.history.state()
-    assert all(torch.allclose(ours[name], wanted[name]) for name in ours)
+    for ours, wanted in zip(model.layers, plain.layers, strict=True):
+        for name, table in wanted.history.state().items():
+            torch.testing.assert_close(ours.history.state()[name], table)
 
 
 @pytest.mark.parametrize("count", [2, pytest.param(3, marks=pytest.mark.slow)])

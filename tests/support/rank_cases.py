@@ -190,7 +190,7 @@ def communication(rank, count):
     tables, pool = (2, 4, CHANNELS), (2, 1, CHANNELS)
     wanted = {
         ghostnoise.BatchNorm1d(CHANNELS, process_group="world", dtype=x.dtype): [tables, pool],
-        ghostnoise.BatchNorm1d(CHANNELS, process_group="world", dtype=x.dtype, uneven=True): [(2,), tables, pool],
+        ghostnoise.BatchNorm1d(CHANNELS, process_group="world", dtype=x.dtype, uneven=True): [(3,), tables, pool],
         ghostnoise.GhostBatchNorm1d(CHANNELS, ghost_size=3, process_group="world", dtype=x.dtype): [tables, tables],
         ghostnoise.GhostNoise(3, process_group="world"): [tables],
         ghostnoise.AnalyticalGhostNoise(3, process_group="world"): [tables],
@@ -277,6 +277,8 @@ def refusals(rank, count):
         torch.autograd.grad(y, x, create_graph=True)
     with pytest.raises(ValueError, match=r"ranks with inputs of 3, 2.* positions: must be the same"):
         layer(values(4, CHANNELS, 2 if rank else 3))
+    with pytest.raises(ValueError, match="a mask on rank 0 and none on rank 1: must be given on all ranks or on none"):
+        layer(values(4, CHANNELS, 2), None if rank else torch.ones(4, 2, dtype=torch.bool))
     with pytest.raises(ValueError, match=r"empty input of shape \(0, 3, 2\)"):
         layer(values(0, CHANNELS, 2))
     with pytest.raises(ValueError, match=r"process_group='unheard of': this process has no group with this name"):
@@ -334,6 +336,20 @@ def histories_are_shared_or_own(rank, count):
             x = values(4, 2, 5, seed=step)[own_rows(rank, split)].requires_grad_()
             y = checkpoint(layer, x, use_reentrant=False) if saves else layer(x)
             y.square().sum().backward()
+        gradients.append(x.grad)
+    torch.testing.assert_close(*gradients)
+    # The same with masks, which also weigh the samples of other ranks.
+    gradients = []
+    for saves in (False, True):
+        torch.manual_seed(rank)
+        layer = ghostnoise.GhostNoiseBatchNorm1d(
+            2, ghost_size=4, history=8, process_group="world", uneven=True, dtype=torch.float64
+        )
+        for step in range(3):
+            x = values(4, 2, 5, seed=step)[own_rows(rank, split)].requires_grad_()
+            with ghostnoise.masked((torch.arange(5) < torch.tensor([[3], [0], [5], [2]]))[own_rows(rank, split)]):
+                y = checkpoint(layer, x, use_reentrant=False) if saves else layer(x)
+            y.exp().sum().backward()
         gradients.append(x.grad)
     torch.testing.assert_close(*gradients)
     model = ghostnoise.convert(nn.Sequential(nn.Conv1d(2, 2, 1), nn.BatchNorm1d(2)), "gni", ghost_size=4, history=6)

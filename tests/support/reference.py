@@ -59,9 +59,12 @@ def normalize(
     x: Tensor, members, weight=None, bias=None, eps: float = 1e-5, min_std: float = 0.0, clamp=None
 ) -> Tensor:
     """Normalize each sample k with the statistics of the samples members(k)."""
-    out = []
+    out, known = [], {}  # samples of a ghost batch have the same members
     for k in range(x.shape[0]):
-        mean, var = statistics(x[members(k)])
+        key = tuple(members(k))
+        if key not in known:
+            known[key] = statistics(x[list(key)])
+        mean, var = known[key]
         std = torch.sqrt(var + eps)
         std = torch.maximum(std, torch.full_like(std, min_std))
         y = (x[k] - mean[:, None]) / std[:, None]

@@ -88,7 +88,7 @@ class Ranks:
 
 def meet(x: Tensor, spatial: int, process_group: Group, uneven: bool, mask: Tensor | None = None) -> Extent:
     """Return the extent of the batch that x is a part of. With a process group, all of its ranks must call this."""
-    ranks = None if process_group is None else uncompiled(_meet, x, spatial, process_group, uneven)
+    ranks = None if process_group is None else uncompiled(_meet, x, spatial, process_group, uneven, mask is not None)
     shape = x.shape if ranks is None else torch.Size((ranks.batch_size, *x.shape[1:]))
     if mask is None:
         return Extent(shape, spatial, ranks)
@@ -104,20 +104,25 @@ def uncompiled(run: Callable[..., Any], *arguments: Any) -> Any:
     return torch.compiler.disable(run, reason="ranks exchange tables")(*arguments)
 
 
-def _meet(x: Tensor, spatial: int, process_group: Group, uneven: bool) -> Ranks | None:
+def _meet(x: Tensor, spatial: int, process_group: Group, uneven: bool, is_masked: bool) -> Ranks | None:
     group = resolve(process_group)
     count, rank = dist.get_world_size(group), dist.get_rank(group)
     if count == 1:
         return None
     if not uneven:
         return Ranks(group, rank, (x.shape[0],) * count)
-    received = x.new_empty(count, 2, dtype=torch.int64)
-    dist.all_gather(list(received), received.new_tensor([x.shape[0], spatial]), group)
-    sizes, positions = received.t().tolist()
+    received = x.new_empty(count, 3, dtype=torch.int64)
+    dist.all_gather(list(received), received.new_tensor([x.shape[0], spatial, is_masked]), group)
+    sizes, positions, masked = received.t().tolist()
     if len(set(positions)) > 1:
         raise ValueError(
             f"ranks with inputs of {', '.join(map(str, positions))} positions: must be the same on all ranks, "
             "including those with an empty batch; resize or pad the inputs, or use the statistics of each process alone"
+        )
+    if len(set(masked)) > 1:
+        raise ValueError(
+            f"a mask on rank {masked.index(1)} and none on rank {masked.index(0)}: must be given on all ranks or on "
+            "none; give the other ranks a mask that is True everywhere"
         )
     return Ranks(group, rank, tuple(sizes))
 

@@ -70,18 +70,24 @@ class GapAccumulator:
         self.largest, self.largest_reference = (torch.zeros(channels, dtype=torch.float64) for _ in range(2))
         self.values, self.samples, self.self_weight, self.bound = 0, 0, 0.0, 0.0
 
-    def add(self, y: Tensor, inference: Inference | None, ghost_size: int) -> None:
-        """Add the normalized output of a batch in training (B, C, S)."""
+    def add(self, y: Tensor, inference: Inference | None, ghost_size: int, counts: Tensor | None = None) -> None:
+        """Add the normalized output of a batch in training (B, C, S).
+
+        With the samples' numbers of valid positions `counts` (B, 1), both outputs are 0 at all other positions.
+        """
         samples, _, spatial = y.shape
         pools = ghost_sizes(samples, ghost_size) if self.method.partitions else [samples]
+        values = (
+            [size * spatial for size in pools] if counts is None else [int(part.sum()) for part in counts.split(pools)]
+        )
         self.samples += samples
         self.self_weight += (
             0 if meter_spec(self.method).excludes_self else len(pools)
         )  # n samples of weight 1/n in each pool
-        self.bound = max(self.bound, normalized_bound(max(pools) * spatial))
+        self.bound = max(self.bound, normalized_bound(max(values)))
         self.largest = torch.maximum(self.largest, _largest(y))
         if inference is not None:
-            self.values += samples * spatial
+            self.values += sum(values)
             self.difference += _total(y - inference.y)
             self.reference += inference.total
             self.largest_reference = torch.maximum(self.largest_reference, inference.largest)
@@ -102,14 +108,20 @@ class GapAccumulator:
 
 
 def normalize_in_training(
-    method: MethodSpec, x: Tensor, channel_dim: int, ghost_size: int, eps: float, indices: Tensor
+    method: MethodSpec,
+    x: Tensor,
+    channel_dim: int,
+    ghost_size: int,
+    eps: float,
+    indices: Tensor,
+    mask: Tensor | None = None,
 ) -> Tensor:
     """Normalize x as `method` does in training, and return it as (B, C, S).
 
     Raises ValueError if the batch has too few values for the method.
     """
     draws = meter_spec(method).sampling == "replacement"
-    if draws and ghost_size * x.numel() == x.shape[0] * x.shape[channel_dim]:
+    if draws and ghost_size * _least_values(x, channel_dim, mask) == 1:
         raise ValueError(
             f"ghost_size=1 with samples of shape {tuple(x.shape[1:])}: a ghost batch of one value per channel has no "
             "variance, and ghost noise would divide by sqrt(eps); use a larger ghost_size"
@@ -117,17 +129,16 @@ def normalize_in_training(
     options: dict[str, Any] = {} if method.ghost_size == "none" else {"ghost_size": ghost_size}
     options |= {"indices": indices} if draws else {}
     assert method.norm is not None
-    y = method.norm.function(x, None, None, training=True, eps=eps, channel_dim=channel_dim, **options)
+    y = method.norm.function(x, None, None, training=True, eps=eps, channel_dim=channel_dim, mask=mask, **options)
     return fold(y, channel_dim)
 
 
 def normalize_at_inference(
-    x: Tensor, channel_dim: int, running_mean: Tensor, running_var: Tensor, eps: float
+    x: Tensor, channel_dim: int, running_mean: Tensor, running_var: Tensor, eps: float, mask: Tensor | None = None
 ) -> Inference:
     """Normalize x with running statistics (C,), as batch norm does in evaluation mode."""
-    y = functional.batch_norm(
-        x, running_mean.to(x), running_var.to(x), training=False, eps=eps, channel_dim=channel_dim
-    )  # fmt: skip
+    running = running_mean.to(x), running_var.to(x)
+    y = functional.batch_norm(x, *running, training=False, eps=eps, channel_dim=channel_dim, mask=mask)
     folded = fold(y, channel_dim)
     return Inference(folded, _total(folded), _largest(folded))
 
@@ -141,6 +152,13 @@ def channel_mean(values: Array) -> float:
     """Mean over the channels that are not NaN; NaN if all are."""
     known = values[~np.isnan(values)]
     return float(known.mean()) if len(known) else math.nan
+
+
+def _least_values(x: Tensor, channel_dim: int, mask: Tensor | None) -> int:
+    """Return the number of values per channel of the sample that has the fewest."""
+    if mask is None:
+        return math.prod(x.shape[1:]) // x.shape[channel_dim]
+    return int(mask.unsqueeze(1).flatten(1).sum(1).min())
 
 
 def _total(y: Tensor) -> Tensor:

@@ -14,6 +14,7 @@ from torch import Tensor
 from ghostnoise.conversion.insertion import inserted
 from ghostnoise.conversion.targets import Found
 from ghostnoise.engine import op
+from ghostnoise.engine.masks import Mask, count
 from ghostnoise.meter.code import Placement, with_channel_dim
 from ghostnoise.meter.gap import (
     METHODS,
@@ -25,7 +26,7 @@ from ghostnoise.meter.gap import (
 )
 from ghostnoise.meter.reading import Distribution, LayerReading, NoiseReading
 from ghostnoise.meter.theory import Component
-from ghostnoise.statistics.laws import variance_components
+from ghostnoise.statistics.laws import mean_count, variance_components
 from ghostnoise.statistics.moments import Moments
 from ghostnoise.statistics.samples import draw_indices, ghost_sizes, pool_all, pool_drawn
 
@@ -96,11 +97,21 @@ class LayerMeter:
         self.refused: dict[str, str] = {}
         self.never_updated = False
 
-    def add(self, x: Tensor, channel_dim: int, generator: torch.Generator, single: bool = True) -> None:
+    def add(
+        self,
+        x: Tensor,
+        channel_dim: int,
+        generator: torch.Generator,
+        single: bool = True,
+        mask: Tensor | None = None,
+    ) -> None:
         """Measure a batch; skip it if it has fewer than two samples or values that are not finite.
 
-        `single` is False if x is only one of several values that the module takes or returns.
+        `single` is False if x is only one of several values that the module takes or returns. With a mask
+        (B, *positions), the batch is that of the valid positions, and of the samples that have any.
         """
+        if mask is not None and not bool((present := mask.unsqueeze(1).flatten(1).any(1)).all()):
+            x, mask = x[present], mask[present]
         if x.shape[0] < 2 or x.numel() == 0:
             self.skipped += 1
             return
@@ -108,18 +119,20 @@ class LayerMeter:
             placed = with_channel_dim(self.metered.placement, channel_dim, x.ndim, single)
             self.metered = self.metered._replace(placement=placed)
             self.never_updated = self.metered.side == "input" and _has_initial_statistics(self.metered.found.module)
-        spatial = math.prod(x.shape[1:]) // x.shape[channel_dim]
+        spatial: int | Tensor = math.prod(x.shape[1:]) // x.shape[channel_dim]
         if x.ndim > 5:  # more dimensions than the engine accepts
-            x, channel_dim = fold(x, channel_dim), 1
-        moments = Moments(*(table.cpu().double() for table in op.measure(x, channel_dim)))
+            x, channel_dim, mask = fold(x, channel_dim), 1, None if mask is None else mask.flatten(1)
+        valid = None if mask is None else Mask(mask, count(mask))
+        moments = Moments(*(table.cpu().double() for table in op.measure(x, channel_dim, valid)))
         if not all(table.isfinite().all() for table in moments):
             self.skipped += 1
             return
         self._allocate(x.shape[channel_dim])
         self.batches, self.samples = self.batches + 1, self.samples + x.shape[0]
-        self._add_noise(moments, spatial, generator)
+        counts = None if valid is None else valid.counts.cpu().double().flatten()
+        self._add_noise(moments, spatial if counts is None else mean_count(counts), generator, counts)
         if self.gap:
-            self._add_gap(x, channel_dim, generator)
+            self._add_gap(x, channel_dim, generator, valid)
 
     def result(self) -> LayerReading | None:
         """The measurements so far; None if no batch was measured."""
@@ -177,42 +190,45 @@ class LayerMeter:
                 "number of channels in every batch; leave the module out of modules=, or give its channel_dim="
             )
 
-    def _add_noise(self, moments: Moments, spatial: int, generator: torch.Generator) -> None:
-        batch, samples = pool_all(*moments), moments.mean.shape[0]
+    def _add_noise(
+        self, moments: Moments, spatial: int | Tensor, generator: torch.Generator, counts: Tensor | None
+    ) -> None:
+        batch = pool_all(*moments, None if counts is None else counts.unsqueeze(1))
+        samples = moments.mean.shape[0]
         varying = (batch.var > CONSTANT * batch.mean.square()).flatten()
         var = batch.var.where(varying, 1)
         self.moments += samples * torch.cat(batch)
-        fractions = torch.cat(variance_components(moments, spatial)) / var
+        fractions = torch.cat(variance_components(moments, spatial, counts)) / var
         self.fractions += samples * torch.where(varying, fractions, 0)
         self.varying_samples += samples * varying
-        self.inverse_spatial += samples / spatial
+        self.inverse_spatial += samples / float(spatial)
         sampled = sample_ghost_batches(samples, self.ghost_size, self.draws, generator)
         for name, noise in self.noise.items():
             sampling = meter_spec(METHODS[name]).sampling
             for indices in sampled[sampling]:
-                ghost = pool_drawn(moments, batch.mean, indices)
+                ghost = pool_drawn(moments, batch.mean, indices, counts)
                 # A ghost batch of a partition normalizes all of its samples; a drawn one normalizes one sample.
                 weight = indices.shape[1] if sampling == "partition" else 1
                 noise["shift"].add(ghost.mean * var.rsqrt(), varying, weight)
                 noise["scale"].add(ghost.var / var, varying, weight)
 
-    def _add_gap(self, x: Tensor, channel_dim: int, generator: torch.Generator) -> None:
+    def _add_gap(self, x: Tensor, channel_dim: int, generator: torch.Generator, valid: Mask | None) -> None:
         module: Any = self.metered.found.module
         at_input = self.metered.side == "input"
         eps = getattr(module, "eps", DEFAULT_EPS) if at_input else DEFAULT_EPS
         x = x.to(torch.promote_types(x.dtype, torch.float32))
         indices = draw_indices(x.shape[0], self.ghost_size, torch.device("cpu"), generator).to(x.device)
         mean, var = (getattr(module, name, None) for name in ("running_mean", "running_var"))
-        inference = None
+        inference, mask = None, None if valid is None else valid.valid
         if at_input and isinstance(mean, Tensor) and isinstance(var, Tensor):
-            inference = normalize_at_inference(x, channel_dim, mean, var, eps)
+            inference = normalize_at_inference(x, channel_dim, mean, var, eps, mask)
         for name, method in METHODS.items():
             try:
-                y = normalize_in_training(method, x, channel_dim, self.ghost_size, eps, indices)
+                y = normalize_in_training(method, x, channel_dim, self.ghost_size, eps, indices, mask)
             except ValueError as error:  # the batch has too few values for this method
                 self.refused[name] = str(error)
             else:
-                self.gaps[name].add(y, inference, self.ghost_size)
+                self.gaps[name].add(y, inference, self.ghost_size, None if valid is None else valid.counts)
 
 
 def sample_ghost_batches(

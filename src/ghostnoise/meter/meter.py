@@ -19,6 +19,7 @@ from ghostnoise.conversion.targets import (
     known_channel_dim,
     listing,
 )
+from ghostnoise.masking import given_mask, mask_of
 from ghostnoise.meter.code import placements
 from ghostnoise.meter.layer import LayerMeter, MeteredModule, Side
 from ghostnoise.meter.reading import Reading
@@ -34,6 +35,9 @@ class Meter:
     converted. Outputs, gradients and random number generators are not affected. The meter measures the noise that ghost
     batches of `ghost_size` samples of the activations would have, not the noise that a layer itself injects. Memory
     does not grow with the number of batches.
+
+    In a block of `ghostnoise.masked`, or if a layer is given a `mask`, only valid positions are measured, also those of
+    layers that do not take masks themselves. Samples without valid positions are left out.
 
     Args:
         model: the model, any `nn.Module`.
@@ -94,7 +98,7 @@ class Meter:
                 hook = self._pre_hook(layer)
                 self.handles.append(module.register_forward_pre_hook(hook, prepend=True, with_kwargs=True))
             else:
-                self.handles.append(module.register_forward_hook(self._hook(layer)))
+                self.handles.append(module.register_forward_hook(self._hook(layer), with_kwargs=True))
         return self
 
     def __exit__(
@@ -125,15 +129,16 @@ class Meter:
         measure = self._uncompiled()
 
         def hook(module: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
-            measure(layer, args or kwargs)
+            # Keywords come in any order: the input of layers of this library may come after their mask.
+            measure(layer, args or {name: value for name, value in kwargs.items() if name != "mask"}, args, kwargs)
 
         return hook
 
     def _hook(self, layer: LayerMeter) -> Any:
         measure = self._uncompiled()
 
-        def hook(module: nn.Module, args: Any, output: Any) -> None:
-            measure(layer, output)
+        def hook(module: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any], output: Any) -> None:
+            measure(layer, output, args, kwargs)
 
         return hook
 
@@ -141,7 +146,7 @@ class Meter:
         """Return `_measure` for compiled models. As a decorator, this would load TorchDynamo with the module."""
         return torch.compiler.disable(self._measure)
 
-    def _measure(self, layer: LayerMeter, value: Any) -> None:
+    def _measure(self, layer: LayerMeter, value: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
         if is_recomputed():  # activation checkpointing repeats a forward pass that was measured already
             return
         if layer not in self.called:
@@ -151,7 +156,9 @@ class Meter:
             x = first_tensor(value, layer.metered).detach()
             positional = isinstance(value, tuple) and layer.metered.side == "input" and isinstance(value[0], Tensor)
             single = isinstance(value, Tensor) or positional
-            layer.add(x, find_channel_dim(layer.metered, x, self.channel_dim), self.generator, single)
+            channel_dim = find_channel_dim(layer.metered, x, self.channel_dim)
+            mask = find_mask(layer.metered, x, channel_dim, args, kwargs)
+            layer.add(x, channel_dim, self.generator, single, mask)
 
 
 def select_modules(model: nn.Module, modules: str | Sequence[str] | None, side: Side | None) -> list[MeteredModule]:
@@ -210,6 +217,18 @@ def find_channel_dim(metered: MeteredModule, x: Tensor, given: int | None) -> in
         f"channel_dim is not known for {metered.found}, with a tensor of shape {tuple(x.shape)}: give channel_dim=1, "
         "or -1 if the channels are last"
     )
+
+
+def find_mask(
+    metered: MeteredModule, x: Tensor, channel_dim: int, args: tuple[Any, ...], kwargs: dict[str, Any]
+) -> Tensor | None:
+    """Return the valid positions of x: the mask that the module was given, or that of the block; None if all are."""
+    found = metered.found
+    subject, remedy = f"{found} has an {metered.side}", "leave the module out of modules="
+    mask = mask_of(found.module, x, given_mask(found.module, args, kwargs), channel_dim, subject, remedy)
+    if mask is not None:
+        checks.mask(mask, x, f"Meter of {found}", channel_dim)
+    return mask
 
 
 def _normalization_layers(found: list[Found]) -> list[Found]:

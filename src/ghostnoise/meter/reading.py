@@ -128,11 +128,13 @@ class LayerReading:
     ghost_size: int
     """Ghost size N that was measured."""
     spatial: float
-    """Positions in a sample, S; their harmonic mean if they vary."""
+    """Positions in a sample, S; the harmonic mean over batches if they vary. With masks, that of a batch is the mean
+    number of valid positions of its samples."""
     batches: int
     samples: int
     skipped: int
-    """Batches that were not measured: fewer than two samples, or values that are not finite."""
+    """Batches that were not measured: fewer than two samples, not counting those without valid positions, or values
+    that are not finite."""
     mean: Array
     """Average over batches of the batch mean."""
     var: Array

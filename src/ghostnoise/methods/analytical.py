@@ -163,11 +163,12 @@ class Lawful(Sampled):
     injects_noise = True
 
     def stored_noise(
-        self, stored: Stored, ghost_size: int, input: Tensor, spatial: int, generator: Generator | None
+        self, stored: Stored, ghost_size: int, input: Tensor, spatial: int | Tensor, generator: Generator | None
     ) -> Tables:
         """Draw noise from the law, whose variances are those of stored samples."""
         law = Law(ghost_size, self.law, self.dof)
-        warn_without_variance(self.components != "shift" and not law.has_variance(spatial), input)
+        single = isinstance(spatial, int) and not law.has_variance(spatial)
+        warn_without_variance(self.components != "shift" and single, input)
         draws = law.draw((input.shape[0], stored.mean.shape[1]), spatial, input.device, generator)
         return Tables(float(self.noise_eps), self.components, law, draws, isinstance(self, NormLayer))
 

@@ -166,9 +166,12 @@ class Sampled(nn.Module):
     injects_noise: ClassVar[bool] = False
 
     def stored_noise(
-        self, stored: Stored, ghost_size: int, input: Tensor, spatial: int, generator: Generator | None
+        self, stored: Stored, ghost_size: int, input: Tensor, spatial: int | Tensor, generator: Generator | None
     ) -> Noise | None:
-        """Draw noise for the samples of `input` from stored samples; None if the layer does not inject noise."""
+        """Draw noise for the samples of `input` from stored samples; None if the layer does not inject noise.
+
+        `spatial` is the number of positions of the stored samples, or a tensor with their mean if they differ.
+        """
         return None
 
 
@@ -217,7 +220,9 @@ class NormLayer(Sampled, Leaf, AnyBatchNorm):
         self._check_input_dim(input)
         mask = mask_of(self, input, mask)
         if self._sampling is not None and not self.training:
-            return zeroed(self._sampling(input), mask, type(self).__name__, 1)
+            name = type(self).__name__
+            y = self._sampling(zeroed(input, mask, name, 1))  # the gradient of the weight must not read the padding
+            return zeroed(y, mask, name, 1)
         tracks = self.track_running_stats or not self.training
         return self.function(
             input,

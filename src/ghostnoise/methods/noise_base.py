@@ -53,9 +53,10 @@ def earlier(history: History, input: Tensor, channel_dim: int, extent: Extent) -
     """Return the samples before this batch; those before the first pass, if this is a recomputed one."""
     if not is_recomputed():
         return history.stored(input.shape[channel_dim], input.device)
-    ranks = extent.ranks
+    ranks, mask = extent.ranks, extent.mask
     first = 0 if ranks is None else sum(ranks.sizes[: ranks.rank])
-    return history.before(op.measure(input, channel_dim, extent.mask), first)
+    own = mask if mask is None or ranks is None else mask._replace(counts=ranks.rows(mask.counts))
+    return history.before(op.measure(input, channel_dim, own), first)
 
 
 def differ(extent: Extent, stored: Stored | None) -> bool:
@@ -94,10 +95,11 @@ class Remembering(Sampled):
     injects_noise = True
 
     def stored_noise(
-        self, stored: Stored, ghost_size: int, input: Tensor, spatial: int, generator: Generator | None
+        self, stored: Stored, ghost_size: int, input: Tensor, spatial: int | Tensor, generator: Generator | None
     ) -> Noise:
         """Draw ghost batches from stored samples, with replacement."""
-        warn_without_variance(self.components != "shift" and ghost_size * spatial == 1, input)
+        single = isinstance(spatial, int) and ghost_size * spatial == 1
+        warn_without_variance(self.components != "shift" and single, input)
         indices = draw_indices(len(stored.counts), ghost_size, input.device, generator, input.shape[0])
         return Drawn(float(self.noise_eps), self.components, indices)
 

@@ -60,8 +60,9 @@ class History:
         if count and room > 0:
             wanted = _rows(moments, 1)[:, :-1]
             starts = seen - count - torch.arange(room, device=seen.device)  # the latest first
-            # The first and the last sample are enough to identify the batch.
-            ends = [ring[(starts + row) % ring.shape[0], :-1] - wanted[row] for row in (0, count - 1)]
+            # Two samples are enough to identify the batch, but not absent ones, which are all alike.
+            present = wanted.any(1).nonzero().flatten().tolist() or [0]
+            ends = [ring[(starts + row) % ring.shape[0], :-1] - wanted[row] for row in (present[0], present[-1])]
             least, latest = torch.stack(ends).abs().sum((0, 2)).min(0)
             if least <= 1e-3 * wanted.abs().sum(1).amax():
                 return _stored(self._before(ring, starts[latest] - first))
