@@ -15,7 +15,7 @@ FOLDER = ROOT / "results"
 
 def test_every_generated_block_is_what_the_records_give():
     """If this fails, run `ghostnoise results` and commit what it writes."""
-    publisher = published.Publisher(ROOT, results.load, {"bench": results.bench_renderer(ROOT)})
+    publisher = published.Publisher(ROOT, results.load, results.bench_renderers(ROOT))
     assert [str(change.path) for change in publisher.changes()] == []
 
 

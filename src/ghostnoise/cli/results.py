@@ -30,7 +30,7 @@ def run(options: argparse.Namespace) -> int:
 
     if not (options.root / published.RESULTS).is_dir():
         raise UserError(f"{options.root}: has no folder {published.RESULTS}; run this from the folder that contains it")
-    publisher = published.Publisher(options.root, load, {"bench": bench_renderer(options.root)})
+    publisher = published.Publisher(options.root, load, bench_renderers(options.root))
     changes = publisher.changes()
     terminal = console.output()
     for change in changes:
@@ -61,17 +61,22 @@ def load(words: list[str]) -> "Experiment":
     return report.load(options)
 
 
-def bench_renderer(root: Path) -> Callable[[list[str]], str]:
-    """Return a function that renders a block `bench FILE [--value NAME] [--backend NAME]`."""
-    parser = Words(prog="bench", add_help=False)
+def bench_renderers(root: Path) -> dict[str, Callable[[list[str]], str]]:
+    """Return functions that render a block `bench FILE [--value NAME] [--backend NAME]`, or `targets FILE`."""
+    parser = Words(prog="generated", add_help=False)
     parser.add_argument("file")
     parser.add_argument("--value")
     parser.add_argument("--backend")
 
-    def render(words: list[str]) -> str:
+    def render_bench(words: list[str]) -> str:
         from ghostnoise.bench.markdown import markdown
 
         options = parser.parse_args(words)
         return markdown(root / options.file, options.value, options.backend)
 
-    return render
+    def render_targets(words: list[str]) -> str:
+        from ghostnoise.bench.targets import targets
+
+        return targets(root / parser.parse_args(words).file)
+
+    return {"bench": render_bench, "targets": render_targets}

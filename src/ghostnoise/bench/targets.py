@@ -1,0 +1,53 @@
+"""Targets of the benchmarks, compared with what was measured: a table in Markdown."""
+
+import tomllib
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+from ghostnoise.bench.markdown import read
+from ghostnoise.bench.settings import Record
+from ghostnoise.bench.tables import geometric_mean, name, number
+from ghostnoise.lab.errors import UserError
+
+STATISTICS: dict[str, Callable[[list[float]], float]] = {"mean": geometric_mean, "worst": max}
+
+
+def targets(path: Path) -> str:
+    """Return the table of a TOML file with a list of `target`.
+
+    Each has a `text`, the ratio that it `must` not exceed, the one to `aim` for, and the `file` of a benchmark beside
+    the TOML file. Measured are the medians of a `contender`, relative to `over` or else to the layer of `torch.nn`, in
+    the rows whose name contains one of `rows`: the "mean", which is geometric, or the "worst". Targets that are missed
+    are in bold.
+    """
+    try:
+        listed: list[dict[str, Any]] = tomllib.loads(path.read_text(encoding="utf-8"))["target"]
+        lines = [_line(each, path.parent) for each in listed]
+    except (OSError, tomllib.TOMLDecodeError, KeyError, TypeError, ValueError) as error:
+        raise UserError(f"{path}: cannot be read ({error}); see docs/guides/reports.md for its form") from None
+    heading = ["quantity", "must", "aim", "measured"]
+    return "".join(f"| {' | '.join(line)} |\n" for line in [heading, ["---"] * len(heading), *lines])
+
+
+def _line(target: dict[str, Any], folder: Path) -> list[str]:
+    records = read(folder / target["file"])
+    rows = [
+        row for row in dict.fromkeys(each["row"] for each in records) if any(part in row for part in target["rows"])
+    ]
+    ratios = [_ratio(records, row, target["contender"], target.get("over")) for row in rows]
+    if not ratios:
+        raise ValueError(f"no row of {target['file']} contains one of {target['rows']}")
+    measured = STATISTICS[target.get("statistic", "worst")](ratios)
+    text = number(measured) if measured <= target["must"] else f"**{number(measured)}**"
+    return [target["text"], number(target["must"]), number(target["aim"]), text]
+
+
+def _ratio(records: list[Record], row: str, contender: str, over: str | None) -> float:
+    of_row = {name(each): each for each in records if each["row"] == row}
+    missing = [each for each in (contender, over) if each is not None and each not in of_row]
+    if missing:
+        raise ValueError(f"{row} has no {' and no '.join(missing)}; it has {', '.join(of_row)}")
+    if over is None:
+        return float(of_row[contender]["ratio_p50"])
+    return float(of_row[contender]["p50_ms"]) / float(of_row[over]["p50_ms"])

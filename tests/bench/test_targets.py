@@ -1,0 +1,69 @@
+"""The table of targets, from a list of them and the JSON that benchmarks write."""
+
+import pytest
+
+from bench.test_markdown import records
+from ghostnoise.bench import run
+from ghostnoise.bench.targets import targets
+from ghostnoise.lab.errors import UserError
+
+LISTED = """
+[[target]]
+text = "images"
+must = 1.0
+aim = 0.5
+file = "layers.json"
+contender = "GBN-32 (native)"
+rows = ["contiguous"]
+
+[[target]]
+text = "their mean"
+must = 0.7
+aim = 0.6
+file = "layers.json"
+contender = "GBN-32 (native)"
+rows = ["contiguous"]
+statistic = "mean"
+
+[[target]]
+text = "relative to another"
+must = 1.1
+aim = 1.0
+file = "layers.json"
+contender = "GBN-32 (native)"
+over = "GBN-32 (aten)"
+rows = ["64x16"]
+"""
+
+
+@pytest.fixture
+def path(tmp_path):
+    run.write(tmp_path, "layers", records(("default",)), [])
+    return tmp_path / "targets.toml"
+
+
+def test_missed_targets_are_in_bold(path):
+    path.write_text(LISTED)
+    assert targets(path).splitlines() == [
+        "| quantity | must | aim | measured |",
+        "| --- | --- | --- | --- |",
+        "| images | 1.00 | 0.50 | 1.00 |",
+        "| their mean | 0.70 | 0.60 | **0.71** |",
+        "| relative to another | 1.10 | 1.00 | 1.00 |",
+    ]
+
+
+@pytest.mark.parametrize(
+    ("old", "new", "message"),
+    [
+        ('rows = ["64x16"]', 'rows = ["9x9"]', "no row of layers.json contains"),
+        ('over = "GBN-32 (aten)"', 'over = "nobody"', "64x16 has no nobody; it has nn.BatchNorm2d"),
+        ("must = 1.1\n", "", "'must'"),
+        ('file = "layers.json"', 'file = "other.json"', "other.json"),
+        ("[[target]]", "[target", "cannot be read"),
+    ],
+)
+def test_wrong_lists(path, old, new, message):
+    path.write_text(LISTED.replace(old, new))
+    with pytest.raises(UserError, match=message):
+        targets(path)
