@@ -33,6 +33,22 @@ def test_records(tmp_path, capsys):
         assert 0 < record["ratio_low"] <= record["ratio_paired"] <= record["ratio_high"]
 
 
+def test_settings_and_precision_are_those_of_the_recipe_and_its_overrides(tmp_path, capsys):
+    dtypes = []
+    hook = torch.nn.modules.module.register_module_forward_hook(
+        lambda module, given, made: dtypes.append(made.dtype) if isinstance(module, torch.nn.Linear) else None
+    )
+    words = ["bench", "recipe", "table4", "train.amp=bf16", "optim.lr=0.1", "--rounds", "1", "--quick"]
+    with hook:
+        assert cli.main([*words, "--out", str(tmp_path)]) == 0
+    records = read(tmp_path / "recipe.json")
+    assert [record["contender"] for record in records] == ["baseline lr=0.1", "GNI-16 lr=0.1", "GNI-32 lr=0.1"]
+    assert {record["dtype"] for record in records} == {"bfloat16"}
+    assert set(dtypes) == {torch.bfloat16}
+    with pytest.raises(UserError, match=r"baseline must be one cell, and has 3; give one value .* optim\.lr=0\.1"):
+        recipe.plan(Settings("recipe", torch.device("cpu"), recipe="table4"))
+
+
 @pytest.mark.parametrize("words", [["--cpu-time"], ["--cpu-time", "--threads", "2"]])
 def test_cpu_time_of_several_threads_is_refused(tmp_path, capsys, words):
     assert cli.main(["bench", "recipe", "demo", "--out", str(tmp_path), *words]) == 2

@@ -17,7 +17,7 @@ from ghostnoise.lab.config import grid
 from ghostnoise.lab.config.grid import Cell
 from ghostnoise.lab.data import catalog
 from ghostnoise.lab.errors import UserError
-from ghostnoise.lab.train.session import build_optimizer
+from ghostnoise.lab.train.session import PRECISIONS, build_optimizer
 
 WARMUP = 3  # rounds
 
@@ -37,12 +37,15 @@ class Row:
 
 def plan(settings: Settings) -> tuple[list[Row], list[str]]:
     """Return a row with the cells of the recipe, and nothing that is left out."""
-    experiment = grid.load(settings.recipe, smoke=settings.quick)
+    experiment = grid.load(settings.recipe, list(settings.overrides), smoke=settings.quick)
     cells = experiment.cells()
     baseline = experiment.report.baseline or cells[0].method
     first = [cell for cell in cells if cell.method == baseline]
     if len(first) != 1:
-        raise UserError(f"recipe {settings.recipe}: its baseline {baseline} must be one cell; choose another recipe")
+        raise UserError(
+            f"recipe {settings.recipe}: its baseline {baseline} must be one cell, and has {len(first)}; give one value "
+            "for each axis, such as optim.lr=0.1, or choose another recipe"
+        )
     name = cells[0].settings.data.name
     if name == "imagefolder":
         raise UserError(f"recipe {settings.recipe}: its images have no fixed shape; choose another recipe")
@@ -79,12 +82,13 @@ def measure(row: Row, settings: Settings, on_progress: Callable[[float], object]
             | {"ratio_paired": statistics.median(ratios), "ratio_low": low, "ratio_high": high}
             | {"clock": "CPU time" if settings.cpu_time else "elapsed time"}
             | conditions(settings)
+            | {"dtype": str(PRECISIONS.get(first.train.amp, torch.float32)).removeprefix("torch.")}
         )
     return records
 
 
 def training_step(cell: Cell, settings: Settings) -> Callable[[], None]:
-    """Return a training step with the network, the optimizer and the batch size of a cell, on random inputs."""
+    """Return a training step with the network, optimizer, batch size and precision of a cell, on random inputs."""
     entry = catalog.find(cell.settings.data.name)
     generator = torch.Generator().manual_seed(0)
     count = cell.settings.train.batch_size
@@ -93,9 +97,12 @@ def training_step(cell: Cell, settings: Settings) -> Callable[[], None]:
     torch.manual_seed(0)
     model = models.build(cell.settings.model, cell.settings.norm, entry.shape, entry.classes).to(settings.device)
     optimizer = build_optimizer(model, cell.settings.optim)
+    precision = PRECISIONS.get(cell.settings.train.amp)
 
     def run() -> None:
-        F.cross_entropy(model(inputs), labels).backward()
+        with torch.autocast(settings.device.type, precision, enabled=precision is not None):
+            loss = F.cross_entropy(model(inputs), labels)
+        loss.backward()
         optimizer.step()
         optimizer.zero_grad()
 

@@ -28,6 +28,7 @@ class Settings:
     batch: int | None = None
     compiled: bool = False
     recipe: str = ""
+    overrides: tuple[str, ...] = ()
     cpu_time: bool = False
     released: Path | None = None
 

@@ -18,8 +18,7 @@ def targets(path: Path) -> str:
 
     Each has a `text`, the ratio that it `must` not exceed, the one to `aim` for, and the `file` of a benchmark beside
     the TOML file. Measured are the medians of a `contender`, relative to `over` or else to the layer of `torch.nn`, in
-    the rows whose name contains one of `rows`: the "mean", which is geometric, or the "worst". Targets that are missed
-    are in bold.
+    `rows`: the "mean", which is geometric, or the "worst". Targets that are missed are in bold.
     """
     try:
         listed: list[dict[str, Any]] = tomllib.loads(path.read_text(encoding="utf-8"))["target"]
@@ -32,12 +31,7 @@ def targets(path: Path) -> str:
 
 def _line(target: dict[str, Any], folder: Path) -> list[str]:
     records = read(folder / target["file"])
-    rows = [
-        row for row in dict.fromkeys(each["row"] for each in records) if any(part in row for part in target["rows"])
-    ]
-    ratios = [_ratio(records, row, target["contender"], target.get("over")) for row in rows]
-    if not ratios:
-        raise ValueError(f"no row of {target['file']} contains one of {target['rows']}")
+    ratios = [_ratio(records, row, target["contender"], target.get("over")) for row in target["rows"]]
     measured = STATISTICS[target.get("statistic", "worst")](ratios)
     text = number(measured) if measured <= target["must"] else f"**{number(measured)}**"
     return [target["text"], number(target["must"]), number(target["aim"]), text]
@@ -45,6 +39,8 @@ def _line(target: dict[str, Any], folder: Path) -> list[str]:
 
 def _ratio(records: list[Record], row: str, contender: str, over: str | None) -> float:
     of_row = {name(each): each for each in records if each["row"] == row}
+    if not of_row:
+        raise ValueError(f"no row {row}; there are {', '.join(dict.fromkeys(each['row'] for each in records))}")
     missing = [each for each in (contender, over) if each is not None and each not in of_row]
     if missing:
         raise ValueError(f"{row} has no {' and no '.join(missing)}; it has {', '.join(of_row)}")

@@ -34,6 +34,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     for name, length in (("layers", 15), ("net", 60), ("lab", 60), ("recipe", 60)):
         _add_timing(added[name], length)
     added["recipe"].add_argument("recipe", metavar="RECIPE", help="the name of a recipe with a [grid], or its file")
+    added["recipe"].add_argument("overrides", nargs="*", metavar="key=value", help="settings to change")
     added["recipe"].add_argument(
         "--cpu-time", action="store_true",
         help="time the processor instead of the clock, with --threads 1: for a machine that also does other work",
@@ -126,6 +127,7 @@ def _settings(options: argparse.Namespace) -> "Settings":
         batch=getattr(options, "batch", None),
         compiled=getattr(options, "compile", False),
         recipe=getattr(options, "recipe", ""),
+        overrides=tuple(getattr(options, "overrides", ())),
         cpu_time=getattr(options, "cpu_time", False),
         released=getattr(options, "released", None),
     )
