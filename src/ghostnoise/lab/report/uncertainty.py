@@ -110,10 +110,11 @@ def about(measured: list[Measured]) -> str:
         return ", ".join(sorted({row[column] for row in rows}))
 
     samples, keep = (max(int(row[column]) for row in rows) for column in ("samples", "keep"))
+    threads = distinct("threads")
     return (
         f"{distinct('test')} test inputs and {distinct('shifted')} of each shift; {samples} samples; "
         f"{keep} kept samples; networks of {distinct('recipe')}; {distinct('device')}, "
-        f"{distinct('threads')} thread; torch {distinct('torch')}; {distinct('date')}; commit "
+        f"{threads} {'thread' if threads == '1' else 'threads'}; torch {distinct('torch')}; {distinct('date')}; commit "
         f"{', '.join(sorted({row['commit'][:10] for row in rows}))}."
     )
 
