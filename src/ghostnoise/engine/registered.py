@@ -202,12 +202,16 @@ def _no_gradients(how: Sequence[Any]) -> list[Any]:
 
 def _outputs(x: Tensor, *tables: Tensor | None) -> tuple[Tensor, ...]:
     """Return tables as outputs of an op, which must not share memory with x or with each other."""
-    found = [x]
+    made: list[Tensor] = []
+    taken = {x.untyped_storage().data_ptr()}
     for table in tables:
-        made = x.new_empty(0) if table is None else table
-        shared = any(made.untyped_storage().data_ptr() == other.untyped_storage().data_ptr() != 0 for other in found)
-        found.append(made.clone() if shared or made.storage_offset() else made)
-    return tuple(found[1:])
+        given = x.new_empty(0) if table is None else table
+        at = given.untyped_storage().data_ptr()
+        if (at in taken and at != 0) or given.storage_offset():
+            given = given.clone()
+        taken.add(at)
+        made.append(given)
+    return tuple(made)
 
 
 def _keeps_moments(plan: Plan) -> bool:

@@ -240,5 +240,5 @@ def _updated(update: Update | None, values: int, channels: int) -> _Updated:
 
 
 def _noise_tables(noise: Noise, shape: tuple[int, int], dtype: torch.dtype) -> NoiseTables:
-    made = iter(empty((noise.shifts + noise.scales, *shape), dtype).unbind())
-    return NoiseTables(next(made) if noise.shifts else None, next(made) if noise.scales else None)
+    # Two tensors rather than parts of one: results of a registered op must not share memory, and would be copied.
+    return NoiseTables(*(empty(shape, dtype) if wanted else None for wanted in (noise.shifts, noise.scales)))
