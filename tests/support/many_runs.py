@@ -10,6 +10,7 @@ import sys
 from pathlib import Path
 
 from ghostnoise.lab.config import grid, plan, recipe
+from ghostnoise.lab.store import index, scan
 from support.records import ENVIRONMENT, on_cpu
 
 EPOCHS = 10
@@ -107,6 +108,12 @@ def _result(header, point, lines):
         "weights_sha256": point.identity * 5 + "abcd", "images_per_second": 1000.5, "seconds": last["seconds"],
         "ended": "2026-01-31T12:00:10+00:00",
     }  # fmt: skip
+
+
+def indexed(runs):
+    """Scan a folder with an index; here, since processes that are started anew cannot import test modules."""
+    scan.INDEXED, index.RACY = 1, 0.0
+    return scan.scan(runs, lambda line: None)
 
 
 if __name__ == "__main__":

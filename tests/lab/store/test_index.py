@@ -10,7 +10,7 @@ import pytest
 
 from ghostnoise.lab.config import methods
 from ghostnoise.lab.store import index, scan
-from support.many_runs import write_experiment, write_runs
+from support.many_runs import indexed, write_experiment, write_runs
 from support.records import experiment_with_runs
 
 
@@ -218,11 +218,6 @@ def test_scans_of_several_processes_at_the_same_time(runs, cache):
     with multiprocessing.get_context("spawn").Pool(3) as pool:
         assert all(found == expected for found in pool.map(indexed, [runs] * 30, chunksize=1))
     assert len(list(cache.iterdir())) == 1
-
-
-def indexed(runs):
-    scan.INDEXED, index.RACY = 1, 0.0
-    return scanned(runs)
 
 
 @pytest.mark.slow
