@@ -20,10 +20,11 @@ struct Geometry {
     i64 pools() const { return exclusive ? B : G; }
     i64 many(i64 elements) const { return elements >= grain ? threads : 1; }
     // Whether to run on tiles of channels (single_position.h); with few tiles, the steps use more threads.
-    bool tiles(const i64 *starts) const {
+    bool tiles(i64 samples, i64 most) const {
         const i64 available = (C + TILE_CHANNELS - 1) / TILE_CHANNELS;
-        return exclusive && S == 1 && last && available >= many(B * C) && largest(G, starts) <= TILE_SAMPLES;
+        return S == 1 && last && available >= many(B * C) && samples <= most;
     }
+    bool exclusive_tiles(const i64 *starts) const { return exclusive && tiles(largest(G, starts), EXCLUSIVE_SAMPLES); }
 };
 
 // Noise from N drawn samples, or from a law.
@@ -46,7 +47,6 @@ constexpr i64 LAW = 16;  // the work of a draw from a law, in elements that are 
 
 template <class A> constexpr i64 TABLES = sizeof(A) == sizeof(double);  // the dtype of tables in A
 
-template <class T> T *offset(T *at, i64 by) { return at ? at + by : at; }
 inline void *offset(void *at, i64 by, i64 size) { return at ? static_cast<char *>(at) + by * size : at; }
 
 // The moments of samples; the variance is null where it is zero.
@@ -159,9 +159,8 @@ template <class A> struct Forward {
             return OUT_OF_MEMORY;
         double *margin = rest.at, *unit = rest.at + C;
         for (i64 c = 0; c < C; ++c) {
-            const A one = A(1) / (pool.rstd[c] * pool.rstd[c]);  // the variance that normalization maps to 1
-            margin[c] = double(A(drawn.eps) * one);
-            unit[c] = double(one);
+            margin[c] = noise_margin(drawn.eps, pool.rstd[c]);
+            unit[c] = double(A(1) / (pool.rstd[c] * pool.rstd[c]));  // the variance that normalization maps to 1
         }
         // If the means of the samples are x itself, unless y is so large that it is written past the caches.
         const bool at_once = samples.mean == x && n.made_b == C && B * C * bytes < LARGE;
@@ -286,10 +285,10 @@ void population_moments(const Geometry &n, const i64 *starts, const Samples &sam
 // clang-format off
 #define GN_TILES(call)                                                                                                 \
     switch (dtype) {                                                                                                   \
-        case 0: { using T = float; using A = float; status = call ? OK : OUT_OF_MEMORY; break; }                       \
-        case 1: { using T = double; using A = double; status = call ? OK : OUT_OF_MEMORY; break; }                     \
-        case 2: { using T = bfloat16; using A = float; status = call ? OK : OUT_OF_MEMORY; break; }                    \
-        case 3: { using T = float16; using A = float; status = call ? OK : OUT_OF_MEMORY; break; }                     \
+        case 0: { using T = float; using A = float; status = call; break; }                                            \
+        case 1: { using T = double; using A = double; status = call; break; }                                          \
+        case 2: { using T = bfloat16; using A = float; status = call; break; }                                         \
+        case 3: { using T = float16; using A = float; status = call; break; }                                          \
         default: return UNKNOWN_DTYPE;                                                                                 \
     }
 // clang-format on
@@ -321,11 +320,19 @@ GN_EXPORT(fused_forward)
         return OUT_OF_MEMORY;
     const Samples samples = {means, mean ? mean : moments.at, mean ? var : moments.at + n.B * C};
     int status = OK;
-    if (!pooled && n.tiles(starts)) {
-        if (n.made_b == C)
-            request_huge_pages(y, n.B * C * bytes);
-        GN_TILES((exclusive_forward<T, A>(n.many(n.B * C), n.G, starts, C, in<T>(x), n.x_b, in<A>(weight), in<A>(bias),
+    for (void *table : {m, k})  // in the arithmetic of x
+        request_huge_pages(table, table ? n.B * C * (dtype == 1 ? 8 : 4) : 0);
+    const i64 many = n.many(n.B * C);
+    const bool exclusive_tiles = n.exclusive_tiles(starts), noisy_tiles = indices && n.tiles(n.B, NOISY_SAMPLES);
+    if ((exclusive_tiles || noisy_tiles) && n.made_b == C)
+        request_huge_pages(y, n.B * C * bytes);
+    if (exclusive_tiles) {
+        GN_TILES((exclusive_forward<T, A>(many, n.G, starts, C, in<T>(x), n.x_b, in<A>(weight), in<A>(bias),
                                           {eps, least}, out<T>(y), n.made_b)));
+    } else if (noisy_tiles) {
+        GN_TILES((noisy_forward<T, A>(many, n.B, C, in<T>(x), n.x_b, in<A>(weight), in<A>(bias), {eps, least},
+                                      {indices, N, noise_eps, out<A>(m), out<A>(k)}, pooled, pooled + C, out<T>(y),
+                                      n.made_b)));
     } else {
         GN_FUSED(Forward<A>{dtype,
                             bytes,
@@ -359,7 +366,7 @@ GN_EXPORT(fused_backward)
     const Geometry &n = *reinterpret_cast<const Geometry *>(geometry);
     const i64 *starts = geometry + sizeof(Geometry) / sizeof(i64), bytes = size_of(dtype), C = n.C;
     int status = OK;
-    if (!m && !k && n.tiles(starts)) {
+    if (!m && !k && n.exclusive_tiles(starts)) {
         if (dx && n.made_b == C)
             request_huge_pages(dx, n.B * C * bytes);
         GN_TILES((exclusive_backward<T, A>(n.many(n.B * C), n.G, starts, C, in<T>(dy), n.dy_b, in<T>(x), n.x_b,

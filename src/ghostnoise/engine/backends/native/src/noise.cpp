@@ -1,114 +1,12 @@
 // Noise from the moments of ghost batches: pooled from drawn samples, given as tables, or drawn from a law.
 
+#include "drawn.h"
 #include "exports.h"
 #include "law.h"
 
 #include <cmath>
 
 namespace {
-
-constexpr i64 PACKS = 4;    // of channels in a tile: each needs three registers of 16 or more
-constexpr i64 BLOCK = 256;  // draws that are summed before their sum is added to the total, which bounds rounding
-
-// Channels of a tile: few, so that the samples' moments fit a core's first caches.
-template <class D> constexpr i64 DRAWN = PACKS * Pack<D>::LANES;
-
-// The moments of samples, copied for a tile of channels. D is the type that they are read in. They are relative to the
-// median of three samples, a reference that a few outliers cannot move, so that float is enough for them.
-template <class D> struct Copied {
-    i64 step;  // of a row: means, then variances if there are any
-    D *rows;
-    D offset[DRAWN<D>];  // the reference, relative to `around`
-
-    // Elements of the memory that `rows` needs.
-    static i64 size(i64 samples, bool with_var) { return samples * (with_var ? 2 * DRAWN<D> : DRAWN<D>); }
-
-    template <class M>
-    Copied(const Block<M> &x, const double *around, i64 wide, D *memory)
-        : step(x.var ? 2 * DRAWN<D> : DRAWN<D>), rows(memory), offset() {
-        M reference[DRAWN<D>] = {};
-        for (i64 c = 0; c < wide; ++c) {
-            const M a = x.mean[c], b = x.mean[x.n / 2 * x.stride + c], e = x.mean[(x.n - 1) * x.stride + c];
-            const M low = a < b ? a : b, high = a < b ? b : a;
-            reference[c] = e < low ? low : e > high ? high : e;
-            offset[c] = D(double(reference[c]) - around[c]);
-        }
-        if (wide == DRAWN<D>)
-            copy(x, reference, std::integral_constant<i64, DRAWN<D>>());
-        else
-            copy(x, reference, wide);
-    }
-
-    template <class M, class Count> void copy(const Block<M> &x, const M *reference, Count wide) {
-        for (i64 k = 0; k < x.n; ++k) {
-            D *to = rows + k * step;
-            const M *mean = x.mean + k * x.stride;
-#pragma omp simd
-            for (i64 c = 0; c < wide; ++c)
-                to[c] = D(mean[c] - reference[c]);
-            for (i64 c = wide; c < DRAWN<D>; ++c)
-                to[c] = 0;
-            if (!x.var)
-                continue;
-            const double *var = x.var + k * x.stride;
-#pragma omp simd
-            for (i64 c = 0; c < wide; ++c)
-                to[DRAWN<D> + c] = D(var[c]);
-            for (i64 c = wide; c < DRAWN<D>; ++c)
-                to[DRAWN<D> + c] = 0;
-        }
-    }
-};
-
-// The moments of N drawn samples (DRAWN,), the mean relative to `around`. Each drawn row is read once for both moments,
-// relative to the first drawn one: an outlier that was not drawn costs no digits, and one that was drawn makes the
-// variance large. Loops over packs are unrolled, so that packs stay in registers.
-template <bool WITH_VAR, class D> void pool_drawn(const Copied<D> &x, const i64 *drawn, i64 N, D *mean, D *var) {
-    constexpr i64 LANES = Pack<D>::LANES;
-    const D *first = x.rows + drawn[0] * x.step;
-    Pack<D> base[PACKS], total[PACKS] = {}, total_square[PACKS] = {};
-#pragma GCC unroll 8
-    for (i64 p = 0; p < PACKS; ++p)
-        base[p].load_from(first + p * LANES);
-    for (i64 from = 0; from < N; from += BLOCK) {
-        const i64 to = N - from < BLOCK ? N : from + BLOCK;
-        Pack<D> sums[PACKS] = {}, squares[PACKS] = {};
-        for (i64 j = from; j < to; ++j) {
-            const D *row = x.rows + drawn[j] * x.step;
-#pragma GCC unroll 8
-            for (i64 p = 0; p < PACKS; ++p) {
-                Pack<D> d;
-                d.load_from(row + p * LANES);
-                d.lanes -= base[p].lanes;
-                sums[p].lanes += d.lanes;
-                squares[p].lanes += d.lanes * d.lanes;
-                if constexpr (WITH_VAR) {
-                    d.load_from(row + DRAWN<D> + p * LANES);
-                    squares[p].lanes += d.lanes;
-                }
-            }
-        }
-#pragma GCC unroll 8
-        for (i64 p = 0; p < PACKS; ++p) {
-            total[p].lanes += sums[p].lanes;
-            total_square[p].lanes += squares[p].lanes;
-        }
-    }
-    const D share = D(1) / D(N);
-#pragma GCC unroll 8
-    for (i64 p = 0; p < PACKS; ++p) {
-        Pack<D> d, start;
-        start.load_from(x.offset + p * LANES);
-        d.lanes = total[p].lanes * share;
-        total_square[p].lanes = total_square[p].lanes * share - d.lanes * d.lanes;
-        d.lanes = start.lanes + (base[p].lanes + d.lanes);
-        std::memcpy(mean + p * LANES, &d, VECTOR);
-        std::memcpy(var + p * LANES, &total_square[p], VECTOR);
-    }
-#pragma omp simd
-    for (i64 c = 0; c < DRAWN<D>; ++c)
-        var[c] = var[c] < 0 ? 0 : var[c];
-}
 
 // Where the moments of K ghost batches come from: rows of N indices of B samples, a law, or tables (K, C), which may be
 // null.
@@ -183,15 +81,6 @@ int for_law(i64 threads, i64 K, i64 C, const Source<M, D> &source, const double 
     return OK;
 }
 
-// Whether all indices are in [0, B): they address memory.
-inline bool in_range(const i64 *indices, i64 count, i64 B) {
-    i64 outside = 0;
-#pragma omp simd reduction(| : outside)
-    for (i64 i = 0; i < count; ++i)
-        outside |= i64(indices[i] < 0) | i64(indices[i] >= B);
-    return !outside;
-}
-
 // Runs use(k, first channel, channels, mean, variance) over all K ghost batches, by tiles of channels.
 template <class M, class D, class Use> int for_ghosts(i64 threads, i64 K, i64 C, const Source<M, D> &source, Use use) {
     const i64 tiles = (C + DRAWN<D> - 1) / DRAWN<D>, many = threads < tiles ? threads : tiles;
@@ -216,7 +105,10 @@ template <class M, class D, class Use> int for_ghosts(i64 threads, i64 K, i64 C,
             D mean[DRAWN<D>], var[DRAWN<D>];
             for (i64 k = 0; k < K; ++k) {
                 pool_drawn<decltype(with_var)::value>(x, source.indices + k * source.N, source.N, mean, var);
-                use(k, c0, wide, mean, var);
+                if (wide == DRAWN<D>)
+                    use(k, c0, std::integral_constant<i64, DRAWN<D>>(), mean, var);
+                else
+                    use(k, c0, wide, mean, var);
             }
         });
     });
@@ -249,8 +141,18 @@ int noise(i64 threads, i64 K, i64 C, const Source<M, A> &source, bool shifts, bo
     int status = OK;
     const auto run = [=, &source, &status](auto with_shift, auto with_scale, auto normalizes, auto applies,
                                            auto transforms) {
-        const auto use = [=, &source](i64 row, i64 c0, i64 wide, const A *mean, const A *var) {
-            const i64 at = row * C + c0;
+        const auto use = [=, &source](i64 row, i64 c0, auto wide, const A *mean, const A *var) {
+            const i64 at = row * C + c0, ahead = at + rows_ahead(row, K) * C;
+            for (i64 c = 0; c < wide; c += LINE / i64(sizeof(A))) {
+                if constexpr (decltype(with_shift)::value)
+                    GN_WILL_WRITE(to.m + ahead + c);
+                if constexpr (decltype(with_scale)::value)
+                    GN_WILL_WRITE(to.k + ahead + c);
+                if constexpr (decltype(transforms)::value) {
+                    GN_WILL_WRITE(to.y + ahead + c);
+                    GN_WILL_READ(source.mean + ahead + c);
+                }
+            }
 #pragma omp simd
             for (i64 c = 0; c < wide; ++c) {
                 A k = 1, m = decltype(with_shift)::value ? mean[c] : A(0);

@@ -3,51 +3,10 @@
 // Means are (B, C) in float or double, variances in double, or absent where samples have a single position. Sums are
 // in double. Work is split into tiles of channels, whose rows of a ghost batch fit a core's cache.
 
-#include "exclusive.h"
 #include "exports.h"
+#include "pools.h"
 
 namespace {
-
-// Runs add(first sample, samples) over a few samples at a time, whose sums of a channel stay in a register.
-template <class Add> void for_few_samples(i64 n, Add add) {
-    constexpr i64 FEW = 8;
-    i64 k = 0;
-    for (; k + FEW <= n; k += FEW)
-        add(k, std::integral_constant<i64, FEW>());
-    for (; k < n; ++k)
-        add(k, std::integral_constant<i64, 1>());
-}
-
-// The moments of a ghost batch (1, C).
-template <bool WITH_VAR, class M> void inclusive_tile(const Block<M> &x, i64 wide, double *mean, double *var) {
-    double center[CHUNK] = {}, square[CHUNK] = {};
-    for_few_samples(x.n, [&](i64 k, auto few) {
-#pragma omp simd
-        for (i64 c = 0; c < wide; ++c) {
-            double sum = center[c];
-            for (i64 i = 0; i < few; ++i)
-                sum += x.m(k + i, c);
-            center[c] = sum;
-        }
-    });
-    for (i64 c = 0; c < wide; ++c)
-        center[c] /= double(x.n);
-    for_few_samples(x.n, [&](i64 k, auto few) {
-#pragma omp simd
-        for (i64 c = 0; c < wide; ++c) {
-            double sum = square[c];
-            for (i64 i = 0; i < few; ++i) {
-                const double d = x.m(k + i, c) - center[c];
-                sum += WITH_VAR ? x.var[(k + i) * x.stride + c] + d * d : d * d;
-            }
-            square[c] = sum;
-        }
-    });
-    for (i64 c = 0; c < wide; ++c) {
-        mean[c] = center[c];
-        var[c] = square[c] / double(x.n);
-    }
-}
 
 template <class M>
 void pool(i64 exclusive, i64 threads, i64 G, const i64 *starts, i64 C, const M *mean, const double *var,

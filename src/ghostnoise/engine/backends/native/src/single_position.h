@@ -1,16 +1,21 @@
-// Both directions of exclusive statistics for samples with a single position, such as features (B, C).
+// Samples with a single position, such as features (B, C): the forward pass with noise from drawn samples, and both
+// directions of exclusive statistics.
 //
 // The tables are then as large as x, and columns of them are spread over memory. A tile of channels of a ghost batch is
-// copied to consecutive memory that fits a core's cache, and all steps run on it: no table is written. The expressions
-// are those of the steps (pools.cpp, coefficients.cpp), so that both round alike.
+// copied to consecutive memory that fits a core's cache, and all steps run on it: x is read once, and no table is
+// written but the noise, which the backward pass needs. The expressions are those of the steps (pools.cpp,
+// coefficients.cpp, noise.cpp and the passes), so that both round alike.
 
 #pragma once
 
-#include "exclusive.h"
+#include "drawn.h"
+#include "pools.h"
 
 namespace {
 
-constexpr i64 TILE_CHANNELS = 64, TILE_SAMPLES = 256;  // the most of a tile
+constexpr i64 TILE_CHANNELS = 64;
+// The most samples of a tile, with noise and with exclusive statistics, which need more tables.
+constexpr i64 NOISY_SAMPLES = 2048, EXCLUSIVE_SAMPLES = 256;
 
 inline i64 largest(i64 G, const i64 *starts) {
     i64 found = 0;
@@ -33,19 +38,141 @@ template <class A> struct TileMemory {
     double *wide_table(i64 k) const { return wide.at + (thread_index() * doubles + k) * size; }
 };
 
-template <class T, class A> void copy_tile(const T *from, i64 step, i64 n, i64 wide, A *to) {
-    for (i64 k = 0; k < n; ++k)
+using FullTile = std::integral_constant<i64, TILE_CHANNELS>;
+
+// Requests a row of a tile.
+template <class T, class Count> void will_read(const T *row, Count wide) {
+    for (i64 c = 0; c < wide; c += LINE / i64(sizeof(T)))
+        GN_WILL_READ(row + c);
+}
+
+template <class T, class Count> void will_write(T *row, Count wide) {
+    for (i64 c = 0; c < wide; c += LINE / i64(sizeof(T)))
+        GN_WILL_WRITE(row + c);
+}
+
+template <class T, class A, class Count> void copy_rows(const T *from, i64 step, i64 n, Count wide, A *to) {
+    for (i64 k = 0; k < n; ++k) {
+        const T *row = from + k * step;
+        will_read(row + rows_ahead(k, n) * step, wide);
 #pragma omp simd
         for (i64 c = 0; c < wide; ++c)
-            to[k * TILE_CHANNELS + c] = load(from[k * step + c]);
+            to[k * TILE_CHANNELS + c] = load(row[c]);
+    }
+}
+
+template <class T, class A> void copy_tile(const T *from, i64 step, i64 n, i64 wide, A *to) {
+    if (wide == TILE_CHANNELS)
+        copy_rows(from, step, n, FullTile(), to);
+    else
+        copy_rows(from, step, n, wide, to);
+}
+
+// A pool's coefficients, and what follows from them, for the channels of a tile.
+template <class A> struct TileCoefficients {
+    alignas(64) A memory[(Coefficients<A>::TABLES + NoisyAffine<A>::ROWS) * TILE_CHANNELS] = {};
+    Coefficients<A> pool{memory, TILE_CHANNELS};
+    NoisyAffine<A> affine{memory + Coefficients<A>::TABLES * TILE_CHANNELS, TILE_CHANNELS};
+
+    // `weight` and `bias` are null, or those of the first channel.
+    TileCoefficients(const double *mean, const double *var, Floor floor, const A *weight, const A *bias, i64 wide) {
+        for (i64 c = 0; c < wide; ++c) {
+            const Coefficient<A> made(mean[c], var[c], floor, weight ? weight[c] : A(1), bias ? bias[c] : A(0));
+            pool.center[c] = made.center;
+            pool.rounding[c] = made.rounding;
+            pool.rstd[c] = made.rstd;
+            pool.factor[c] = made.factor;
+            pool.shift[c] = made.shift;
+        }
+        affine.fill(pool, weight, bias, wide);
+    }
+};
+
+// Noise from N drawn samples (B, N), and the tables of its shift m and scale k (B, C), which may be null.
+template <class A> struct DrawnNoise {
+    const i64 *indices;
+    i64 N;
+    double eps;
+    A *m, *k;
+};
+
+// Writes y and the noise of DRAWN channels from c0 on, which are those from `at` on of the tile `own` of n samples.
+template <bool SHIFTS, bool SCALES, class T, class A, class Count>
+void noisy_tile(const DrawnNoise<A> &noise, const A *own, i64 n, Count wide, i64 at, i64 C, const double *mean,
+                const double *var, const TileCoefficients<A> &coefficients, A *memory, T *y, i64 y_b) {
+    const Copied<A> samples(Block<A>{own + at, nullptr, n, TILE_CHANNELS}, mean + at, wide, memory);
+    const Coefficients<A> pool(coefficients.pool.center + at, TILE_CHANNELS);
+    const NoisyAffine<A> affine(coefficients.affine.center + at, TILE_CHANNELS);
+    A above[DRAWN<A>], below[DRAWN<A>];
+    for (i64 c = 0; c < wide; ++c) {
+        const double margin = noise_margin(noise.eps, pool.rstd[c]);
+        above[c] = A(std::sqrt(var[at + c] + margin));
+        below[c] = A(margin);
+    }
+    for (i64 b = 0; b < n; ++b) {
+        const i64 row = b * C + at, ahead = rows_ahead(b, n);
+        T *to = y + b * y_b + at;
+        will_write(to + ahead * y_b, wide);
+        if constexpr (SHIFTS)
+            will_write(noise.m + row + ahead * C, wide);
+        if constexpr (SCALES)
+            will_write(noise.k + row + ahead * C, wide);
+        A ghost_mean[DRAWN<A>], ghost_var[DRAWN<A>];
+        pool_drawn<false>(samples, noise.indices + b * noise.N, noise.N, ghost_mean, ghost_var);
+        const A *x = own + b * TILE_CHANNELS + at;
+#pragma omp simd
+        for (i64 c = 0; c < wide; ++c) {
+            const A k = SCALES ? above[c] / std::sqrt(ghost_var[c] + below[c]) : A(1);
+            const A m = SHIFTS ? ghost_mean[c] * pool.rstd[c] : A(0);
+            store(to[c], affine.scale(c, k) * (x[c] - affine.center[c]) + affine.shift(c, m, k));
+            if constexpr (SHIFTS)
+                noise.m[row + c] = m;
+            if constexpr (SCALES)
+                noise.k[row + c] = k;
+        }
+    }
+}
+
+// The forward pass of a batch of B samples with noise, whose statistics (C,) are written to `means` and `vars`.
+template <class T, class A>
+int noisy_forward(i64 threads, i64 B, i64 C, const T *x, i64 x_b, const A *weight, const A *bias, Floor floor,
+                  const DrawnNoise<A> &noise, double *means, double *vars, T *y, i64 y_b) {
+    const TileMemory<A> memory(threads, B, 2, 0);
+    if (memory.failed())
+        return OUT_OF_MEMORY;
+    if (!in_range(noise.indices, B * noise.N, B))
+        return INDEX_OUT_OF_RANGE;
+    for_columns<TILE_CHANNELS>(1, C, threads, [=, &memory](i64, i64 c0, i64 wide) {
+        A *own = memory.table(0);
+        double *mean = means + c0, *var = vars + c0;
+        copy_tile(x + c0, x_b, B, wide, own);
+        inclusive_tile<false>(Block<A>{own, nullptr, B, TILE_CHANNELS}, wide, mean, var);
+        const TileCoefficients<A> made(mean, var, floor, offset(weight, c0), offset(bias, c0), wide);
+        const DrawnNoise<A> here = {noise.indices, noise.N, noise.eps, offset(noise.m, c0), offset(noise.k, c0)};
+        with_flag(noise.m, [&](auto shifts) {
+            with_flag(noise.k, [&](auto scales) {
+                for (i64 at = 0; at < wide; at += DRAWN<A>) {
+                    const auto run = [&](auto count) {
+                        noisy_tile<decltype(shifts)::value, decltype(scales)::value>(
+                            here, own, B, count, at, C, mean, var, made, memory.table(1), y + c0, y_b);
+                    };
+                    if (wide - at >= DRAWN<A>)
+                        run(std::integral_constant<i64, DRAWN<A>>());
+                    else
+                        run(wide - at);
+                }
+            });
+        });
+    });
+    return OK;
 }
 
 template <class T, class A>
-bool exclusive_forward(i64 threads, i64 G, const i64 *starts, i64 C, const T *x, i64 x_b, const A *weight,
-                       const A *bias, Floor floor, T *y, i64 y_b) {
+int exclusive_forward(i64 threads, i64 G, const i64 *starts, i64 C, const T *x, i64 x_b, const A *weight, const A *bias,
+                      Floor floor, T *y, i64 y_b) {
     const TileMemory<A> memory(threads, largest(G, starts), 1, 2);
     if (memory.failed())
-        return false;
+        return OUT_OF_MEMORY;
     for_columns<TILE_CHANNELS>(G, C, threads, [=, &memory](i64 g, i64 c0, i64 wide) {
         A *own = memory.table(0);
         double *mean = memory.wide_table(0), *var = memory.wide_table(1);
@@ -67,15 +194,15 @@ bool exclusive_forward(i64 threads, i64 G, const i64 *starts, i64 C, const T *x,
             }
         }
     });
-    return true;
+    return OK;
 }
 
 template <class T, class A>
-bool exclusive_backward(i64 threads, i64 G, const i64 *starts, i64 C, const T *dy, i64 dy_b, const T *x, i64 x_b,
-                        const A *weight, Floor floor, A *to_weight, A *to_bias, T *dx, i64 dx_b) {
+int exclusive_backward(i64 threads, i64 G, const i64 *starts, i64 C, const T *dy, i64 dy_b, const T *x, i64 x_b,
+                       const A *weight, Floor floor, A *to_weight, A *to_bias, T *dx, i64 dx_b) {
     const TileMemory<A> memory(threads, largest(G, starts), 5, 2);
     if (memory.failed())
-        return false;
+        return OUT_OF_MEMORY;
     for_columns<TILE_CHANNELS>(1, C, threads, [=, &memory](i64, i64 c0, i64 wide) {
         A *own = memory.table(0), *gradient = memory.table(1), *factor = memory.table(2);
         A *g_mean = memory.table(3), *g_var = memory.table(4);
@@ -133,7 +260,7 @@ bool exclusive_backward(i64 threads, i64 G, const i64 *starts, i64 C, const T *d
             to_bias[c0 + c] = A(g_bias[c]);
         }
     });
-    return true;
+    return OK;
 }
 
 }  // namespace

@@ -23,6 +23,8 @@ template <class A> struct Scratch {
     Scratch &operator=(const Scratch &) = delete;
 };
 
+template <class T> T *offset(T *at, i64 by) { return at ? at + by : at; }
+
 // A table (R, C) of which each row serves `per_row` consecutive samples, and the last row also those left over.
 template <class A> struct Rows {
     const A *at;
@@ -61,6 +63,12 @@ template <i64 WIDE = CHUNK, class Tile> void for_columns(i64 G, i64 C, i64 threa
     for (i64 t = 0; t < tiles; ++t)
         for (i64 g = 0; g < G; ++g)
             tile(g, t * step, C - t * step < step ? C - t * step : step);
+}
+
+// How far ahead of a row of a tile its memory is requested (GN_WILL_READ): a few rows, but none after the last.
+inline i64 rows_ahead(i64 row, i64 rows) {
+    constexpr i64 AHEAD = 4;
+    return rows - row > AHEAD ? AHEAD : 0;
 }
 
 inline i64 thread_index() {
@@ -132,6 +140,9 @@ template <class A> struct PoolGradient {
 template <class A> double through_mean(A g_mean, A g_var, double mean) {
     return double(g_mean) - 2 * double(g_var) * mean;
 }
+
+// What is added to both variances of the scale of noise: eps, in units of the variance that normalization maps to 1.
+template <class A> double noise_margin(double eps, A rstd) { return double(A(eps) * (A(1) / (rstd * rstd))); }
 
 // What is applied to x where all samples share a pool and each has noise (shift m, scale k) of its own:
 // y = k * factor * (x - center) + bias - weight * k * (m - rest), with rest = rstd * rounding.

@@ -13,6 +13,8 @@ namespace {
 
 using i64 = std::int64_t;
 
+constexpr i64 LINE = 64;  // bytes of a line of the caches
+
 struct bfloat16 {
     std::uint16_t bits;
 };
