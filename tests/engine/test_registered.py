@@ -14,6 +14,8 @@ from ghostnoise import functional
 from ghostnoise.engine import op
 from ghostnoise.engine.masks import Valid
 from ghostnoise.engine.plan import Normalizer, Plan, Tables
+from ghostnoise.engine.registered import NO_UPDATE
+from ghostnoise.engine.running import Population, Running, Update
 from ghostnoise.statistics.moments import Moments
 from ghostnoise.statistics.samples import Contributors, SampleItself, pool_all
 from support import families, plans
@@ -49,9 +51,21 @@ def _fresh():
     torch._dynamo.reset()  # its limit of recompilations counts those of earlier tests
 
 
+def buffers(plan):
+    running, population = plan.update or NO_UPDATE
+    return *running, *population
+
+
 def arguments(plan, shape, dtype, layout, requires_grad=True):
     x, weight, bias = (tensor.requires_grad_(requires_grad) for tensor in plans.inputs(dtype, shape, layout))
-    return x, weight, bias, *plan.tensors(), *plan.encode()
+    return x, weight, bias, *plan.tensors(), *plan.encode(), *buffers(plan)
+
+
+def backward_arguments(plan, forward, needs_x=True):
+    x, weight, _, _, reference, valid, *_ = forward
+    _, *pooled, mean, var, m, k, r, d = OPS.normalize(*forward)[:9]
+    kept = [mean, var] if plan.normalizer.contributors.keeps_moments else pooled
+    return torch.randn_like(x), x, weight, kept, [m, k], [r, d], reference, valid, *plan.encode(), needs_x
 
 
 @every_plan
@@ -63,15 +77,27 @@ def test_normalize(name, shape, dtype, layout):
     opcheck(OPS.normalize.default, (x, None, None, *rest), test_utils=("test_schema", "test_faketensor"))
 
 
+@pytest.mark.parametrize("name", ["bn", "ragged gbn", "xbn", "instance", "drawn", "corrected"])
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
+@pytest.mark.parametrize("present", [(True, True, True), (True, False, False), (False, False, True)])
+def test_normalize_with_running_statistics(name, dtype, present):
+    """The op returns updated copies, whatever buffers there are."""
+    made = torch.randn(2).to(dtype), torch.rand(2).to(dtype), torch.tensor(3)
+    running = Running(*(buffer if exists else None for buffer, exists in zip(made, present, strict=True)))
+    plan = plans.PLANS[name]._replace(update=Update(running, Population(unbiased=True)))
+    before = [None if buffer is None else buffer.clone() for buffer in running[:3]]
+    opcheck(OPS.normalize.default, arguments(plan, SHAPES["S > 1"], torch.float32, torch.contiguous_format))
+    found = OPS.normalize(*arguments(plan, SHAPES["S > 1"], torch.float32, torch.contiguous_format))[9:]
+    for old, given, updated in zip(before, running[:3], found, strict=True):
+        assert updated.numel() == 0 if old is None else (torch.equal(given, old) and not torch.equal(updated, old))
+
+
 @every_plan
 @every_input
 @pytest.mark.parametrize("needs_x", [True, False])
 def test_normalize_backward(name, shape, dtype, layout, needs_x):
     plan = plans.PLANS[name]
-    x, weight, bias, drawn, reference, valid, *how = arguments(plan, shape, dtype, layout, requires_grad=False)
-    _, *pooled, mean, var, m, k, r, d = OPS.normalize(x, weight, bias, drawn, reference, valid, *how)
-    kept = [mean, var] if plan.normalizer.contributors.keeps_moments else pooled
-    given = (torch.randn_like(x), x, weight, kept, [m, k], [r, d], reference, valid, *how, needs_x)
+    given = backward_arguments(plan, arguments(plan, shape, dtype, layout, requires_grad=False), needs_x)
     opcheck(OPS.normalize_backward.default, given, test_utils=("test_schema", "test_faketensor"))
 
 
@@ -81,10 +107,9 @@ def test_masked(name):
     plan = plans.PLANS[name]._replace(valid=Valid(counts, torch.zeros(6, 2, dtype=torch.float64)))
     given = (SHAPES["S > 1"], torch.float32, torch.contiguous_format)
     opcheck(OPS.normalize.default, arguments(plan, *given))
-    x, weight, bias, drawn, reference, valid, *how = arguments(plan, *given, requires_grad=False)
-    _, *pooled, mean, var, m, k, r, d = OPS.normalize(x, weight, bias, drawn, reference, valid, *how)
-    kept = [mean, var] if plan.normalizer.contributors.keeps_moments else pooled
-    backward = (torch.randn_like(x), x, weight, kept, [m, k], [r, d], reference, valid, *how, True)
+    forward = arguments(plan, *given, requires_grad=False)
+    x, _, _, drawn, _, valid, *_ = forward
+    backward = backward_arguments(plan, forward)
     opcheck(OPS.normalize_backward.default, backward, test_utils=("test_schema", "test_faketensor"))
     if plan.noise is not None:
         plan = plan._replace(normalizer=Normalizer(SampleItself(), 0.0))
@@ -256,8 +281,8 @@ def test_the_backend_that_is_chosen_runs_inside_the_ops():
     x, weight, bias = plans.inputs()
     plan = plans.PLANS["bn"]
     with ghostnoise.backend("aten"):
-        aten = OPS.normalize(x, weight, bias, *plan.tensors(), *plan.encode())[0]
-    auto = OPS.normalize(x, weight, bias, *plan.tensors(), *plan.encode())[0]
+        aten = OPS.normalize(x, weight, bias, *plan.tensors(), *plan.encode(), *buffers(plan))[0]
+    auto = OPS.normalize(x, weight, bias, *plan.tensors(), *plan.encode(), *buffers(plan))[0]
     torch.testing.assert_close(auto, aten)
 
 

@@ -2,7 +2,8 @@
 
 There is one op per direction, for every device, with a fake implementation and its autograd formula. A plan crosses the
 boundary as names, numbers and lists of tensors (`Plan.encode`). An op returns all of its tables; a table that does not
-exist is a tensor without elements. Running statistics are updated outside.
+exist is a tensor without elements. An op with an autograd formula cannot write to its arguments, so it returns the
+updated running statistics, which are then copied to the buffers.
 """
 
 from collections.abc import Sequence
@@ -17,13 +18,25 @@ from ghostnoise.engine.backends.base import NoiseTables, Saved
 from ghostnoise.engine.backends.select import select
 from ghostnoise.engine.masks import Valid
 from ghostnoise.engine.plan import Correction, DrawnWithHistory, Noise, Normalizer, Plan, decode, positions
+from ghostnoise.engine.running import Population, Running, Update
 from ghostnoise.statistics.moments import Moments, arithmetic_dtype, table_dtype
 from ghostnoise.statistics.samples import SampleItself
 
 
+NO_UPDATE = Update(Running(None, None), Population())
+
+
 def normalize(x: Tensor, weight: Tensor | None, bias: Tensor | None, plan: Plan) -> tuple[Tensor, Moments, Moments]:
-    """Return y, the moments of the samples if they are kept for the backward pass or a history, and the statistics."""
-    y, *tables = torch.ops.ghostnoise.normalize(x, weight, bias, *plan.tensors(), *plan.encode())
+    """Return y, the moments of the samples and the pooled statistics, and update the running statistics.
+
+    Of the moments and the pooled statistics, those that neither the backward pass nor a history needs have no rows.
+    """
+    running, population = plan.update or NO_UPDATE
+    given = (*plan.tensors(), *plan.encode(), *running, *population)
+    y, *tables = torch.ops.ghostnoise.normalize(x, weight, bias, *given)
+    for buffer, updated in zip(running[:3], tables[8:], strict=True):
+        if buffer is not None:
+            buffer.copy_(updated)
     moments = Moments(*tables[2:4])
     return y, steps.sample_moments(x, moments) if _keeps_moments(plan) else moments, Moments(*tables[:2])
 
@@ -37,45 +50,75 @@ def inject(x: Tensor, noise: Noise, valid: Valid | None = None) -> tuple[Tensor,
 
 
 _LIBRARY = torch.library.Library("ghostnoise", "DEF")
+# Inductor runs convolutions on CPUs in channels_last. The ops take that as it is, rather than copies in the strides that
+# the tensors had in eager mode.
+_TAGS = (torch.Tag.flexible_layout,)
 _HOW = "Tensor[] valid, str names, int[] integers, float[] floats"
+_UPDATE = (
+    "Tensor? running_mean, Tensor? running_var, Tensor? num_batches_tracked, float? momentum, "
+    "bool ghosts, bool unbiased"
+)
 _LIBRARY.define(
-    f"normalize(Tensor x, Tensor? weight, Tensor? bias, Tensor[] drawn, Tensor[] reference, {_HOW}) -> "
-    "(Tensor, Tensor, Tensor, Tensor, Tensor, Tensor, Tensor, Tensor, Tensor)"
+    f"normalize(Tensor x, Tensor? weight, Tensor? bias, Tensor[] drawn, Tensor[] reference, {_HOW}, {_UPDATE}) -> "
+    f"({', '.join(['Tensor'] * 12)})",
+    tags=_TAGS,
 )
 _LIBRARY.define(
     "normalize_backward(Tensor dy, Tensor x, Tensor? weight, Tensor[] kept, Tensor[] noise, Tensor[] correction, "
-    f"Tensor[] reference, {_HOW}, bool needs_x) -> (Tensor, Tensor, Tensor)"
+    f"Tensor[] reference, {_HOW}, bool needs_x) -> (Tensor, Tensor, Tensor)",
+    tags=_TAGS,
 )
-_LIBRARY.define(f"inject(Tensor x, Tensor[] drawn, {_HOW}) -> (Tensor, Tensor, Tensor, Tensor)")
-_LIBRARY.define("inject_backward(Tensor dy, Tensor scale) -> Tensor")
+_LIBRARY.define(f"inject(Tensor x, Tensor[] drawn, {_HOW}) -> (Tensor, Tensor, Tensor, Tensor)", tags=_TAGS)
+_LIBRARY.define("inject_backward(Tensor dy, Tensor scale) -> Tensor", tags=_TAGS)
 
 
 def _normalize(
     x: Tensor, weight: Tensor | None, bias: Tensor | None, drawn: list[Tensor], reference: list[Tensor], *how: Any
 ) -> tuple[Tensor, ...]:
-    """Return y, pooled mean and variance, the samples' mean and variance, m, k, r and d."""
-    asked, backend = decode(drawn, reference, *how), select(x)
-    y, moments, pooled, noise, correction, *_ = steps.forward(backend, x, weight, bias, asked, None)
-    if not pooled.mean.shape[0]:
-        pooled = backend.pool(asked.normalizer.contributors, moments)
-    kept = moments if _returns_moments(x, asked) else (None, None)
-    pooled = Moments(*(table.to(table_dtype(x.device)).contiguous() for table in pooled))
-    return y, *_outputs(x, *pooled, *kept, *noise, *(correction or (None, None)))
+    """Return y, pooled mean and variance, the samples' mean and variance, m, k, r, d, and the updated buffers."""
+    asked, backend = _decoded(drawn, reference, *how), select(x)
+    contributors, update = asked.normalizer.contributors, asked.update
+    made = steps.forward(backend, x, weight, bias, asked, None)
+    if update is not None and not made.updated:
+        measured = (contributors, made.moments, made.pooled, x.shape[0], positions(x))
+        backend.update_running(*update.running, update.population.moments(*measured, backend.pool, asked.counts))
+    moments = made.moments if _returns_moments(x, asked) else (None, None)
+    pooled = (None, None) if contributors.keeps_moments else made.pooled
+    tables = (None if table is None else table.to(table_dtype(x.device)).contiguous() for table in (*pooled, *moments))
+    buffers = (update or NO_UPDATE).running[:3]
+    return made.y, *_outputs(x, *tables, *made.noise, *(made.correction or (None, None)), *buffers)
 
 
 def _fake_normalize(
     x: Tensor, weight: Tensor | None, bias: Tensor | None, drawn: list[Tensor], reference: list[Tensor], *how: Any
 ) -> tuple[Tensor, ...]:
-    asked, (batch_size, channels) = decode(drawn, reference, *how), x.shape[:2]
-    table, dtype = table_dtype(x.device), arithmetic_dtype(x)
-    pools = asked.normalizer.contributors.pools(batch_size)
-    pooled = [x.new_empty(pools, channels, dtype=table) for _ in range(2)]
-    keeps, noise = _returns_moments(x, asked), asked.noise
-    moments = [x.new_empty((batch_size, channels), dtype=table) if keeps else x.new_empty(0) for _ in range(2)]
+    asked, (batch_size, channels) = _decoded(drawn, reference, *how), x.shape[:2]
+    contributors, noise = asked.normalizer.contributors, asked.noise
+    wide, dtype = table_dtype(x.device), arithmetic_dtype(x)
+
+    def table(exists: bool, *shape: int, dtype: torch.dtype) -> Tensor:
+        return x.new_empty(shape, dtype=dtype) if exists else x.new_empty(0)
+
+    pooled = (not contributors.keeps_moments, contributors.pools(batch_size), channels)
+    moments = (_returns_moments(x, asked), batch_size, channels)
     components = (noise is not None and noise.shifts, noise is not None and noise.scales)
-    tables = [x.new_empty((batch_size, channels), dtype=dtype) if has else x.new_empty(0) for has in components]
-    correction = [x.new_empty(channels, dtype=dtype) if asked.corrects else x.new_empty(0) for _ in range(2)]
-    return torch.empty_like(x), *pooled, *moments, *tables, *correction
+    return (
+        torch.empty_like(x),
+        *(table(*shape, dtype=wide) for shape in (pooled, pooled, moments, moments)),
+        *(table(injected, batch_size, channels, dtype=dtype) for injected in components),
+        *(table(asked.corrects, channels, dtype=dtype) for _ in range(2)),
+        *(x.new_empty(0) if buffer is None else buffer for buffer in (asked.update or NO_UPDATE).running[:3]),
+    )
+
+
+def _decoded(drawn: list[Tensor], reference: list[Tensor], *how: Any) -> Plan:
+    """Return the plan of the arguments of `normalize`, which updates copies of the running statistics."""
+    mean, var, count, momentum, *population = how[4:]
+    plan = decode(drawn, reference, *how[:4])
+    if mean is var is count is None:
+        return plan
+    buffers = (None if buffer is None else buffer.clone() for buffer in (mean, var, count))
+    return plan._replace(update=Update(Running(*buffers, momentum), Population(*population)))
 
 
 def _normalize_backward(
@@ -147,30 +190,31 @@ for _name, _run, _fake in (
 
 
 def _setup_normalize(ctx: Any, inputs: tuple[Any, ...], output: tuple[Tensor, ...]) -> None:
-    x, weight, bias, drawn, reference, valid, *ctx.how = inputs
+    x, weight, bias, drawn, reference, valid, *how = inputs
+    ctx.how = how[:3]
     _, *tables = output
     ctx.lists = [None] * len(drawn), [None] * len(reference), [None] * len(valid)
     ctx.mark_non_differentiable(*tables)
     ctx.set_materialize_grads(False)
     ctx.keeps_moments = decode(drawn, reference, valid, *ctx.how).normalizer.contributors.keeps_moments
     kept = tables[2:4] if ctx.keeps_moments else tables[:2]
-    ctx.save_for_backward(x, weight, bias, *kept, *tables[4:], *drawn, *reference, *valid)
+    ctx.save_for_backward(x, weight, bias, *kept, *tables[4:8], *drawn, *reference, *valid)
 
 
 def _backward_of_normalize(ctx: Any, dy: Tensor | None, *tables: Any) -> tuple[Any, ...]:
     x, weight, bias, mean, var, m, k, r, d, *given = ctx.saved_tensors
+    others = (*ctx.lists, *_no_gradients(ctx.how), *[None] * 6)
     if dy is None:
-        return None, None, None, *ctx.lists, *_no_gradients(ctx.how)
+        return None, None, None, *others
     left = iter(given)
     drawn, reference, valid = ([next(left) for _ in each] for each in ctx.lists)
     if torch.is_grad_enabled():  # for a second derivative, which the op of the backward pass does not have
         plan = decode(drawn, reference, valid, *ctx.how)
-        return *composite.gradient(plan, x, weight, bias, dy), *ctx.lists, *_no_gradients(ctx.how)
+        return *composite.gradient(plan, x, weight, bias, dy), *others
     needs_x = ctx.needs_input_grad[0]
     arguments = (dy, x, weight, [mean, var], [m, k], [r, d], reference, valid, *ctx.how, needs_x)
     dx, g_weight, g_bias = torch.ops.ghostnoise.normalize_backward(*arguments)
-    gradients = (dx if needs_x else None, _cast(g_weight, weight), _cast(g_bias, bias))
-    return *gradients, *ctx.lists, *_no_gradients(ctx.how)
+    return dx if needs_x else None, _cast(g_weight, weight), _cast(g_bias, bias), *others
 
 
 def _setup_inject(ctx: Any, inputs: tuple[Any, ...], output: tuple[Tensor, ...]) -> None:
