@@ -1,6 +1,7 @@
 """The registered ops: their schemas, fakes and gradients, and what compilers and dispatch modes see of them."""
 
 import contextlib
+import copy
 from dataclasses import dataclass
 
 import pytest
@@ -63,9 +64,8 @@ def arguments(plan, shape, dtype, layout, requires_grad=True):
 
 def backward_arguments(plan, forward, needs_x=True):
     x, weight, _, _, reference, valid, *_ = forward
-    _, *pooled, mean, var, m, k, r, d = OPS.normalize(*forward)[:9]
-    kept = [mean, var] if plan.normalizer.contributors.keeps_moments else pooled
-    return torch.randn_like(x), x, weight, kept, [m, k], [r, d], reference, valid, *plan.encode(), needs_x
+    _, kept, noise, correction, *_ = OPS.normalize(*forward)
+    return torch.randn_like(x), x, weight, kept, noise, correction, reference, valid, *plan.encode(), needs_x
 
 
 @every_plan
@@ -85,11 +85,13 @@ def test_normalize_with_running_statistics(name, dtype, present):
     made = torch.randn(2).to(dtype), torch.rand(2).to(dtype), torch.tensor(3)
     running = Running(*(buffer if exists else None for buffer, exists in zip(made, present, strict=True)))
     plan = plans.PLANS[name]._replace(update=Update(running, Population(unbiased=True)))
-    before = [None if buffer is None else buffer.clone() for buffer in running[:3]]
+    given = [buffer for buffer in running[:3] if buffer is not None]
+    before = [buffer.clone() for buffer in given]
     opcheck(OPS.normalize.default, arguments(plan, SHAPES["S > 1"], torch.float32, torch.contiguous_format))
-    found = OPS.normalize(*arguments(plan, SHAPES["S > 1"], torch.float32, torch.contiguous_format))[9:]
-    for old, given, updated in zip(before, running[:3], found, strict=True):
-        assert updated.numel() == 0 if old is None else (torch.equal(given, old) and not torch.equal(updated, old))
+    found = OPS.normalize(*arguments(plan, SHAPES["S > 1"], torch.float32, torch.contiguous_format))[-1]
+    for old, buffer, updated in zip(before, given, found, strict=True):
+        assert torch.equal(buffer, old)
+        assert not torch.equal(updated, old)
 
 
 @every_plan
@@ -210,6 +212,37 @@ def test_inductor_equals_eager():
         torch.testing.assert_close(ours, theirs, rtol=1e-10, atol=1e-10)
 
 
+@pytest.mark.parametrize("family", families.FAMILIES)
+@pytest.mark.parametrize("momentum", [0.1, None])
+def test_compiled_layers_update_running_statistics_as_eager_ones(family, momentum):
+    """Bit for bit, and not towards a batch whose statistics are not finite."""
+    torch.manual_seed(0)
+    layer = families.build(family, 2, momentum=momentum)
+    plain = copy.deepcopy(layer)
+    compiled = torch.compile(layer, fullgraph=True, backend="aot_eager")
+    for scale in (1.0, 2.0, torch.nan, 3.0):
+        x = scale * torch.randn(10, 3, 4, 5)
+        for run in (compiled, plain):
+            torch.manual_seed(1)
+            run(x)
+    assert layer.num_batches_tracked > 0
+    for ours, theirs in zip(layer.buffers(), plain.buffers(), strict=True):
+        assert torch.equal(ours, theirs)
+
+
+def test_momentum_can_be_an_argument_of_a_compiled_function():
+    x, buffers = torch.randn(6, 3), [torch.zeros(3), torch.ones(3)]
+    twins = [buffer.clone() for buffer in buffers]
+
+    def run(x, mean, var, momentum):
+        return functional.batch_norm(x, mean, var, training=True, momentum=momentum)
+
+    compiled = torch.compile(run, fullgraph=True, backend="aot_eager")
+    for momentum in (0.1, 0.2, 0.3):
+        torch.testing.assert_close(compiled(x, *buffers, momentum), run(x, *twins, momentum))
+        torch.testing.assert_close(buffers, twins)
+
+
 # Dispatch modes.
 
 
@@ -289,7 +322,8 @@ def test_the_backend_that_is_chosen_runs_inside_the_ops():
 def test_outputs_of_an_op_do_not_share_memory():
     for plan in plans.PLANS.values():
         for shape in SHAPES.values():
-            found = OPS.normalize(*arguments(plan, shape, torch.float32, torch.contiguous_format, requires_grad=False))
+            y, *lists = OPS.normalize(*arguments(plan, shape, torch.float32, torch.contiguous_format, False))
+            found = [y, *(tensor for each in lists for tensor in each)]
             addresses = [tensor.untyped_storage().data_ptr() for tensor in found if tensor.numel()]
             assert len(set(addresses)) == len(addresses)
 
