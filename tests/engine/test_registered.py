@@ -1,6 +1,7 @@
 """The registered ops: their schemas, fakes and gradients, and what compilers and dispatch modes see of them."""
 
 import contextlib
+import copy
 from dataclasses import dataclass
 
 import pytest
@@ -14,6 +15,8 @@ from ghostnoise import functional
 from ghostnoise.engine import op
 from ghostnoise.engine.masks import Valid
 from ghostnoise.engine.plan import Normalizer, Plan, Tables
+from ghostnoise.engine.registered import NO_UPDATE
+from ghostnoise.engine.running import Population, Running, Update
 from ghostnoise.statistics.moments import Moments
 from ghostnoise.statistics.samples import Contributors, SampleItself, pool_all
 from support import families, plans
@@ -49,9 +52,20 @@ def _fresh():
     torch._dynamo.reset()  # its limit of recompilations counts those of earlier tests
 
 
+def buffers(plan):
+    running, population = plan.update or NO_UPDATE
+    return *running, *population
+
+
 def arguments(plan, shape, dtype, layout, requires_grad=True):
     x, weight, bias = (tensor.requires_grad_(requires_grad) for tensor in plans.inputs(dtype, shape, layout))
-    return x, weight, bias, *plan.tensors(), *plan.encode()
+    return x, weight, bias, *plan.tensors(), *plan.encode(), *buffers(plan)
+
+
+def backward_arguments(plan, forward, needs_x=True):
+    x, weight, _, _, reference, valid, *_ = forward
+    _, kept, noise, correction, *_ = OPS.normalize(*forward)
+    return torch.randn_like(x), x, weight, kept, noise, correction, reference, valid, *plan.encode(), needs_x
 
 
 @every_plan
@@ -63,15 +77,29 @@ def test_normalize(name, shape, dtype, layout):
     opcheck(OPS.normalize.default, (x, None, None, *rest), test_utils=("test_schema", "test_faketensor"))
 
 
+@pytest.mark.parametrize("name", ["bn", "ragged gbn", "xbn", "instance", "drawn", "corrected"])
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
+@pytest.mark.parametrize("present", [(True, True, True), (True, False, False), (False, False, True)])
+def test_normalize_with_running_statistics(name, dtype, present):
+    """The op returns updated copies, whatever buffers there are."""
+    made = torch.randn(2).to(dtype), torch.rand(2).to(dtype), torch.tensor(3)
+    running = Running(*(buffer if exists else None for buffer, exists in zip(made, present, strict=True)))
+    plan = plans.PLANS[name]._replace(update=Update(running, Population(unbiased=True)))
+    given = [buffer for buffer in running[:3] if buffer is not None]
+    before = [buffer.clone() for buffer in given]
+    opcheck(OPS.normalize.default, arguments(plan, SHAPES["S > 1"], torch.float32, torch.contiguous_format))
+    found = OPS.normalize(*arguments(plan, SHAPES["S > 1"], torch.float32, torch.contiguous_format))[-1]
+    for old, buffer, updated in zip(before, given, found, strict=True):
+        assert torch.equal(buffer, old)
+        assert not torch.equal(updated, old)
+
+
 @every_plan
 @every_input
 @pytest.mark.parametrize("needs_x", [True, False])
 def test_normalize_backward(name, shape, dtype, layout, needs_x):
     plan = plans.PLANS[name]
-    x, weight, bias, drawn, reference, valid, *how = arguments(plan, shape, dtype, layout, requires_grad=False)
-    _, *pooled, mean, var, m, k, r, d = OPS.normalize(x, weight, bias, drawn, reference, valid, *how)
-    kept = [mean, var] if plan.normalizer.contributors.keeps_moments else pooled
-    given = (torch.randn_like(x), x, weight, kept, [m, k], [r, d], reference, valid, *how, needs_x)
+    given = backward_arguments(plan, arguments(plan, shape, dtype, layout, requires_grad=False), needs_x)
     opcheck(OPS.normalize_backward.default, given, test_utils=("test_schema", "test_faketensor"))
 
 
@@ -81,10 +109,9 @@ def test_masked(name):
     plan = plans.PLANS[name]._replace(valid=Valid(counts, torch.zeros(6, 2, dtype=torch.float64)))
     given = (SHAPES["S > 1"], torch.float32, torch.contiguous_format)
     opcheck(OPS.normalize.default, arguments(plan, *given))
-    x, weight, bias, drawn, reference, valid, *how = arguments(plan, *given, requires_grad=False)
-    _, *pooled, mean, var, m, k, r, d = OPS.normalize(x, weight, bias, drawn, reference, valid, *how)
-    kept = [mean, var] if plan.normalizer.contributors.keeps_moments else pooled
-    backward = (torch.randn_like(x), x, weight, kept, [m, k], [r, d], reference, valid, *how, True)
+    forward = arguments(plan, *given, requires_grad=False)
+    x, _, _, drawn, _, valid, *_ = forward
+    backward = backward_arguments(plan, forward)
     opcheck(OPS.normalize_backward.default, backward, test_utils=("test_schema", "test_faketensor"))
     if plan.noise is not None:
         plan = plan._replace(normalizer=Normalizer(SampleItself(), 0.0))
@@ -185,6 +212,37 @@ def test_inductor_equals_eager():
         torch.testing.assert_close(ours, theirs, rtol=1e-10, atol=1e-10)
 
 
+@pytest.mark.parametrize("family", families.FAMILIES)
+@pytest.mark.parametrize("momentum", [0.1, None])
+def test_compiled_layers_update_running_statistics_as_eager_ones(family, momentum):
+    """Bit for bit, and not towards a batch whose statistics are not finite."""
+    torch.manual_seed(0)
+    layer = families.build(family, 2, momentum=momentum)
+    plain = copy.deepcopy(layer)
+    compiled = torch.compile(layer, fullgraph=True, backend="aot_eager")
+    for scale in (1.0, 2.0, torch.nan, 3.0):
+        x = scale * torch.randn(10, 3, 4, 5)
+        for run in (compiled, plain):
+            torch.manual_seed(1)
+            run(x)
+    assert layer.num_batches_tracked > 0
+    for ours, theirs in zip(layer.buffers(), plain.buffers(), strict=True):
+        assert torch.equal(ours, theirs)
+
+
+def test_momentum_can_be_an_argument_of_a_compiled_function():
+    x, buffers = torch.randn(6, 3), [torch.zeros(3), torch.ones(3)]
+    twins = [buffer.clone() for buffer in buffers]
+
+    def run(x, mean, var, momentum):
+        return functional.batch_norm(x, mean, var, training=True, momentum=momentum)
+
+    compiled = torch.compile(run, fullgraph=True, backend="aot_eager")
+    for momentum in (0.1, 0.2, 0.3):
+        torch.testing.assert_close(compiled(x, *buffers, momentum), run(x, *twins, momentum))
+        torch.testing.assert_close(buffers, twins)
+
+
 # Dispatch modes.
 
 
@@ -256,15 +314,16 @@ def test_the_backend_that_is_chosen_runs_inside_the_ops():
     x, weight, bias = plans.inputs()
     plan = plans.PLANS["bn"]
     with ghostnoise.backend("aten"):
-        aten = OPS.normalize(x, weight, bias, *plan.tensors(), *plan.encode())[0]
-    auto = OPS.normalize(x, weight, bias, *plan.tensors(), *plan.encode())[0]
+        aten = OPS.normalize(x, weight, bias, *plan.tensors(), *plan.encode(), *buffers(plan))[0]
+    auto = OPS.normalize(x, weight, bias, *plan.tensors(), *plan.encode(), *buffers(plan))[0]
     torch.testing.assert_close(auto, aten)
 
 
 def test_outputs_of_an_op_do_not_share_memory():
     for plan in plans.PLANS.values():
         for shape in SHAPES.values():
-            found = OPS.normalize(*arguments(plan, shape, torch.float32, torch.contiguous_format, requires_grad=False))
+            y, *lists = OPS.normalize(*arguments(plan, shape, torch.float32, torch.contiguous_format, False))
+            found = [y, *(tensor for each in lists for tensor in each)]
             addresses = [tensor.untyped_storage().data_ptr() for tensor in found if tensor.numel()]
             assert len(set(addresses)) == len(addresses)
 

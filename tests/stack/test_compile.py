@@ -1,10 +1,13 @@
 """torch.compile: one graph for training and one for eval, equal to eager."""
 
+import copy
+
 import pytest
 import torch
 from torch import nn
 
 import ghostnoise
+from ghostnoise.engine import steps
 from support.converted import assert_same, converted, step, twins
 from support.models import images, tokens, transformer
 
@@ -41,6 +44,30 @@ def test_inductor():
     with torch._inductor.config.patch(fallback_random=True):  # eager's draws
         ours = step(torch.compile(model, fullgraph=True), model, x)
     assert_same(ours, step(plain, plain, x), rtol=1e-9, atol=1e-9)
+
+
+@pytest.mark.skipif(not torch.backends.mkldnn.is_available(), reason="Inductor keeps contiguous convolutions")
+def test_layers_take_the_layout_of_convolutions(monkeypatch):
+    """Inductor runs convolutions on CPUs in channels_last, and copies nothing between them and our layers."""
+    layouts, run = [], {"forward": steps.forward, "backward": steps.backward}
+
+    def forward(backend, x, *rest):
+        layouts.append(x.is_contiguous(memory_format=torch.channels_last))
+        return run["forward"](backend, x, *rest)
+
+    def backward(backend, dy, x, *rest):
+        layouts.extend(each.is_contiguous(memory_format=torch.channels_last) for each in (dy, x))
+        return run["backward"](backend, dy, x, *rest)
+
+    torch.manual_seed(0)
+    norm = ghostnoise.GhostBatchNorm2d(4, ghost_size=4)
+    model = nn.Sequential(nn.Conv2d(3, 4, 3), norm, nn.ReLU(), nn.Conv2d(4, 4, 3)).double()
+    plain, x = copy.deepcopy(model), images().double()
+    expected = step(plain, plain, x)
+    monkeypatch.setattr(steps, "forward", forward)
+    monkeypatch.setattr(steps, "backward", backward)
+    assert_same(step(torch.compile(model, fullgraph=True), model, x), expected, rtol=1e-9, atol=1e-9)
+    assert layouts == [True] * 3
 
 
 def drawing_by_itself(method):

@@ -91,7 +91,7 @@ def normalize(
     elif ranks is None and _needs_registered():
         plan = plan.evaluated(x.device)
         y, moments, pooled = registered.normalize(folded, weight, bias, plan)
-        measured = Measured(moments, pooled, ATEN, plan.known)
+        measured = Measured(moments, pooled, ATEN, plan.known, updated=True)
     else:
         made: list[Measured] = []
         y = _Normalize.apply(folded, weight, bias, plan, ranks, made)

@@ -350,6 +350,7 @@ def decode(
     names: str,
     integers: list[int],
     floats: list[float],
+    update: Update | None = None,
 ) -> Plan:
     """Return the plan that `Plan.encode` described, with its tensors; without noise if `drawn` is None."""
     contributors, *kind = names.split(" ")
@@ -372,7 +373,7 @@ def decode(
             law: Any = Law(integers[-1], kind[2], kind[3])  # type: ignore[arg-type]
             draws = LawDraws(*drawn) if len(drawn) > 1 else drawn[0]
             noise = Tables(floats[-1], components, law, draws, kind[4] == "normalized")
-    return Plan(normalizer, noise, known, valid=Valid(*valid) if valid else None)
+    return Plan(normalizer, noise, known, update, Valid(*valid) if valid else None)
 
 
 def is_plain_number(count: Tensor) -> bool:

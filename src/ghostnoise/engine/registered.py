@@ -1,11 +1,12 @@
 """The steps of the engine as `torch.library` ops, which `torch.compile` and dispatch modes see as single operators.
 
 There is one op per direction, for every device, with a fake implementation and its autograd formula. A plan crosses the
-boundary as names, numbers and lists of tensors (`Plan.encode`). An op returns all of its tables; a table that does not
-exist is a tensor without elements. Running statistics are updated outside.
+boundary as names, numbers and lists of tensors (`Plan.encode`). An op returns lists of the tables that the backward
+pass and the caller need. An op with an autograd formula cannot write to its arguments, so it returns updated copies of
+the running statistics, and the caller writes them to the buffers.
 """
 
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from typing import Any
 
 import torch
@@ -13,69 +14,113 @@ from torch import Tensor
 
 from ghostnoise.engine import composite, steps
 from ghostnoise.engine.backends import aten
-from ghostnoise.engine.backends.base import NoiseTables, Saved
+from ghostnoise.engine.backends.base import NO_NOISE, NoiseTables, Saved
 from ghostnoise.engine.backends.select import select
 from ghostnoise.engine.masks import Valid
 from ghostnoise.engine.plan import Correction, DrawnWithHistory, Noise, Normalizer, Plan, decode, positions
+from ghostnoise.engine.running import Population, Running, Update
 from ghostnoise.statistics.moments import Moments, arithmetic_dtype, table_dtype
 from ghostnoise.statistics.samples import SampleItself
 
 
 def normalize(x: Tensor, weight: Tensor | None, bias: Tensor | None, plan: Plan) -> tuple[Tensor, Moments, Moments]:
-    """Return y, the moments of the samples if they are kept for the backward pass or a history, and the statistics."""
-    y, *tables = torch.ops.ghostnoise.normalize(x, weight, bias, *plan.tensors(), *plan.encode())
-    moments = Moments(*tables[2:4])
-    return y, steps.sample_moments(x, moments) if _keeps_moments(plan) else moments, Moments(*tables[:2])
+    """Return y, the moments of the samples and the pooled statistics, and update the running statistics.
+
+    Of the moments and the pooled statistics, those that neither the backward pass nor a history needs have no rows.
+    """
+    running, population = plan.update or NO_UPDATE
+    given = (*plan.tensors(), *plan.encode(), *running, *population)
+    y, kept, _, _, samples, updated = torch.ops.ghostnoise.normalize(x, weight, bias, *given)
+    buffers = [buffer for buffer in running[:3] if buffer is not None]
+    for buffer, value in zip(buffers, updated, strict=True):
+        buffer.copy_(value)
+    if plan.normalizer.contributors.keeps_moments:
+        return y, steps.sample_moments(x, _moments(x, kept)), _moments(x, [])
+    moments = _moments(x, samples)
+    with_history = isinstance(plan.noise, DrawnWithHistory)
+    return y, steps.sample_moments(x, moments) if with_history else moments, _moments(x, kept)
 
 
 def inject(x: Tensor, noise: Noise, valid: Valid | None = None) -> tuple[Tensor, Moments | None]:
     """Return x with the noise, and the moments of the samples if they are kept for a history."""
     plan = Plan(Normalizer(SampleItself(), 0.0), noise, valid=valid)
     drawn, _, masked = plan.tensors()
-    y, _, *moments = torch.ops.ghostnoise.inject(x, drawn, masked, *plan.encode())
-    return y, Moments(*moments) if isinstance(noise, DrawnWithHistory) else None
+    y, _, moments = torch.ops.ghostnoise.inject(x, drawn, masked, *plan.encode())
+    return y, Moments(*moments) if moments else None
 
+
+NO_UPDATE = Update(Running(None, None), Population())
 
 _LIBRARY = torch.library.Library("ghostnoise", "DEF")
+# Inductor runs convolutions on CPUs in channels_last. The ops take their results as they are, instead of copies in the
+# strides that they had when the graph was captured.
+_TAGS = (torch.Tag.flexible_layout,)
 _HOW = "Tensor[] valid, str names, int[] integers, float[] floats"
+_UPDATE = (
+    "Tensor? running_mean, Tensor? running_var, Tensor? num_batches_tracked, float? momentum, "
+    "bool ghosts, bool unbiased"
+)
 _LIBRARY.define(
-    f"normalize(Tensor x, Tensor? weight, Tensor? bias, Tensor[] drawn, Tensor[] reference, {_HOW}) -> "
-    "(Tensor, Tensor, Tensor, Tensor, Tensor, Tensor, Tensor, Tensor, Tensor)"
+    f"normalize(Tensor x, Tensor? weight, Tensor? bias, Tensor[] drawn, Tensor[] reference, {_HOW}, {_UPDATE}) -> "
+    "(Tensor y, Tensor[] kept, Tensor[] noise, Tensor[] correction, Tensor[] samples, Tensor[] running)",
+    tags=_TAGS,
 )
 _LIBRARY.define(
     "normalize_backward(Tensor dy, Tensor x, Tensor? weight, Tensor[] kept, Tensor[] noise, Tensor[] correction, "
-    f"Tensor[] reference, {_HOW}, bool needs_x) -> (Tensor, Tensor, Tensor)"
+    f"Tensor[] reference, {_HOW}, bool needs_x) -> (Tensor, Tensor, Tensor)",
+    tags=_TAGS,
 )
-_LIBRARY.define(f"inject(Tensor x, Tensor[] drawn, {_HOW}) -> (Tensor, Tensor, Tensor, Tensor)")
-_LIBRARY.define("inject_backward(Tensor dy, Tensor scale) -> Tensor")
+_LIBRARY.define(f"inject(Tensor x, Tensor[] drawn, {_HOW}) -> (Tensor y, Tensor scale, Tensor[] samples)", tags=_TAGS)
+_LIBRARY.define("inject_backward(Tensor dy, Tensor scale) -> Tensor", tags=_TAGS)
 
 
 def _normalize(
     x: Tensor, weight: Tensor | None, bias: Tensor | None, drawn: list[Tensor], reference: list[Tensor], *how: Any
-) -> tuple[Tensor, ...]:
-    """Return y, pooled mean and variance, the samples' mean and variance, m, k, r and d."""
-    asked, backend = decode(drawn, reference, *how), select(x)
-    y, moments, pooled, noise, correction, *_ = steps.forward(backend, x, weight, bias, asked, None)
-    if not pooled.mean.shape[0]:
-        pooled = backend.pool(asked.normalizer.contributors, moments)
-    kept = moments if _returns_moments(x, asked) else (None, None)
-    pooled = Moments(*(table.to(table_dtype(x.device)).contiguous() for table in pooled))
-    return y, *_outputs(x, *pooled, *kept, *noise, *(correction or (None, None)))
+) -> tuple[Any, ...]:
+    """Return y, and lists: the tables for the backward pass, m and k, r and d, moments for a history, and buffers."""
+    valid, names, integers, floats, *running, momentum, ghosts, unbiased = how
+    mean, var, count = (None if buffer is None else buffer.clone() for buffer in running)
+    updated = [buffer for buffer in (mean, var, count) if buffer is not None]
+    update = Update(Running(mean, var, count, momentum), Population(ghosts, unbiased)) if updated else None
+    asked, backend = decode(drawn, reference, valid, names, integers, floats, update), select(x)
+    made = steps.forward(backend, x, weight, bias, asked, None)
+    if update is not None and not made.updated:
+        measured = (asked.normalizer.contributors, made.moments, made.pooled, x.shape[0], positions(x))
+        backend.update_running(*update.running, update.population.moments(*measured, backend.pool, asked.counts))
+    keeps_moments, keeps_pools, remembers = _kept(x, asked)
+    kept = made.pooled if keeps_pools else made.moments if keeps_moments else ()
+    samples = made.moments if remembers else ()
+    noise = () if asked.noise is None else [x.new_empty(0) if one is None else one for one in made.noise]
+    wide = table_dtype(x.device)
+    tables = [[one.to(wide).contiguous() for one in group] for group in (kept, samples)]
+    return made.y, *_outputs(x, tables[0], noise, made.correction or (), tables[1], updated)
 
 
 def _fake_normalize(
     x: Tensor, weight: Tensor | None, bias: Tensor | None, drawn: list[Tensor], reference: list[Tensor], *how: Any
-) -> tuple[Tensor, ...]:
-    asked, (batch_size, channels) = decode(drawn, reference, *how), x.shape[:2]
-    table, dtype = table_dtype(x.device), arithmetic_dtype(x)
-    pools = asked.normalizer.contributors.pools(batch_size)
-    pooled = [x.new_empty(pools, channels, dtype=table) for _ in range(2)]
-    keeps, noise = _returns_moments(x, asked), asked.noise
-    moments = [x.new_empty((batch_size, channels), dtype=table) if keeps else x.new_empty(0) for _ in range(2)]
-    components = (noise is not None and noise.shifts, noise is not None and noise.scales)
-    tables = [x.new_empty((batch_size, channels), dtype=dtype) if has else x.new_empty(0) for has in components]
-    correction = [x.new_empty(channels, dtype=dtype) if asked.corrects else x.new_empty(0) for _ in range(2)]
-    return torch.empty_like(x), *pooled, *moments, *tables, *correction
+) -> tuple[Any, ...]:
+    asked, (batch_size, channels) = decode(drawn, reference, *how[:4]), x.shape[:2]
+    wide, dtype, noise = table_dtype(x.device), arithmetic_dtype(x), asked.noise
+    keeps_moments, keeps_pools, remembers = _kept(x, asked)
+    rows = asked.normalizer.contributors.pools(batch_size) if keeps_pools else batch_size
+    components = () if noise is None else (noise.shifts, noise.scales)
+    return (
+        torch.empty_like(x),
+        [x.new_empty(rows, channels, dtype=wide) for _ in range(2 if keeps_pools or keeps_moments else 0)],
+        [x.new_empty((batch_size, channels), dtype=dtype) if has else x.new_empty(0) for has in components],
+        [x.new_empty(channels, dtype=dtype) for _ in range(2 if asked.corrects else 0)],
+        [x.new_empty(batch_size, channels, dtype=wide) for _ in range(2 if remembers else 0)],
+        [torch.empty_like(buffer) for buffer in how[4:7] if buffer is not None],
+    )
+
+
+def _kept(x: Tensor, plan: Plan) -> tuple[bool, bool, bool]:
+    """Return whether the samples' moments, or the pooled ones, are kept for the backward pass; and for a history.
+
+    The moments of samples with a single position are x itself.
+    """
+    keeps, several = plan.normalizer.contributors.keeps_moments, positions(x) > 1
+    return keeps and several, not keeps, isinstance(plan.noise, DrawnWithHistory) and several and not keeps
 
 
 def _normalize_backward(
@@ -93,10 +138,12 @@ def _normalize_backward(
     needs_x: bool,
 ) -> tuple[Tensor, ...]:
     asked = decode(None, reference, valid, names, integers, floats)
-    tables = NoiseTables(*(table if table.numel() else None for table in noise))
-    saved = Saved(Moments(*kept), tables, Correction(*correction) if correction[0].numel() else None)
+    tables = NoiseTables(*(table if table.numel() else None for table in noise)) if noise else NO_NOISE
+    saved = Saved(_moments(x, kept), tables, Correction(*correction) if correction else None)
     dx, *gradients = steps.backward(select(x), dy, x, weight, asked, saved, None, needs_x)
-    return _outputs(x, dx, *(gradient.to(_parameter_dtype(x, weight)) for gradient in gradients))
+    dtype = _parameter_dtype(x, weight)
+    found = (x.new_empty(0) if dx is None else dx, *(gradient.to(dtype) for gradient in gradients))
+    return tuple(_outputs(x, found)[0])
 
 
 def _fake_normalize_backward(
@@ -107,24 +154,23 @@ def _fake_normalize_backward(
     return torch.empty_like(x) if wanted else x.new_empty(0), *gradients
 
 
-def _inject_op(x: Tensor, drawn: list[Tensor], *how: Any) -> tuple[Tensor, ...]:
-    """Return y, the scale, and the samples' mean and variance."""
+def _inject_op(x: Tensor, drawn: list[Tensor], *how: Any) -> tuple[Any, ...]:
+    """Return y, the scale, and a list of the samples' mean and variance for a history."""
     asked, backend = decode(drawn, [], *how), select(x)
     assert asked.noise is not None
     affine, moments = steps.inject_tables(backend, x, asked.noise, None, asked.valid)
-    kept: tuple[Tensor | None, ...] = (None, None)
+    kept: list[Tensor] = []
     if isinstance(asked.noise, DrawnWithHistory) and moments is not None:
-        kept = tuple(table.to(table_dtype(x.device)).contiguous() for table in moments)
-    return backend.transform(x, affine), affine.scale, *_outputs(x, *kept)
+        kept = [table.to(table_dtype(x.device)).contiguous() for table in moments]
+    return backend.transform(x, affine), affine.scale, *_outputs(x, kept)
 
 
-def _fake_inject(x: Tensor, drawn: list[Tensor], *how: Any) -> tuple[Tensor, ...]:
+def _fake_inject(x: Tensor, drawn: list[Tensor], *how: Any) -> tuple[Any, ...]:
     noise = decode(drawn, [], *how).noise
     assert noise is not None
-    rows = x.shape[0] if noise.scales else 1
-    kept = [x.new_empty(x.shape[:2], dtype=table_dtype(x.device)) for _ in range(2)]
-    kept = kept if isinstance(noise, DrawnWithHistory) else [x.new_empty(0) for _ in range(2)]
-    return torch.empty_like(x), x.new_empty((rows, x.shape[1]), dtype=arithmetic_dtype(x)), *kept
+    rows, remembers = x.shape[0] if noise.scales else 1, isinstance(noise, DrawnWithHistory)
+    kept = [x.new_empty(x.shape[:2], dtype=table_dtype(x.device)) for _ in range(2 if remembers else 0)]
+    return torch.empty_like(x), x.new_empty((rows, x.shape[1]), dtype=arithmetic_dtype(x)), kept
 
 
 def _inject_backward(dy: Tensor, scale: Tensor) -> Tensor:
@@ -146,38 +192,39 @@ for _name, _run, _fake in (
     torch.library.register_fake(f"ghostnoise::{_name}", _fake, lib=_LIBRARY)
 
 
-def _setup_normalize(ctx: Any, inputs: tuple[Any, ...], output: tuple[Tensor, ...]) -> None:
-    x, weight, bias, drawn, reference, valid, *ctx.how = inputs
+def _setup_normalize(ctx: Any, inputs: tuple[Any, ...], output: tuple[Any, ...]) -> None:
+    x, weight, bias, drawn, reference, valid, *how = inputs
     _, *tables = output
-    ctx.lists = [None] * len(drawn), [None] * len(reference), [None] * len(valid)
-    ctx.mark_non_differentiable(*tables)
+    given = (*tables[:3], drawn, reference, valid)
+    ctx.how, ctx.sizes = how[:3], [len(each) for each in given]
+    ctx.mark_non_differentiable(*(table for each in tables for table in each))
     ctx.set_materialize_grads(False)
-    ctx.keeps_moments = decode(drawn, reference, valid, *ctx.how).normalizer.contributors.keeps_moments
-    kept = tables[2:4] if ctx.keeps_moments else tables[:2]
-    ctx.save_for_backward(x, weight, bias, *kept, *tables[4:], *drawn, *reference, *valid)
+    ctx.save_for_backward(x, weight, bias, *(tensor for each in given for tensor in each))
 
 
 def _backward_of_normalize(ctx: Any, dy: Tensor | None, *tables: Any) -> tuple[Any, ...]:
-    x, weight, bias, mean, var, m, k, r, d, *given = ctx.saved_tensors
+    x, weight, bias, *given = ctx.saved_tensors
+    lists = [[None] * size for size in ctx.sizes[3:]]
+    others = (*lists, *_no_gradients(ctx.how), *[None] * 6)
     if dy is None:
-        return None, None, None, *ctx.lists, *_no_gradients(ctx.how)
+        return None, None, None, *others
     left = iter(given)
-    drawn, reference, valid = ([next(left) for _ in each] for each in ctx.lists)
+    kept, noise, correction, drawn, reference, valid = ([next(left) for _ in range(size)] for size in ctx.sizes)
     if torch.is_grad_enabled():  # for a second derivative, which the op of the backward pass does not have
         plan = decode(drawn, reference, valid, *ctx.how)
-        return *composite.gradient(plan, x, weight, bias, dy), *ctx.lists, *_no_gradients(ctx.how)
+        return *composite.gradient(plan, x, weight, bias, dy), *others
     needs_x = ctx.needs_input_grad[0]
-    arguments = (dy, x, weight, [mean, var], [m, k], [r, d], reference, valid, *ctx.how, needs_x)
+    arguments = (dy, x, weight, kept, noise, correction, reference, valid, *ctx.how, needs_x)
     dx, g_weight, g_bias = torch.ops.ghostnoise.normalize_backward(*arguments)
-    gradients = (dx if needs_x else None, _cast(g_weight, weight), _cast(g_bias, bias))
-    return *gradients, *ctx.lists, *_no_gradients(ctx.how)
+    return dx if needs_x else None, _cast(g_weight, weight), _cast(g_bias, bias), *others
 
 
-def _setup_inject(ctx: Any, inputs: tuple[Any, ...], output: tuple[Tensor, ...]) -> None:
+def _setup_inject(ctx: Any, inputs: tuple[Any, ...], output: tuple[Any, ...]) -> None:
+    _, scale, moments = output
     ctx.lists, ctx.how = [[None] * len(each) for each in inputs[1:3]], inputs[3:]
-    ctx.mark_non_differentiable(*output[1:])
+    ctx.mark_non_differentiable(scale, *moments)
     ctx.set_materialize_grads(False)
-    ctx.save_for_backward(output[1])
+    ctx.save_for_backward(scale)
 
 
 def _backward_of_inject(ctx: Any, dy: Tensor | None, *tables: Any) -> tuple[Any, ...]:
@@ -200,28 +247,22 @@ def _no_gradients(how: Sequence[Any]) -> list[Any]:
     return [[] if each == [] else None for each in how]
 
 
-def _outputs(x: Tensor, *tables: Tensor | None) -> tuple[Tensor, ...]:
-    """Return tables as outputs of an op, which must not share memory with x or with each other."""
-    made: list[Tensor] = []
-    taken = {x.untyped_storage().data_ptr()}
-    for table in tables:
-        given = x.new_empty(0) if table is None else table
-        at = given.untyped_storage().data_ptr()
-        if (at in taken and at != 0) or given.storage_offset():
-            given = given.clone()
-        taken.add(at)
-        made.append(given)
-    return tuple(made)
+def _outputs(x: Tensor, *groups: Iterable[Tensor]) -> list[list[Tensor]]:
+    """Return groups of tables as outputs of an op, which must not share memory with x or with each other."""
+    taken, made = {x.untyped_storage().data_ptr()}, []
+    for group in groups:
+        tables = []
+        for table in group:
+            at = table.untyped_storage().data_ptr()
+            tables.append(table.clone() if (at in taken and at != 0) or table.storage_offset() else table)
+            taken.add(at)
+        made.append(tables)
+    return made
 
 
-def _keeps_moments(plan: Plan) -> bool:
-    """Whether the samples' moments are needed after the forward pass."""
-    return plan.normalizer.contributors.keeps_moments or isinstance(plan.noise, DrawnWithHistory)
-
-
-def _returns_moments(x: Tensor, plan: Plan) -> bool:
-    """Whether the op returns the samples' moments: those of a single position are x itself."""
-    return _keeps_moments(plan) and positions(x) > 1
+def _moments(x: Tensor, tables: list[Tensor]) -> Moments:
+    """Return the moments in a list that is empty if they were not made."""
+    return Moments(*tables) if tables else Moments(x.new_empty(0), x.new_empty(0))
 
 
 def _parameter_dtype(x: Tensor, weight: Tensor | None) -> torch.dtype:

@@ -113,7 +113,8 @@ def backward(dy: Tensor, x: Tensor, weight: Tensor | None, plan: Plan, saved: Sa
     m, k = optional(m, dtype, (batch_size, channels)), optional(k, dtype, (batch_size, channels))
     var: Tensor | None
     if type(normalizer.contributors) is Exclusive:
-        mean, var = sample_moments(saved.kept, (batch_size, channels))
+        kept = single_position(x) if geometry.positions == 1 else saved.kept
+        mean, var = sample_moments(kept, (batch_size, channels))
     else:
         mean, var = (table(one, torch.float64, (geometry.pools, channels)) for one in saved.kept)
     parameters, dx = empty((2, channels), dtype), torch.empty_like(x) if needs_x else None
