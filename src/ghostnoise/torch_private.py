@@ -22,10 +22,12 @@ __all__ = [
     "allow_compilations",
     "at_end_of_backward",
     "backward_hooks",
+    "batch_norm_state",
     "break_graph",
     "children",
     "current_backward",
     "current_node_number",
+    "eager_apply",
     "forward_hooks",
     "has_tangent",
     "in_backward",
@@ -45,6 +47,21 @@ __all__ = [
 def children(module: nn.Module) -> dict[str, nn.Module | None]:
     """Return the children of a module by name; `getattr` takes several times as long."""
     return module._modules
+
+
+def batch_norm_state(layer: AnyBatchNorm) -> tuple[Tensor | None, ...]:
+    """Return weight, bias, running mean, running variance and the number of batches; attributes take five times as long.
+
+    A parametrization or a wrapper may have replaced a parameter by an attribute.
+    """
+    if not torch.compiler.is_compiling():
+        parameters, buffers = layer._parameters, layer._buffers
+        try:
+            running = buffers["running_mean"], buffers["running_var"], buffers["num_batches_tracked"]
+            return parameters["weight"], parameters["bias"], *running
+        except KeyError:
+            pass
+    return layer.weight, layer.bias, layer.running_mean, layer.running_var, layer.num_batches_tracked
 
 
 def forward_hooks(module: nn.Module) -> tuple[dict[int, Any], dict[int, Any]]:
@@ -97,6 +114,15 @@ def needs_operators(*tensors: Tensor | None) -> bool:
         or torch._C._are_functorch_transforms_active()
         or has_tangent(*tensors)
     )
+
+
+def eager_apply(function: type[torch.autograd.Function]) -> Callable[..., Any]:
+    """Return the `apply` of an autograd function for calls outside of `torch.func`, in half the time.
+
+    `Function.apply` also handles `torch.func`, and unwraps tensors of a transform that has ended, which operators do too.
+    """
+    apply: Callable[..., Any] = super(torch.autograd.Function, function).apply  # type: ignore[misc]
+    return apply
 
 
 def intercepted() -> bool:

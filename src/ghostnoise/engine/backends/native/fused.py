@@ -14,18 +14,19 @@ from typing import Any, NamedTuple
 import torch
 from torch import Tensor
 
-from ghostnoise.engine.backends.base import Gradients, NoiseTables, Normalized, Saved, folded
+from ghostnoise.engine.backends.base import NO_NOISE, Gradients, NoiseTables, Normalized, Saved, folded
 from ghostnoise.engine.backends.native.gate import (
     ARITHMETIC,
     CPU,
     NotAdmitted,
+    address,
     addresses,
     admits,
     admitted_gradient,
     empty,
     layouts,
     like,
-    optional,
+    made_at,
     paired,
     sample_moments,
     single_position,
@@ -42,102 +43,119 @@ from ghostnoise.statistics.samples import Exclusive, GhostBatch, ghost_sizes
 
 COVERED = (GhostBatch, Exclusive)
 NOT_MADE = Moments(empty((0, 1), torch.float64), empty((0, 1), torch.float64))
+FLOAT64 = DTYPES[torch.float64]
+NO_DRAWS: tuple[float, ...] = (0, 0, 0, 0, 0, 0.0)
+NO_CORRECTION: tuple[int, ...] = (0, 0, 0, 0, 0)
 
 
 def forward(x: Tensor, weight: Tensor | None, bias: Tensor | None, plan: Plan) -> Normalized | None:
     """Run all steps of the forward pass; None for plans that are not covered."""
-    plan = plan.evaluated(x.device)
-    normalizer, noise, reference = plan.normalizer, plan.noise, plan.known
+    reference = None
+    if plan.reference is not None:
+        plan = plan.evaluated(x.device)
+        reference = plan.known
+    normalizer, noise, _, update, _ = plan
     if type(normalizer.contributors) not in COVERED or not (noise is None or type(noise) is Drawn or _in_law(noise)):
         return None
-    shape, strides = _admitted(x)
-    geometry = _geometry(shape, strides, strides, normalizer)
-    batch_size, channels, pools = shape[0], shape[1], geometry.pools
+    _admit(x)
+    strides = x.stride()
+    geometry = _geometry(x.shape, strides, strides, normalizer)
+    batch_size, channels, pools = geometry.batch_size, geometry.channels, geometry.pools
     if pools != 1 and (noise is not None or plan.corrects):
         return None
     dtype = ARITHMETIC[x.dtype]
-    weight, bias = optional(weight, dtype, (channels,)), optional(bias, dtype, (channels,))
-    m, k, correction = None, None, None
-    drawn: tuple[float, ...] = 0, 0, 0, 0, 0, 0.0
-    corrects: tuple[int, ...] = 0, 0, 0, 0, 0
-    if isinstance(noise, Drawn):
-        indices = _indices(noise, batch_size)
-        drawn = *addresses(indices), indices.shape[1], 0, 0, 0, float(noise.eps)
-    elif isinstance(noise, Tables):
-        law = SeededLaw(noise, geometry.positions, dtype)
-        drawn = 0, 0, *law.addresses, float(noise.eps)
+    copies: list[Tensor] = []
+    noisy, drawn = NO_NOISE, NO_DRAWS
+    correction, corrects = None, NO_CORRECTION
     if noise is not None:
-        m, k = _noise_tables(noise, (batch_size, channels), dtype)
+        noisy = _noise_tables(noise, (batch_size, channels), dtype)
+        drawn = _draws(noise, geometry, dtype, copies)
     if reference is not None and reference.limits is not None:
-        known = [table(one, torch.float64, (channels,)) for one in reference.moments]
-        known.append(table(reference.limits, torch.float64, (2,)))
         correction = Correction(*empty((2, channels), dtype).unbind())
-        corrects = tuple(addresses(*known, *correction))
-    exclusive, moments = type(normalizer.contributors) is Exclusive, NOT_MADE
-    if geometry.positions == 1 and not exclusive and x.dtype is dtype and x.is_contiguous():
-        means = DTYPES[dtype], *addresses(x), 0
-    elif geometry.positions == 1:
-        moments = single_position(x)
-        means = DTYPES[dtype], *addresses(moments.mean), 0
-    elif exclusive:
-        moments = Moments(*empty((2, batch_size, channels), torch.float64).unbind())
-        means = DTYPES[torch.float64], *addresses(*moments)
-    else:
-        means = DTYPES[torch.float64], 0, 0
-    updated = _updated(plan.update, batch_size * geometry.positions, channels)
+        known = [address(one, torch.float64, (channels,), copies) for one in reference.moments]
+        corrects = *known, address(reference.limits, torch.float64, (2,), copies), *addresses(*correction)
+    moments, means = _means(x, geometry, dtype)
+    updated = NOT_UPDATED if update is None else _updated(update, batch_size * geometry.positions, channels)
     # Of the moments of samples and those of pools, only the ones that the backward pass needs are made.
-    pooled = NOT_MADE if exclusive else Moments(*empty((2, pools, channels), torch.float64).unbind())
+    pooled = NOT_MADE if geometry.exclusive else Moments(*empty((2, pools, channels), torch.float64).unbind())
     y = torch.empty_like(x)
     run(
-        "fused_forward", DTYPES[x.dtype], geometry.numbers, *addresses(x, weight, bias),
-        *(float(normalizer.eps), float(normalizer.min_std) ** 2, *drawn, *means),
-        *(*addresses(None if exclusive else pooled.mean, m, k), *corrects, *updated.arguments, *addresses(y)),
-    )  # fmt: skip
+        "fused_forward",
+        DTYPES[x.dtype],
+        geometry.at,
+        made_at(x),
+        address(weight, dtype, (channels,), copies),
+        address(bias, dtype, (channels,), copies),
+        float(normalizer.eps),
+        float(normalizer.min_std) ** 2,
+        *drawn,
+        *means,
+        0 if geometry.exclusive else made_at(pooled.mean),
+        *((0, 0) if noise is None else addresses(*noisy)),
+        *corrects,
+        *updated.arguments,
+        made_at(y),
+    )
     if updated.buffers:
         torch.autograd.graph.increment_version(updated.buffers)
-    noisy = NoiseTables(m, k)
     return Normalized(y, moments, pooled, noisy, correction, reference, bool(updated.buffers))
 
 
 def backward(dy: Tensor, x: Tensor, weight: Tensor | None, plan: Plan, saved: Saved, needs_x: bool) -> Gradients | None:
     """Run all steps of the backward pass; None for plans that are not covered."""
-    normalizer = plan.normalizer
+    normalizer, (kept, noise, correction) = plan.normalizer, saved
     if type(normalizer.contributors) not in COVERED:
         return None
-    shape, strides = _admitted(x)
+    _admit(x)
+    shape, strides = x.shape, x.stride()
     dy, gradient_strides = admitted_gradient(dy, x, shape, strides)
     geometry = _geometry(shape, strides, gradient_strides, normalizer)
-    batch_size, channels, dtype = shape[0], shape[1], ARITHMETIC[x.dtype]
-    weight = optional(folded(saved.correction, weight, None, dtype)[0], dtype, (channels,))
-    m, k = saved.noise
-    m, k = optional(m, dtype, (batch_size, channels)), optional(k, dtype, (batch_size, channels))
-    var: Tensor | None
-    if type(normalizer.contributors) is Exclusive:
-        mean, var = sample_moments(saved.kept, (batch_size, channels))
+    channels, dtype = geometry.channels, ARITHMETIC[x.dtype]
+    copies: list[Tensor] = []
+    if correction is not None:
+        weight, _ = folded(correction, weight, None, dtype)
+    samples, pools = (geometry.batch_size, channels), (geometry.pools, channels)
+    if geometry.exclusive:
+        mean, var = sample_moments(kept, samples)
+        statistics = DTYPES[mean.dtype], *addresses(mean, var)
     else:
-        mean, var = (table(one, torch.float64, (geometry.pools, channels)) for one in saved.kept)
+        statistics = FLOAT64, *(address(one, torch.float64, pools, copies) for one in kept)
     parameters, dx = empty((2, channels), dtype), torch.empty_like(x) if needs_x else None
     run(
-        "fused_backward", DTYPES[x.dtype], geometry.numbers, *addresses(dy, x, weight),
-        *(float(normalizer.eps), float(normalizer.min_std) ** 2, DTYPES[mean.dtype]),
-        *addresses(mean, var, m, k, parameters, dx),
-    )  # fmt: skip
-    return Gradients(dx, *parameters.unbind()).unfolded(saved.correction)
+        "fused_backward",
+        DTYPES[x.dtype],
+        geometry.at,
+        made_at(dy),
+        made_at(x),
+        address(weight, dtype, (channels,), copies),
+        float(normalizer.eps),
+        float(normalizer.min_std) ** 2,
+        *statistics,
+        address(noise.m, dtype, samples, copies),
+        address(noise.k, dtype, samples, copies),
+        made_at(parameters),
+        0 if dx is None else made_at(dx),
+    )
+    made = Gradients(dx, *parameters.unbind())
+    return made if correction is None else made.unfolded(correction)
 
 
-def _admitted(x: Tensor) -> tuple[torch.Size, tuple[int, ...]]:
-    """Return the shape and the strides of an admitted x."""
-    if admits(x) and x.dtype in DTYPES:
-        return x.shape, x.stride()
-    raise NotAdmitted
+def _admit(x: Tensor) -> None:
+    """Check that the library may access x."""
+    if not admits(x) or x.dtype not in DTYPES:
+        raise NotAdmitted
 
 
 class _Geometry(NamedTuple):
     """The numbers of the C++ struct of that name, which stay the same from call to call, and some of them by name."""
 
     numbers: ctypes.Array[ctypes.c_int64]
-    pools: int
+    at: int  # their address
+    batch_size: int
+    channels: int
     positions: int
+    pools: int
+    exclusive: bool
 
 
 def _geometry(
@@ -172,7 +190,8 @@ def _cached(
     tensors = [stride for layout in (pair.input, same, pair.result) for stride in layout[1:]]
     sizes = (pair.input.last, threads, GRAIN, channels, positions, *tensors, exclusive, per_pool, batch_size, count)
     numbers = (*sizes, *starts)
-    return _Geometry((ctypes.c_int64 * len(numbers))(*numbers), pools, positions)
+    array = (ctypes.c_int64 * len(numbers))(*numbers)
+    return _Geometry(array, ctypes.addressof(array), batch_size, channels, positions, pools, exclusive)
 
 
 @functools.lru_cache(maxsize=256)
@@ -182,11 +201,32 @@ def group_starts(batch_size: int, ghost_size: int | None) -> tuple[int, ctypes.A
     return len(sizes), (ctypes.c_int64 * (len(sizes) + 1))(*accumulate(sizes, initial=0))
 
 
-def _indices(noise: Noise, batch_size: int) -> Tensor:
+def _means(x: Tensor, geometry: _Geometry, dtype: torch.dtype) -> tuple[Moments, tuple[int, int, int]]:
+    """Return the moments of samples that are made, and the dtype and the addresses that the library takes for them."""
+    exclusive = geometry.exclusive
+    if geometry.positions > 1:
+        if not exclusive:
+            return NOT_MADE, (FLOAT64, 0, 0)
+        moments = Moments(*empty((2, geometry.batch_size, geometry.channels), torch.float64).unbind())
+        return moments, (FLOAT64, made_at(moments.mean), made_at(moments.var))
+    if not exclusive and x.dtype is dtype and x.is_contiguous():
+        return NOT_MADE, (DTYPES[dtype], made_at(x), 0)
+    moments = single_position(x)
+    return moments, (DTYPES[dtype], made_at(moments.mean), 0)
+
+
+def _draws(noise: Noise, geometry: _Geometry, dtype: torch.dtype, copies: list[Tensor]) -> tuple[float, ...]:
+    """Return the arguments for noise that is drawn from the batch, or from a law."""
+    if isinstance(noise, Tables):
+        law = SeededLaw(noise, geometry.positions, dtype)
+        copies += law.alive
+        return 0, 0, *law.addresses, float(noise.eps)
     assert isinstance(noise, Drawn)
     if noise.indices.ndim != 2 or noise.indices.shape[1] == 0:
         raise NotAdmitted
-    return table(noise.indices, torch.int64, (batch_size, noise.indices.shape[1]))
+    count = noise.indices.shape[1]
+    at = address(noise.indices, torch.int64, (geometry.batch_size, count), copies)
+    return at, count, 0, 0, 0, float(noise.eps)
 
 
 def _in_law(noise: Noise) -> bool:
@@ -223,16 +263,14 @@ class _Updated(NamedTuple):
     arguments: tuple[float, ...]
 
 
-_NOT_UPDATED = _Updated([], (0, 0.0, 0, 0, 0, 0, 0.0))
+NOT_UPDATED = _Updated([], (0, 0.0, 0, 0, 0, 0, 0.0))
 
 
-def _updated(update: Update | None, values: int, channels: int) -> _Updated:
-    if update is None:
-        return _NOT_UPDATED
+def _updated(update: Update, values: int, channels: int) -> _Updated:
     (mean, var, count, momentum), (ghosts, unbiased) = update
     dtype = updatable(mean, var, count, channels)
     if dtype is None or (momentum is None and count is None):
-        return _NOT_UPDATED
+        return NOT_UPDATED
     bessel = values / (values - 1) if unbiased else 1.0
     factor = -1.0 if momentum is None else float(momentum)
     arguments = (2 if ghosts else 1, bessel, DTYPES[dtype], *addresses(mean, var, count), factor)

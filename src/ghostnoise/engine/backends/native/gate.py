@@ -59,9 +59,12 @@ def admits(tensor: Tensor) -> bool:
         return False
 
 
+made_at: Callable[[Tensor], int] = Tensor.data_ptr  # the address of a tensor that was admitted or made here
+
+
 def addresses(*tensors: Tensor | None) -> list[int]:
     """Return the addresses of tensors that were admitted or made here; 0 for None."""
-    return [0 if tensor is None else tensor.data_ptr() for tensor in tensors]
+    return [0 if tensor is None else made_at(tensor) for tensor in tensors]
 
 
 def empty(shape: Sequence[int], dtype: torch.dtype) -> Tensor:
@@ -69,14 +72,33 @@ def empty(shape: Sequence[int], dtype: torch.dtype) -> Tensor:
     return torch.empty(shape, dtype=dtype, device=CPU)
 
 
+def located(tensor: Tensor, dtype: torch.dtype, shape: tuple[int, ...]) -> int | None:
+    """Return the address of a table that is admitted as it is, contiguous and of this dtype and shape; else None."""
+    if type(tensor) not in PLAIN or tensor.dtype is not dtype or not tensor.is_cpu or tensor.is_neg():
+        return None
+    try:  # nested tensors have no shape, and others have no address, as in `admits`
+        if tensor.shape != shape or not tensor.is_contiguous():
+            return None
+        at = tensor.data_ptr()
+    except RuntimeError:
+        return None
+    return at if at or tensor.numel() == 0 else None
+
+
+def address(tensor: Tensor | None, dtype: torch.dtype, shape: tuple[int, ...], copies: list[Tensor]) -> int:
+    """Return the address of an admitted table; 0 for None. If it is that of a copy, `copies` owns its memory."""
+    if tensor is None:
+        return 0
+    at = located(tensor, dtype, shape)
+    if at is None:
+        copies.append(table(tensor, dtype, shape))
+        at = made_at(copies[-1])
+    return at
+
+
 def fits(tensor: Tensor, dtype: torch.dtype, shape: tuple[int, ...]) -> bool:
     """Return whether a table is admitted as it is: contiguous and of this dtype and shape."""
-    if type(tensor) not in PLAIN or tensor.dtype is not dtype or not tensor.is_cpu or tensor.is_neg():
-        return False
-    try:  # nested tensors have no shape, and others have no address, as in `admits`
-        return tensor.shape == shape and tensor.is_contiguous() and (tensor.data_ptr() != 0 or tensor.numel() == 0)
-    except RuntimeError:
-        return False
+    return located(tensor, dtype, shape) is not None
 
 
 def table(tensor: Tensor, dtype: torch.dtype, shape: tuple[int, ...]) -> Tensor:
@@ -98,11 +120,18 @@ def optional(tensor: Tensor | None, dtype: torch.dtype, shape: tuple[int, ...]) 
 
 def updatable(mean: Tensor | None, var: Tensor | None, count: Tensor | None, channels: int) -> torch.dtype | None:
     """Return the common dtype of buffers, each of which may be None; None if they cannot be updated in place."""
-    dtype = torch.float32 if mean is var is None else (var if mean is None else mean).dtype  # type: ignore[union-attr]
-    for buffer, kind, shape in ((mean, dtype, (channels,)), (var, dtype, (channels,)), (count, torch.int64, ())):
-        if buffer is not None and (not fits(buffer, kind, shape) or buffer.is_inference()):
-            return None
-    return dtype if dtype in TABLE_DTYPES else None
+    given = var if mean is None else mean
+    dtype, shape = torch.float32 if given is None else given.dtype, (channels,)
+    in_place = (
+        (mean is None or _is_updatable(mean, dtype, shape))
+        and (var is None or _is_updatable(var, dtype, shape))
+        and (count is None or _is_updatable(count, torch.int64, ()))
+    )
+    return dtype if in_place and dtype in TABLE_DTYPES else None
+
+
+def _is_updatable(buffer: Tensor, dtype: torch.dtype, shape: tuple[int, ...]) -> bool:
+    return located(buffer, dtype, shape) is not None and not buffer.is_inference()
 
 
 def consecutive(tables: Sequence[Tensor], dtype: torch.dtype, shape: tuple[int, int]) -> Tensor:
