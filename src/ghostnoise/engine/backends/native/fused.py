@@ -15,9 +15,11 @@ import torch
 from torch import Tensor
 
 from ghostnoise.engine.backends.base import NO_NOISE, Gradients, NoiseTables, Normalized, Saved, folded
+from ghostnoise.engine.backends.native import abi
 from ghostnoise.engine.backends.native.gate import (
     ARITHMETIC,
     CPU,
+    Admissions,
     NotAdmitted,
     address,
     addresses,
@@ -27,25 +29,31 @@ from ghostnoise.engine.backends.native.gate import (
     layouts,
     like,
     made_at,
+    optional,
     paired,
     sample_moments,
     single_position,
+    stored_at,
     table,
     updatable,
 )
 from ghostnoise.engine.backends.native.library import DTYPES, GRAIN, run
 from ghostnoise.engine.plan import Correction, Drawn, Noise, Normalizer, Plan, Tables
-from ghostnoise.engine.running import Update
+from ghostnoise.engine.running import Running, Update
 from ghostnoise.statistics.chi_square import INTERVALS, root_table
 from ghostnoise.statistics.laws import Law, LawDraws
 from ghostnoise.statistics.moments import Moments
-from ghostnoise.statistics.samples import Exclusive, GhostBatch, ghost_sizes
+from ghostnoise.statistics.samples import Contributors, Exclusive, GhostBatch, ghost_sizes
 
 COVERED = (GhostBatch, Exclusive)
 NOT_MADE = Moments(empty((0, 1), torch.float64), empty((0, 1), torch.float64))
 FLOAT64 = DTYPES[torch.float64]
+_pack_forward, _pack_backward = abi.packer("ForwardCall"), abi.packer("BackwardCall")
 NO_DRAWS: tuple[float, ...] = (0, 0, 0, 0, 0, 0.0)
 NO_CORRECTION: tuple[int, ...] = (0, 0, 0, 0, 0)
+NOT_UPDATED: tuple[float, ...] = (0, 0.0, 0, 0, 0, 0, 0.0)
+NOT_RUNNING = Running(None, None)
+ABSENT = tuple(empty((0,), torch.float32) for _ in range(5))  # stand for None where tensors are compared
 
 
 def forward(x: Tensor, weight: Tensor | None, bias: Tensor | None, plan: Plan) -> Normalized | None:
@@ -57,93 +65,78 @@ def forward(x: Tensor, weight: Tensor | None, bias: Tensor | None, plan: Plan) -
     normalizer, noise, _, update, _ = plan
     if type(normalizer.contributors) not in COVERED or not (noise is None or type(noise) is Drawn or _in_law(noise)):
         return None
-    _admit(x)
-    strides = x.stride()
-    geometry = _geometry(x.shape, strides, strides, normalizer)
-    batch_size, channels, pools = geometry.batch_size, geometry.channels, geometry.pools
+    running = NOT_RUNNING if update is None else update.running
+    (geometry, buffers), weight, bias = _forward_tensors(x, weight, bias, running, normalizer)
+    batch_size, channels, pools, dtype = geometry.batch_size, geometry.channels, geometry.pools, geometry.dtype
     if pools != 1 and (noise is not None or plan.corrects):
         return None
-    dtype = ARITHMETIC[x.dtype]
     copies: list[Tensor] = []
     noisy, drawn = NO_NOISE, NO_DRAWS
     correction, corrects = None, NO_CORRECTION
     if noise is not None:
-        noisy = _noise_tables(noise, (batch_size, channels), dtype)
-        drawn = _draws(noise, geometry, dtype, copies)
+        noisy = _noise_tables(noise, batch_size, channels, dtype)
+        drawn = _draws(noise, geometry, copies)
     if reference is not None and reference.limits is not None:
         correction = Correction(*empty((2, channels), dtype).unbind())
         known = [address(one, torch.float64, (channels,), copies) for one in reference.moments]
         corrects = *known, address(reference.limits, torch.float64, (2,), copies), *addresses(*correction)
-    moments, means = _means(x, geometry, dtype)
-    updated = NOT_UPDATED if update is None else _updated(update, batch_size * geometry.positions, channels)
+    moments, means = _means(x, geometry)
+    updated = NOT_UPDATED
+    if update is not None and buffers is not None:
+        updated = _update(update, batch_size * geometry.positions, buffers)
     # Of the moments of samples and those of pools, only the ones that the backward pass needs are made.
     pooled = NOT_MADE if geometry.exclusive else Moments(*empty((2, pools, channels), torch.float64).unbind())
     y = torch.empty_like(x)
-    run(
-        "fused_forward",
-        DTYPES[x.dtype],
+    call = _pack_forward(
+        geometry.code,
         geometry.at,
-        made_at(x),
-        address(weight, dtype, (channels,), copies),
-        address(bias, dtype, (channels,), copies),
-        float(normalizer.eps),
-        float(normalizer.min_std) ** 2,
+        stored_at(x),
+        stored_at(weight),
+        stored_at(bias),
+        normalizer.eps,
+        normalizer.min_std**2,
         *drawn,
         *means,
         0 if geometry.exclusive else made_at(pooled.mean),
         *((0, 0) if noise is None else addresses(*noisy)),
         *corrects,
-        *updated.arguments,
+        *updated,
         made_at(y),
     )
-    if updated.buffers:
-        torch.autograd.graph.increment_version(updated.buffers)
-    return Normalized(y, moments, pooled, noisy, correction, reference, bool(updated.buffers))
+    run("fused_forward", call)
+    if updated is not NOT_UPDATED:
+        torch.autograd.graph.increment_version([one for one in running[:3] if one is not None])
+    return Normalized(y, moments, pooled, noisy, correction, reference, updated is not NOT_UPDATED)
 
 
 def backward(dy: Tensor, x: Tensor, weight: Tensor | None, plan: Plan, saved: Saved, needs_x: bool) -> Gradients | None:
     """Run all steps of the backward pass; None for plans that are not covered."""
-    normalizer, (kept, noise, correction) = plan.normalizer, saved
+    normalizer, correction = plan.normalizer, saved.correction
     if type(normalizer.contributors) not in COVERED:
         return None
-    _admit(x)
-    shape, strides = x.shape, x.stride()
-    dy, gradient_strides = admitted_gradient(dy, x, shape, strides)
-    geometry = _geometry(shape, strides, gradient_strides, normalizer)
-    channels, dtype = geometry.channels, ARITHMETIC[x.dtype]
-    copies: list[Tensor] = []
     if correction is not None:
-        weight, _ = folded(correction, weight, None, dtype)
-    samples, pools = (geometry.batch_size, channels), (geometry.pools, channels)
-    if geometry.exclusive:
-        mean, var = sample_moments(kept, samples)
-        statistics = DTYPES[mean.dtype], *addresses(mean, var)
-    else:
-        statistics = FLOAT64, *(address(one, torch.float64, pools, copies) for one in kept)
-    parameters, dx = empty((2, channels), dtype), torch.empty_like(x) if needs_x else None
-    run(
-        "fused_backward",
-        DTYPES[x.dtype],
+        weight, _ = folded(correction, weight, None, ARITHMETIC[x.dtype])
+    geometry, dy, weight, (mean, var), (m, k) = _backward_tensors(dy, x, weight, saved, normalizer)
+    parameters, dx = empty((2, geometry.channels), geometry.dtype), torch.empty_like(x) if needs_x else None
+    call = _pack_backward(
+        geometry.code,
         geometry.at,
-        made_at(dy),
-        made_at(x),
-        address(weight, dtype, (channels,), copies),
-        float(normalizer.eps),
-        float(normalizer.min_std) ** 2,
-        *statistics,
-        address(noise.m, dtype, samples, copies),
-        address(noise.k, dtype, samples, copies),
+        stored_at(dy),
+        stored_at(x),
+        stored_at(weight),
+        normalizer.eps,
+        normalizer.min_std**2,
+        DTYPES[mean.dtype],
+        stored_at(mean),
+        stored_at(var),
+        stored_at(m),
+        stored_at(k),
         made_at(parameters),
         0 if dx is None else made_at(dx),
     )
+    run("fused_backward", call)
     made = Gradients(dx, *parameters.unbind())
     return made if correction is None else made.unfolded(correction)
-
-
-def _admit(x: Tensor) -> None:
-    """Check that the library may access x."""
-    if not admits(x) or x.dtype not in DTYPES:
-        raise NotAdmitted
 
 
 class _Geometry(NamedTuple):
@@ -156,14 +149,89 @@ class _Geometry(NamedTuple):
     positions: int
     pools: int
     exclusive: bool
+    code: int  # of the dtype of x
+    dtype: torch.dtype  # of the arithmetic
+
+
+_FORWARD = Admissions[tuple[_Geometry, int | None]]()
+_BACKWARD = Admissions[_Geometry]()
+
+
+def _forward_tensors(
+    x: Tensor, weight: Tensor | None, bias: Tensor | None, running: Running, normalizer: Normalizer
+) -> tuple[tuple[_Geometry, int | None], Tensor | None, Tensor | None]:
+    """Return the geometry, and the code of the dtype of buffers that can be updated; and admitted weight and bias."""
+    contributors: Any = normalizer.contributors
+    key = type(contributors), contributors.ghost_size, torch.get_num_threads(), x.shape
+    mean, var, count, _ = running
+    tensors = (
+        x,
+        ABSENT[0] if weight is None else weight,
+        ABSENT[1] if bias is None else bias,
+        ABSENT[2] if mean is None else mean,
+        ABSENT[3] if var is None else var,
+        ABSENT[4] if count is None else count,
+    )
+    known = _FORWARD.get(key, tensors)
+    if known is not None:
+        return known, weight, bias
+    _admit(x)
+    geometry = _geometry(x, x.stride(), *key[:3])
+    given, channels = (weight, bias), (geometry.channels,)
+    weight, bias = optional(weight, geometry.dtype, channels), optional(bias, geometry.dtype, channels)
+    buffers = updatable(mean, var, count, geometry.channels)
+    found = geometry, None if buffers is None else DTYPES[buffers]
+    if weight is given[0] and bias is given[1] and buffers is not None:
+        _FORWARD.add(key, tensors, found)
+    return found, weight, bias
+
+
+def _backward_tensors(
+    dy: Tensor, x: Tensor, weight: Tensor | None, saved: Saved, normalizer: Normalizer
+) -> tuple[_Geometry, Tensor, Tensor | None, tuple[Tensor, Tensor | None], NoiseTables]:
+    """Return the geometry, and the admitted gradient, weight, statistics and noise."""
+    contributors: Any = normalizer.contributors
+    key = type(contributors), contributors.ghost_size, torch.get_num_threads(), x.shape
+    (mean, var), noise, _ = saved
+    tensors = (
+        dy,
+        x,
+        ABSENT[0] if weight is None else weight,
+        mean,
+        var,
+        ABSENT[1] if noise.m is None else noise.m,
+        ABSENT[2] if noise.k is None else noise.k,
+    )
+    known = _BACKWARD.get(key, tensors)
+    if known is not None:
+        return known, dy, weight, saved.kept, noise
+    _admit(x)
+    given = dy, weight, mean, var, *noise
+    dy, strides = admitted_gradient(dy, x, x.shape, x.stride())
+    geometry = _geometry(x, strides, *key[:3])
+    samples, pools = (geometry.batch_size, geometry.channels), (geometry.pools, geometry.channels)
+    weight = optional(weight, geometry.dtype, samples[1:])
+    m, k = (optional(one, geometry.dtype, samples) for one in noise)
+    kept: tuple[Tensor, Tensor | None]
+    if geometry.exclusive:
+        kept = sample_moments(saved.kept, samples)
+    else:
+        kept = table(mean, torch.float64, pools), table(var, torch.float64, pools)
+    if all(one is other for one, other in zip(given, (dy, weight, *kept, m, k), strict=True)):
+        _BACKWARD.add(key, tensors, geometry)
+    return geometry, dy, weight, kept, NoiseTables(m, k)
+
+
+def _admit(x: Tensor) -> None:
+    """Check that the library may access x."""
+    if not admits(x) or x.dtype not in DTYPES:
+        raise NotAdmitted
 
 
 def _geometry(
-    shape: torch.Size, strides: tuple[int, ...], gradient: tuple[int, ...], normalizer: Normalizer
+    x: Tensor, gradient: tuple[int, ...], kind: type[Contributors], ghost_size: int | None, threads: int
 ) -> _Geometry:
-    contributors: Any = normalizer.contributors
-    exclusive = type(contributors) is Exclusive
-    found = _cached(shape, strides, gradient, exclusive, contributors.ghost_size, torch.get_num_threads())
+    found = _cached(x.shape, x.stride(), gradient, x.dtype, kind is Exclusive, ghost_size, threads)
     if found is None:
         raise NotAdmitted
     return found
@@ -174,6 +242,7 @@ def _cached(
     shape: torch.Size,
     strides: tuple[int, ...],
     gradient: tuple[int, ...],
+    dtype: torch.dtype,
     exclusive: bool,
     ghost_size: int | None,
     threads: int,
@@ -191,7 +260,8 @@ def _cached(
     sizes = (pair.input.last, threads, GRAIN, channels, positions, *tensors, exclusive, per_pool, batch_size, count)
     numbers = (*sizes, *starts)
     array = (ctypes.c_int64 * len(numbers))(*numbers)
-    return _Geometry(array, ctypes.addressof(array), batch_size, channels, positions, pools, exclusive)
+    named = (batch_size, channels, positions, pools, exclusive, DTYPES[dtype], ARITHMETIC[dtype])
+    return _Geometry(array, ctypes.addressof(array), *named)
 
 
 @functools.lru_cache(maxsize=256)
@@ -201,9 +271,9 @@ def group_starts(batch_size: int, ghost_size: int | None) -> tuple[int, ctypes.A
     return len(sizes), (ctypes.c_int64 * (len(sizes) + 1))(*accumulate(sizes, initial=0))
 
 
-def _means(x: Tensor, geometry: _Geometry, dtype: torch.dtype) -> tuple[Moments, tuple[int, int, int]]:
+def _means(x: Tensor, geometry: _Geometry) -> tuple[Moments, tuple[int, int, int]]:
     """Return the moments of samples that are made, and the dtype and the addresses that the library takes for them."""
-    exclusive = geometry.exclusive
+    exclusive, dtype = geometry.exclusive, geometry.dtype
     if geometry.positions > 1:
         if not exclusive:
             return NOT_MADE, (FLOAT64, 0, 0)
@@ -215,10 +285,10 @@ def _means(x: Tensor, geometry: _Geometry, dtype: torch.dtype) -> tuple[Moments,
     return moments, (DTYPES[dtype], made_at(moments.mean), 0)
 
 
-def _draws(noise: Noise, geometry: _Geometry, dtype: torch.dtype, copies: list[Tensor]) -> tuple[float, ...]:
+def _draws(noise: Noise, geometry: _Geometry, copies: list[Tensor]) -> tuple[float, ...]:
     """Return the arguments for noise that is drawn from the batch, or from a law."""
     if isinstance(noise, Tables):
-        law = SeededLaw(noise, geometry.positions, dtype)
+        law = SeededLaw(noise, geometry.positions, geometry.dtype)
         copies += law.alive
         return 0, 0, *law.addresses, float(noise.eps)
     assert isinstance(noise, Drawn)
@@ -256,27 +326,15 @@ def _law_tables(law: Law, spatial: int, dtype: torch.dtype) -> tuple[Tensor, Ten
     return torch.tensor([spatial if conv else 0, *shares], dtype=torch.float64, device=CPU), tables
 
 
-class _Updated(NamedTuple):
-    """The buffers that the library updates, and what it takes for this; no buffers if it leaves them to others."""
-
-    buffers: list[Tensor]
-    arguments: tuple[float, ...]
-
-
-NOT_UPDATED = _Updated([], (0, 0.0, 0, 0, 0, 0, 0.0))
-
-
-def _updated(update: Update, values: int, channels: int) -> _Updated:
+def _update(update: Update, values: int, buffers: int) -> tuple[float, ...]:
+    """Return the arguments for the update of buffers whose dtype has this code."""
     (mean, var, count, momentum), (ghosts, unbiased) = update
-    dtype = updatable(mean, var, count, channels)
-    if dtype is None or (momentum is None and count is None):
-        return NOT_UPDATED
     bessel = values / (values - 1) if unbiased else 1.0
-    factor = -1.0 if momentum is None else float(momentum)
-    arguments = (2 if ghosts else 1, bessel, DTYPES[dtype], *addresses(mean, var, count), factor)
-    return _Updated([one for one in (mean, var, count) if one is not None], arguments)
+    factor = -1.0 if momentum is None else momentum
+    return 2 if ghosts else 1, bessel, buffers, stored_at(mean), stored_at(var), stored_at(count), factor
 
 
-def _noise_tables(noise: Noise, shape: tuple[int, int], dtype: torch.dtype) -> NoiseTables:
+def _noise_tables(noise: Noise, batch_size: int, channels: int, dtype: torch.dtype) -> NoiseTables:
     # Two tensors rather than parts of one: results of a registered op must not share memory, and would be copied.
-    return NoiseTables(*(empty(shape, dtype) if wanted else None for wanted in (noise.shifts, noise.scales)))
+    shape = batch_size, channels
+    return NoiseTables(empty(shape, dtype) if noise.shifts else None, empty(shape, dtype) if noise.scales else None)

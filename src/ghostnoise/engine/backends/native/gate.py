@@ -5,9 +5,9 @@ served by `Aten`, or raises where `Aten` raises.
 """
 
 import functools
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Hashable, Sequence
 from itertools import pairwise
-from typing import NamedTuple, ParamSpec, TypeVar
+from typing import Generic, NamedTuple, ParamSpec, TypeVar
 
 import torch
 from torch import Tensor
@@ -15,6 +15,7 @@ from torch import Tensor
 from ghostnoise.engine.backends.aten import Aten
 from ghostnoise.engine.backends.native.library import DTYPES
 from ghostnoise.statistics.moments import Moments
+from ghostnoise.torch_private import same_metadata
 
 P = ParamSpec("P")
 T = TypeVar("T")
@@ -65,6 +66,41 @@ made_at: Callable[[Tensor], int] = Tensor.data_ptr  # the address of a tensor th
 def addresses(*tensors: Tensor | None) -> list[int]:
     """Return the addresses of tensors that were admitted or made here; 0 for None."""
     return [0 if tensor is None else made_at(tensor) for tensor in tensors]
+
+
+def stored_at(tensor: Tensor | None) -> int:
+    """Return the address of a tensor that is like one that was admitted; 0 for None."""
+    if tensor is None:
+        return 0
+    at = tensor.data_ptr()
+    if at == 0:  # its storage was freed
+        raise NotAdmitted
+    return at
+
+
+class Admissions(Generic[T]):
+    """What was found out about tensors that were admitted as they are, for others with the same metadata."""
+
+    KEYS, PER_KEY = 4096, 8  # the latest are kept
+
+    def __init__(self) -> None:
+        self.found: dict[Hashable, tuple[tuple[Callable[..., bool], T], ...]] = {}
+
+    def get(self, key: Hashable, tensors: tuple[Tensor, ...]) -> T | None:
+        """Return what was found out about tensors like these, for the same key."""
+        for same, value in self.found.get(key, ()):
+            if same(*tensors):
+                return value
+        return None
+
+    def add(self, key: Hashable, tensors: tuple[Tensor, ...], value: T) -> None:
+        """Remember what was found out about tensors that were admitted as they are."""
+        same = same_metadata(tensors)
+        if not same(*tensors):  # one of them is there twice
+            return
+        if len(self.found) >= self.KEYS:
+            self.found.clear()
+        self.found[key] = ((same, value), *self.found.get(key, ())[: self.PER_KEY - 1])
 
 
 def empty(shape: Sequence[int], dtype: torch.dtype) -> Tensor:
