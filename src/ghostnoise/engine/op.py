@@ -105,7 +105,8 @@ def draws(x: Tensor, channel_dim: int = 1) -> bool:
     """Return whether the backend of x draws samples from a seed, inside of its kernels."""
     if torch.compiler.is_compiling():  # the ops select a backend when they run, and every backend takes a seed
         return x.device.type == "cuda"
-    return not needs_operators(x) and select(_fold(x.detach(), channel_dim)).draws
+    given = x if x.ndim > 2 and channel_dim == 1 else _fold(x.detach(), channel_dim)
+    return not needs_operators(x) and select(given).draws
 
 
 def inject(

@@ -257,7 +257,7 @@ class NormLayer(Sampled, Leaf, AnyBatchNorm):
                 "input); use the 1d, 2d or 3d layer that fits, or reshape"
             )
         channels = input.shape[1]
-        if not checks.traced() and channels != self.num_features:
+        if not checks.is_recorded(channels) and channels != self.num_features:
             raise ValueError(
                 f"{name} got {channels} channels in dimension 1 of an input of shape {tuple(input.shape)}: must be "
                 f"num_features={self.num_features}; build the layer for {channels}, or move the channels there"

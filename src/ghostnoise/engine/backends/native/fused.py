@@ -14,14 +14,13 @@ from typing import Any, NamedTuple
 import torch
 from torch import Tensor
 
-from ghostnoise.engine.backends.base import NO_NOISE, Gradients, NoiseTables, Normalized, Saved, folded
+from ghostnoise.engine.backends.base import NO_NOISE, Gradients, NoiseTables, Normalized, Saved, folded_weight
 from ghostnoise.engine.backends.native import abi
 from ghostnoise.engine.backends.native.gate import (
     ARITHMETIC,
     CPU,
     Admissions,
     NotAdmitted,
-    address,
     addresses,
     admits,
     admitted_gradient,
@@ -33,7 +32,6 @@ from ghostnoise.engine.backends.native.gate import (
     paired,
     sample_moments,
     single_position,
-    stored_at,
     table,
     updatable,
 )
@@ -66,38 +64,40 @@ def forward(x: Tensor, weight: Tensor | None, bias: Tensor | None, plan: Plan) -
     if type(normalizer.contributors) not in COVERED or not (noise is None or type(noise) is Drawn or _in_law(noise)):
         return None
     running = NOT_RUNNING if update is None else update.running
-    (geometry, buffers), weight, bias = _forward_tensors(x, weight, bias, running, normalizer)
+    alive: list[Tensor | None] = []
+    geometry, buffers, at = _forward_tensors(x, weight, bias, running, normalizer, alive)
     batch_size, channels, pools, dtype = geometry.batch_size, geometry.channels, geometry.pools, geometry.dtype
     if pools != 1 and (noise is not None or plan.corrects):
         return None
-    copies: list[Tensor] = []
     noisy, drawn = NO_NOISE, NO_DRAWS
     correction, corrects = None, NO_CORRECTION
     if noise is not None:
         noisy = _noise_tables(noise, batch_size, channels, dtype)
-        drawn = _draws(noise, geometry, copies)
+        drawn = _draws(noise, geometry, alive)
     if reference is not None and reference.limits is not None:
         correction = Correction(*empty((2, channels), dtype).unbind())
-        known = [address(one, torch.float64, (channels,), copies) for one in reference.moments]
-        corrects = *known, address(reference.limits, torch.float64, (2,), copies), *addresses(*correction)
+        known = [table(one, torch.float64, (channels,)) for one in reference.moments]
+        known.append(table(reference.limits, torch.float64, (2,)))
+        corrects = *addresses(*known), *addresses(*correction)
     moments, means = _means(x, geometry)
-    updated = NOT_UPDATED
-    if update is not None and buffers is not None:
-        updated = _update(update, batch_size * geometry.positions, buffers)
+    updated, averages = NOT_UPDATED, running.momentum is None  # an average needs the count
+    if update is not None and buffers is not None and not (averages and running.num_batches_tracked is None):
+        updated = _update(update, batch_size * geometry.positions, buffers, at[3:])
     # Of the moments of samples and those of pools, only the ones that the backward pass needs are made.
-    pooled = NOT_MADE if geometry.exclusive else Moments(*empty((2, pools, channels), torch.float64).unbind())
+    pooled, pooled_at = NOT_MADE, 0
+    if not geometry.exclusive:
+        tables = torch.empty(2, pools, channels, dtype=torch.float64, device=CPU)
+        pooled, pooled_at = Moments(*tables.unbind()), made_at(tables)
     y = torch.empty_like(x)
     call = _pack_forward(
         geometry.code,
         geometry.at,
-        stored_at(x),
-        stored_at(weight),
-        stored_at(bias),
+        *at[:3],
         normalizer.eps,
         normalizer.min_std**2,
         *drawn,
         *means,
-        0 if geometry.exclusive else made_at(pooled.mean),
+        pooled_at,
         *((0, 0) if noise is None else addresses(*noisy)),
         *corrects,
         *updated,
@@ -115,22 +115,19 @@ def backward(dy: Tensor, x: Tensor, weight: Tensor | None, plan: Plan, saved: Sa
     if type(normalizer.contributors) not in COVERED:
         return None
     if correction is not None:
-        weight, _ = folded(correction, weight, None, ARITHMETIC[x.dtype])
-    geometry, dy, weight, (mean, var), (m, k) = _backward_tensors(dy, x, weight, saved, normalizer)
-    parameters, dx = empty((2, geometry.channels), geometry.dtype), torch.empty_like(x) if needs_x else None
+        weight = folded_weight(correction, weight, ARITHMETIC[x.dtype])
+    alive: list[Tensor | None] = []
+    geometry, means, at = _backward_tensors(dy, x, weight, saved, normalizer, alive)
+    parameters = torch.empty(2, geometry.channels, dtype=geometry.dtype, device=CPU)
+    dx = torch.empty_like(x) if needs_x else None
     call = _pack_backward(
         geometry.code,
         geometry.at,
-        stored_at(dy),
-        stored_at(x),
-        stored_at(weight),
+        *at[:3],
         normalizer.eps,
         normalizer.min_std**2,
-        DTYPES[mean.dtype],
-        stored_at(mean),
-        stored_at(var),
-        stored_at(m),
-        stored_at(k),
+        means,
+        *at[3:],
         made_at(parameters),
         0 if dx is None else made_at(dx),
     )
@@ -154,13 +151,21 @@ class _Geometry(NamedTuple):
 
 
 _FORWARD = Admissions[tuple[_Geometry, int | None]]()
-_BACKWARD = Admissions[_Geometry]()
+_BACKWARD = Admissions[tuple[_Geometry, int]]()
 
 
 def _forward_tensors(
-    x: Tensor, weight: Tensor | None, bias: Tensor | None, running: Running, normalizer: Normalizer
-) -> tuple[tuple[_Geometry, int | None], Tensor | None, Tensor | None]:
-    """Return the geometry, and the code of the dtype of buffers that can be updated; and admitted weight and bias."""
+    x: Tensor,
+    weight: Tensor | None,
+    bias: Tensor | None,
+    running: Running,
+    normalizer: Normalizer,
+    alive: list[Tensor | None],
+) -> tuple[_Geometry, int | None, list[int]]:
+    """Return the geometry, the code of the dtype of buffers if they can be updated, and the addresses of all tensors.
+
+    These are 0 for None. `alive` then owns the memory of tensors that had to be copied.
+    """
     contributors: Any = normalizer.contributors
     key = type(contributors), contributors.ghost_size, torch.get_num_threads(), x.shape
     mean, var, count, _ = running
@@ -172,54 +177,55 @@ def _forward_tensors(
         ABSENT[3] if var is None else var,
         ABSENT[4] if count is None else count,
     )
-    known = _FORWARD.get(key, tensors)
-    if known is not None:
-        return known, weight, bias
+    found = _FORWARD.get(key, tensors)
+    if found is not None:
+        return *found[0], found[1]
     _admit(x)
     geometry = _geometry(x, x.stride(), *key[:3])
-    given, channels = (weight, bias), (geometry.channels,)
-    weight, bias = optional(weight, geometry.dtype, channels), optional(bias, geometry.dtype, channels)
-    buffers = updatable(mean, var, count, geometry.channels)
-    found = geometry, None if buffers is None else DTYPES[buffers]
-    if weight is given[0] and bias is given[1] and buffers is not None:
-        _FORWARD.add(key, tensors, found)
-    return found, weight, bias
+    dtype, channels = geometry.dtype, geometry.channels
+    alive += [optional(weight, dtype, (channels,)), optional(bias, dtype, (channels,))]
+    buffers = updatable(mean, var, count, channels)
+    if buffers is None:
+        return geometry, None, addresses(x, *alive, None, None, None)
+    if alive[0] is weight and alive[1] is bias:
+        _FORWARD.add(key, tensors, (geometry, DTYPES[buffers]))
+    return geometry, DTYPES[buffers], addresses(x, *alive, mean, var, count)
 
 
 def _backward_tensors(
-    dy: Tensor, x: Tensor, weight: Tensor | None, saved: Saved, normalizer: Normalizer
-) -> tuple[_Geometry, Tensor, Tensor | None, tuple[Tensor, Tensor | None], NoiseTables]:
-    """Return the geometry, and the admitted gradient, weight, statistics and noise."""
+    dy: Tensor, x: Tensor, weight: Tensor | None, saved: Saved, normalizer: Normalizer, alive: list[Tensor | None]
+) -> tuple[_Geometry, int, list[int]]:
+    """Return the geometry, the code of the dtype of means, and addresses as `_forward_tensors` does."""
     contributors: Any = normalizer.contributors
     key = type(contributors), contributors.ghost_size, torch.get_num_threads(), x.shape
-    (mean, var), noise, _ = saved
+    (mean, var), (m, k), _ = saved
     tensors = (
         dy,
         x,
         ABSENT[0] if weight is None else weight,
         mean,
         var,
-        ABSENT[1] if noise.m is None else noise.m,
-        ABSENT[2] if noise.k is None else noise.k,
+        ABSENT[1] if m is None else m,
+        ABSENT[2] if k is None else k,
     )
-    known = _BACKWARD.get(key, tensors)
-    if known is not None:
-        return known, dy, weight, saved.kept, noise
+    found = _BACKWARD.get(key, tensors)
+    if found is not None:
+        return *found[0], found[1]
     _admit(x)
-    given = dy, weight, mean, var, *noise
-    dy, strides = admitted_gradient(dy, x, x.shape, x.stride())
+    gradient, strides = admitted_gradient(dy, x, x.shape, x.stride())
     geometry = _geometry(x, strides, *key[:3])
     samples, pools = (geometry.batch_size, geometry.channels), (geometry.pools, geometry.channels)
-    weight = optional(weight, geometry.dtype, samples[1:])
-    m, k = (optional(one, geometry.dtype, samples) for one in noise)
-    kept: tuple[Tensor, Tensor | None]
+    taken: tuple[Tensor, Tensor | None]
     if geometry.exclusive:
-        kept = sample_moments(saved.kept, samples)
+        taken = sample_moments(saved.kept, samples)
     else:
-        kept = table(mean, torch.float64, pools), table(var, torch.float64, pools)
-    if all(one is other for one, other in zip(given, (dy, weight, *kept, m, k), strict=True)):
-        _BACKWARD.add(key, tensors, geometry)
-    return geometry, dy, weight, kept, NoiseTables(m, k)
+        taken = table(mean, torch.float64, pools), table(var, torch.float64, pools)
+    dtype, means = geometry.dtype, DTYPES[taken[0].dtype]
+    noise = optional(m, dtype, samples), optional(k, dtype, samples)
+    alive += [gradient, x, optional(weight, dtype, samples[1:]), *taken, *noise]
+    if all(one is other for one, other in zip(alive, (dy, x, weight, mean, var, m, k), strict=True)):
+        _BACKWARD.add(key, tensors, (geometry, means))
+    return geometry, means, addresses(*alive)
 
 
 def _admit(x: Tensor) -> None:
@@ -285,18 +291,18 @@ def _means(x: Tensor, geometry: _Geometry) -> tuple[Moments, tuple[int, int, int
     return moments, (DTYPES[dtype], made_at(moments.mean), 0)
 
 
-def _draws(noise: Noise, geometry: _Geometry, copies: list[Tensor]) -> tuple[float, ...]:
-    """Return the arguments for noise that is drawn from the batch, or from a law."""
+def _draws(noise: Noise, geometry: _Geometry, alive: list[Tensor | None]) -> tuple[float, ...]:
+    """Return the arguments for noise that is drawn from the batch, or from a law; `alive` then owns their memory."""
     if isinstance(noise, Tables):
         law = SeededLaw(noise, geometry.positions, geometry.dtype)
-        copies += law.alive
+        alive += law.alive
         return 0, 0, *law.addresses, float(noise.eps)
     assert isinstance(noise, Drawn)
     if noise.indices.ndim != 2 or noise.indices.shape[1] == 0:
         raise NotAdmitted
-    count = noise.indices.shape[1]
-    at = address(noise.indices, torch.int64, (geometry.batch_size, count), copies)
-    return at, count, 0, 0, 0, float(noise.eps)
+    indices = table(noise.indices, torch.int64, (geometry.batch_size, noise.indices.shape[1]))
+    alive.append(indices)
+    return made_at(indices), indices.shape[1], 0, 0, 0, float(noise.eps)
 
 
 def _in_law(noise: Noise) -> bool:
@@ -326,12 +332,11 @@ def _law_tables(law: Law, spatial: int, dtype: torch.dtype) -> tuple[Tensor, Ten
     return torch.tensor([spatial if conv else 0, *shares], dtype=torch.float64, device=CPU), tables
 
 
-def _update(update: Update, values: int, buffers: int) -> tuple[float, ...]:
-    """Return the arguments for the update of buffers whose dtype has this code."""
-    (mean, var, count, momentum), (ghosts, unbiased) = update
+def _update(update: Update, values: int, buffers: int, at: list[int]) -> tuple[float, ...]:
+    """Return the arguments for the update of the buffers at these addresses, whose dtype has the code `buffers`."""
+    momentum, (ghosts, unbiased) = update.running.momentum, update.population
     bessel = values / (values - 1) if unbiased else 1.0
-    factor = -1.0 if momentum is None else momentum
-    return 2 if ghosts else 1, bessel, buffers, stored_at(mean), stored_at(var), stored_at(count), factor
+    return 2 if ghosts else 1, bessel, buffers, *at, -1.0 if momentum is None else momentum
 
 
 def _noise_tables(noise: Noise, batch_size: int, channels: int, dtype: torch.dtype) -> NoiseTables:

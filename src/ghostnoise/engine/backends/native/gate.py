@@ -68,39 +68,30 @@ def addresses(*tensors: Tensor | None) -> list[int]:
     return [0 if tensor is None else made_at(tensor) for tensor in tensors]
 
 
-def stored_at(tensor: Tensor | None) -> int:
-    """Return the address of a tensor that is like one that was admitted; 0 for None."""
-    if tensor is None:
-        return 0
-    at = tensor.data_ptr()
-    if at == 0:  # its storage was freed
-        raise NotAdmitted
-    return at
-
-
 class Admissions(Generic[T]):
     """What was found out about tensors that were admitted as they are, for others with the same metadata."""
 
     KEYS, PER_KEY = 4096, 8  # the latest are kept
 
     def __init__(self) -> None:
-        self.found: dict[Hashable, tuple[tuple[Callable[..., bool], T], ...]] = {}
+        self.found: dict[Hashable, tuple[tuple[Callable[..., bool], int, T], ...]] = {}
 
-    def get(self, key: Hashable, tensors: tuple[Tensor, ...]) -> T | None:
-        """Return what was found out about tensors like these, for the same key."""
-        for same, value in self.found.get(key, ()):
+    def get(self, key: Hashable, tensors: tuple[Tensor, ...]) -> tuple[T, list[int]] | None:
+        """Return what was found out about tensors like these, for the same key, and the addresses of these."""
+        for same, absent, value in self.found.get(key, ()):
             if same(*tensors):
-                return value
+                at = list(map(made_at, tensors))
+                return (value, at) if at.count(0) == absent else None  # else a storage was freed
         return None
 
     def add(self, key: Hashable, tensors: tuple[Tensor, ...], value: T) -> None:
-        """Remember what was found out about tensors that were admitted as they are."""
-        same = same_metadata(tensors)
+        """Remember what was found out about tensors that were admitted as they are; empty ones stand for None."""
+        same, absent = same_metadata(tensors), addresses(*tensors).count(0)
         if not same(*tensors):  # one of them is there twice
             return
         if len(self.found) >= self.KEYS:
             self.found.clear()
-        self.found[key] = ((same, value), *self.found.get(key, ())[: self.PER_KEY - 1])
+        self.found[key] = ((same, absent, value), *self.found.get(key, ())[: self.PER_KEY - 1])
 
 
 def empty(shape: Sequence[int], dtype: torch.dtype) -> Tensor:
@@ -119,17 +110,6 @@ def located(tensor: Tensor, dtype: torch.dtype, shape: tuple[int, ...]) -> int |
     except RuntimeError:
         return None
     return at if at or tensor.numel() == 0 else None
-
-
-def address(tensor: Tensor | None, dtype: torch.dtype, shape: tuple[int, ...], copies: list[Tensor]) -> int:
-    """Return the address of an admitted table; 0 for None. If it is that of a copy, `copies` owns its memory."""
-    if tensor is None:
-        return 0
-    at = located(tensor, dtype, shape)
-    if at is None:
-        copies.append(table(tensor, dtype, shape))
-        at = made_at(copies[-1])
-    return at
 
 
 def fits(tensor: Tensor, dtype: torch.dtype, shape: tuple[int, ...]) -> bool:
