@@ -1,6 +1,6 @@
-"""The C ABI of the native library: every exported function with the types of its arguments.
+"""The C ABI of the native library: every exported function with the types of its arguments, and structs with theirs.
 
-`src/exports.h` declares the same functions, and a test compares the two. `setup.py` runs this file, without torch, and
+`src/exports.h` declares the same, and a test compares the two. `setup.py` runs this file, without torch, and
 compiles `number()` into the library; a library with another number was built from other sources and is not used.
 """
 

@@ -5,11 +5,7 @@ batch or, with a seed, from a law, or a correction towards running statistics. T
 the same order as the steps, so the results are the same to the last bit. It also updates the running statistics.
 """
 
-import ctypes
 import functools
-import math
-from itertools import accumulate
-from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor
@@ -17,31 +13,22 @@ from torch import Tensor
 from ghostnoise.engine.backends.base import NO_NOISE, Gradients, NoiseTables, Normalized, Saved, folded_weight
 from ghostnoise.engine.backends.native import abi
 from ghostnoise.engine.backends.native.gate import (
-    ARITHMETIC,
     CPU,
-    Admissions,
     NotAdmitted,
     addresses,
-    admits,
-    admitted_gradient,
     empty,
-    layouts,
-    like,
     made_at,
-    optional,
-    paired,
-    sample_moments,
     single_position,
     table,
-    updatable,
 )
-from ghostnoise.engine.backends.native.library import DTYPES, GRAIN, run
-from ghostnoise.engine.plan import Correction, Drawn, Noise, Normalizer, Plan, Tables
+from ghostnoise.engine.backends.native.geometry import Geometry, backward_tensors, forward_tensors
+from ghostnoise.engine.backends.native.library import DTYPES, run
+from ghostnoise.engine.plan import Correction, Drawn, Noise, Plan, Tables
 from ghostnoise.engine.running import Running, Update
 from ghostnoise.statistics.chi_square import INTERVALS, root_table
 from ghostnoise.statistics.laws import Law, LawDraws
-from ghostnoise.statistics.moments import Moments
-from ghostnoise.statistics.samples import Contributors, Exclusive, GhostBatch, ghost_sizes
+from ghostnoise.statistics.moments import Moments, arithmetic_dtype
+from ghostnoise.statistics.samples import Exclusive, GhostBatch
 
 COVERED = (GhostBatch, Exclusive)
 NOT_MADE = Moments(empty((0, 1), torch.float64), empty((0, 1), torch.float64))
@@ -51,7 +38,6 @@ NO_DRAWS: tuple[float, ...] = (0, 0, 0, 0, 0, 0.0)
 NO_CORRECTION: tuple[int, ...] = (0, 0, 0, 0, 0)
 NOT_UPDATED: tuple[float, ...] = (0, 0.0, 0, 0, 0, 0, 0.0)
 NOT_RUNNING = Running(None, None)
-ABSENT = tuple(empty((0,), torch.float32) for _ in range(5))  # stand for None where tensors are compared
 
 
 def forward(x: Tensor, weight: Tensor | None, bias: Tensor | None, plan: Plan) -> Normalized | None:
@@ -65,7 +51,7 @@ def forward(x: Tensor, weight: Tensor | None, bias: Tensor | None, plan: Plan) -
         return None
     running = NOT_RUNNING if update is None else update.running
     alive: list[Tensor | None] = []
-    geometry, buffers, at = _forward_tensors(x, weight, bias, running, normalizer, alive)
+    geometry, buffers, at = forward_tensors(x, weight, bias, running, normalizer, alive)
     batch_size, channels, pools, dtype = geometry.batch_size, geometry.channels, geometry.pools, geometry.dtype
     if pools != 1 and (noise is not None or plan.corrects):
         return None
@@ -75,13 +61,10 @@ def forward(x: Tensor, weight: Tensor | None, bias: Tensor | None, plan: Plan) -
         noisy = _noise_tables(noise, batch_size, channels, dtype)
         drawn = _draws(noise, geometry, alive)
     if reference is not None and reference.limits is not None:
-        correction = Correction(*empty((2, channels), dtype).unbind())
-        known = [table(one, torch.float64, (channels,)) for one in reference.moments]
-        known.append(table(reference.limits, torch.float64, (2,)))
-        corrects = *addresses(*known), *addresses(*correction)
+        correction, corrects = _correction(reference.moments, reference.limits, geometry, alive)
     moments, means = _means(x, geometry)
-    updated, averages = NOT_UPDATED, running.momentum is None  # an average needs the count
-    if update is not None and buffers is not None and not (averages and running.num_batches_tracked is None):
+    updated = NOT_UPDATED
+    if update is not None and buffers is not None:
         updated = _update(update, batch_size * geometry.positions, buffers, at[3:])
     # Of the moments of samples and those of pools, only the ones that the backward pass needs are made.
     pooled, pooled_at = NOT_MADE, 0
@@ -94,7 +77,7 @@ def forward(x: Tensor, weight: Tensor | None, bias: Tensor | None, plan: Plan) -
         geometry.at,
         *at[:3],
         normalizer.eps,
-        normalizer.min_std**2,
+        float(normalizer.min_std) ** 2,
         *drawn,
         *means,
         pooled_at,
@@ -115,9 +98,9 @@ def backward(dy: Tensor, x: Tensor, weight: Tensor | None, plan: Plan, saved: Sa
     if type(normalizer.contributors) not in COVERED:
         return None
     if correction is not None:
-        weight = folded_weight(correction, weight, ARITHMETIC[x.dtype])
+        weight = folded_weight(correction, weight, arithmetic_dtype(x))
     alive: list[Tensor | None] = []
-    geometry, means, at = _backward_tensors(dy, x, weight, saved, normalizer, alive)
+    geometry, means, at = backward_tensors(dy, x, weight, saved, normalizer, alive)
     parameters = torch.empty(2, geometry.channels, dtype=geometry.dtype, device=CPU)
     dx = torch.empty_like(x) if needs_x else None
     call = _pack_backward(
@@ -125,7 +108,7 @@ def backward(dy: Tensor, x: Tensor, weight: Tensor | None, plan: Plan, saved: Sa
         geometry.at,
         *at[:3],
         normalizer.eps,
-        normalizer.min_std**2,
+        float(normalizer.min_std) ** 2,
         means,
         *at[3:],
         made_at(parameters),
@@ -136,148 +119,7 @@ def backward(dy: Tensor, x: Tensor, weight: Tensor | None, plan: Plan, saved: Sa
     return made if correction is None else made.unfolded(correction)
 
 
-class _Geometry(NamedTuple):
-    """The numbers of the C++ struct of that name, which stay the same from call to call, and some of them by name."""
-
-    numbers: ctypes.Array[ctypes.c_int64]
-    at: int  # their address
-    batch_size: int
-    channels: int
-    positions: int
-    pools: int
-    exclusive: bool
-    code: int  # of the dtype of x
-    dtype: torch.dtype  # of the arithmetic
-
-
-_FORWARD = Admissions[tuple[_Geometry, int | None]]()
-_BACKWARD = Admissions[tuple[_Geometry, int]]()
-
-
-def _forward_tensors(
-    x: Tensor,
-    weight: Tensor | None,
-    bias: Tensor | None,
-    running: Running,
-    normalizer: Normalizer,
-    alive: list[Tensor | None],
-) -> tuple[_Geometry, int | None, list[int]]:
-    """Return the geometry, the code of the dtype of buffers if they can be updated, and the addresses of all tensors.
-
-    These are 0 for None. `alive` then owns the memory of tensors that had to be copied.
-    """
-    contributors: Any = normalizer.contributors
-    key = type(contributors), contributors.ghost_size, torch.get_num_threads(), x.shape
-    mean, var, count, _ = running
-    tensors = (
-        x,
-        ABSENT[0] if weight is None else weight,
-        ABSENT[1] if bias is None else bias,
-        ABSENT[2] if mean is None else mean,
-        ABSENT[3] if var is None else var,
-        ABSENT[4] if count is None else count,
-    )
-    found = _FORWARD.get(key, tensors)
-    if found is not None:
-        return *found[0], found[1]
-    _admit(x)
-    geometry = _geometry(x, x.stride(), *key[:3])
-    dtype, channels = geometry.dtype, geometry.channels
-    alive += [optional(weight, dtype, (channels,)), optional(bias, dtype, (channels,))]
-    buffers = updatable(mean, var, count, channels)
-    if buffers is None:
-        return geometry, None, addresses(x, *alive, None, None, None)
-    if alive[0] is weight and alive[1] is bias:
-        _FORWARD.add(key, tensors, (geometry, DTYPES[buffers]))
-    return geometry, DTYPES[buffers], addresses(x, *alive, mean, var, count)
-
-
-def _backward_tensors(
-    dy: Tensor, x: Tensor, weight: Tensor | None, saved: Saved, normalizer: Normalizer, alive: list[Tensor | None]
-) -> tuple[_Geometry, int, list[int]]:
-    """Return the geometry, the code of the dtype of means, and addresses as `_forward_tensors` does."""
-    contributors: Any = normalizer.contributors
-    key = type(contributors), contributors.ghost_size, torch.get_num_threads(), x.shape
-    (mean, var), (m, k), _ = saved
-    tensors = (
-        dy,
-        x,
-        ABSENT[0] if weight is None else weight,
-        mean,
-        var,
-        ABSENT[1] if m is None else m,
-        ABSENT[2] if k is None else k,
-    )
-    found = _BACKWARD.get(key, tensors)
-    if found is not None:
-        return *found[0], found[1]
-    _admit(x)
-    gradient, strides = admitted_gradient(dy, x, x.shape, x.stride())
-    geometry = _geometry(x, strides, *key[:3])
-    samples, pools = (geometry.batch_size, geometry.channels), (geometry.pools, geometry.channels)
-    taken: tuple[Tensor, Tensor | None]
-    if geometry.exclusive:
-        taken = sample_moments(saved.kept, samples)
-    else:
-        taken = table(mean, torch.float64, pools), table(var, torch.float64, pools)
-    dtype, means = geometry.dtype, DTYPES[taken[0].dtype]
-    noise = optional(m, dtype, samples), optional(k, dtype, samples)
-    alive += [gradient, x, optional(weight, dtype, samples[1:]), *taken, *noise]
-    if all(one is other for one, other in zip(alive, (dy, x, weight, mean, var, m, k), strict=True)):
-        _BACKWARD.add(key, tensors, (geometry, means))
-    return geometry, means, addresses(*alive)
-
-
-def _admit(x: Tensor) -> None:
-    """Check that the library may access x."""
-    if not admits(x) or x.dtype not in DTYPES:
-        raise NotAdmitted
-
-
-def _geometry(
-    x: Tensor, gradient: tuple[int, ...], kind: type[Contributors], ghost_size: int | None, threads: int
-) -> _Geometry:
-    found = _cached(x.shape, x.stride(), gradient, x.dtype, kind is Exclusive, ghost_size, threads)
-    if found is None:
-        raise NotAdmitted
-    return found
-
-
-@functools.lru_cache(maxsize=4096)
-def _cached(
-    shape: torch.Size,
-    strides: tuple[int, ...],
-    gradient: tuple[int, ...],
-    dtype: torch.dtype,
-    exclusive: bool,
-    ghost_size: int | None,
-    threads: int,
-) -> _Geometry | None:
-    """None for an input or a gradient whose layout the library does not take."""
-    pair = paired(shape, strides)
-    same = None if pair is None else like(layouts(shape, gradient), pair.input)
-    if pair is None or same is None:
-        return None
-    batch_size, channels, positions = *shape[:2], math.prod(shape[2:])
-    count, starts = group_starts(batch_size, ghost_size)
-    pools = batch_size if exclusive else count
-    per_pool = 1 if pools == batch_size else starts[1]
-    tensors = [stride for layout in (pair.input, same, pair.result) for stride in layout[1:]]
-    sizes = (pair.input.last, threads, GRAIN, channels, positions, *tensors, exclusive, per_pool, batch_size, count)
-    numbers = (*sizes, *starts)
-    array = (ctypes.c_int64 * len(numbers))(*numbers)
-    named = (batch_size, channels, positions, pools, exclusive, DTYPES[dtype], ARITHMETIC[dtype])
-    return _Geometry(array, ctypes.addressof(array), *named)
-
-
-@functools.lru_cache(maxsize=256)
-def group_starts(batch_size: int, ghost_size: int | None) -> tuple[int, ctypes.Array[ctypes.c_int64]]:
-    """Return the number of ghost batches, and an array of their first samples and the number of samples."""
-    sizes = ghost_sizes(batch_size, ghost_size or batch_size)
-    return len(sizes), (ctypes.c_int64 * (len(sizes) + 1))(*accumulate(sizes, initial=0))
-
-
-def _means(x: Tensor, geometry: _Geometry) -> tuple[Moments, tuple[int, int, int]]:
+def _means(x: Tensor, geometry: Geometry) -> tuple[Moments, tuple[int, int, int]]:
     """Return the moments of samples that are made, and the dtype and the addresses that the library takes for them."""
     exclusive, dtype = geometry.exclusive, geometry.dtype
     if geometry.positions > 1:
@@ -291,7 +133,7 @@ def _means(x: Tensor, geometry: _Geometry) -> tuple[Moments, tuple[int, int, int
     return moments, (DTYPES[dtype], made_at(moments.mean), 0)
 
 
-def _draws(noise: Noise, geometry: _Geometry, alive: list[Tensor | None]) -> tuple[float, ...]:
+def _draws(noise: Noise, geometry: Geometry, alive: list[Tensor | None]) -> tuple[float, ...]:
     """Return the arguments for noise that is drawn from the batch, or from a law; `alive` then owns their memory."""
     if isinstance(noise, Tables):
         law = SeededLaw(noise, geometry.positions, geometry.dtype)
@@ -303,6 +145,17 @@ def _draws(noise: Noise, geometry: _Geometry, alive: list[Tensor | None]) -> tup
     indices = table(noise.indices, torch.int64, (geometry.batch_size, noise.indices.shape[1]))
     alive.append(indices)
     return made_at(indices), indices.shape[1], 0, 0, 0, float(noise.eps)
+
+
+def _correction(
+    moments: Moments, limits: Tensor, geometry: Geometry, alive: list[Tensor | None]
+) -> tuple[Correction, tuple[int, ...]]:
+    """Return r and d, which the library makes, and its arguments for them; `alive` then owns the others' memory."""
+    correction = Correction(*empty((2, geometry.channels), geometry.dtype).unbind())
+    known = [table(one, torch.float64, (geometry.channels,)) for one in moments]
+    known.append(table(limits, torch.float64, (2,)))
+    alive += known
+    return correction, (*addresses(*known), *addresses(*correction))
 
 
 def _in_law(noise: Noise) -> bool:
@@ -335,6 +188,8 @@ def _law_tables(law: Law, spatial: int, dtype: torch.dtype) -> tuple[Tensor, Ten
 def _update(update: Update, values: int, buffers: int, at: list[int]) -> tuple[float, ...]:
     """Return the arguments for the update of the buffers at these addresses, whose dtype has the code `buffers`."""
     momentum, (ghosts, unbiased) = update.running.momentum, update.population
+    if momentum is None and update.running.num_batches_tracked is None:  # an average needs the count
+        return NOT_UPDATED
     bessel = values / (values - 1) if unbiased else 1.0
     return 2 if ghosts else 1, bessel, buffers, *at, -1.0 if momentum is None else momentum
 
