@@ -129,3 +129,42 @@ def test_groups_by_name():
     assert torch_private.process_group_by_name(group.group_name) is group
     with pytest.raises(RuntimeError):
         torch_private.process_group_by_name("unknown")
+
+
+def test_the_state_of_a_batch_norm_is_that_of_its_attributes():
+    def attributes(layer):
+        return layer.weight, layer.bias, layer.running_mean, layer.running_var, layer.num_batches_tracked
+
+    plain, untracked = torch.nn.BatchNorm1d(3), torch.nn.BatchNorm1d(3, affine=False, track_running_stats=False)
+    assert all(
+        one is other for one, other in zip(torch_private.batch_norm_state(plain), attributes(plain), strict=True)
+    )
+    assert torch_private.batch_norm_state(untracked) == (None,) * 5
+    del plain.bias
+    plain.bias = torch.ones(3)  # as wrappers replace a parameter
+    assert torch_private.batch_norm_state(plain)[1] is plain.bias
+    torch.nn.utils.parametrize.register_parametrization(plain, "weight", torch.nn.Softplus())
+    assert torch.equal(torch_private.batch_norm_state(plain)[0], plain.weight)
+
+
+def test_an_eager_call_of_an_autograd_function():
+    class Double(torch.autograd.Function):
+        @staticmethod
+        def forward(ctx, x):
+            return x * 2
+
+        @staticmethod
+        def backward(ctx, dy):
+            return dy * 2
+
+    x = torch.ones(3, requires_grad=True)
+    torch_private.eager_apply(Double)(x).sum().backward()
+    assert x.grad.tolist() == [2, 2, 2]
+
+
+def test_a_tensor_of_a_transform_that_has_ended():
+    """It is still a wrapper of `torch.func`, outside of all transforms."""
+    kept = []
+    x = torch.randn(8, 3, 4)
+    torch.func.grad(lambda x: (kept.append(x), x.sum())[1])(x)
+    torch.testing.assert_close(ghostnoise.BatchNorm1d(3)(kept[0]), ghostnoise.BatchNorm1d(3)(x))

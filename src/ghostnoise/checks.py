@@ -113,6 +113,8 @@ def number(
 
 def floating(x: object, name: str) -> None:
     """Check that `x` is a dense tensor with a supported floating dtype."""
+    if isinstance(x, Tensor) and x.dtype in DTYPES and x.layout is torch.strided and not x.is_nested:
+        return  # at once, since this runs in every call
     if not isinstance(x, Tensor):
         raise ValueError(
             f"{name} got a {type(x).__module__}.{type(x).__qualname__}: must be a torch.Tensor; convert with "
@@ -125,11 +127,9 @@ def floating(x: object, name: str) -> None:
         )
     if x.layout is not torch.strided:
         raise ValueError(f"{name} got a tensor of layout {x.layout}: must be a dense tensor; convert with x.to_dense()")
-    if x.dtype not in DTYPES:
-        raise ValueError(
-            f"{name} got an input of dtype {x.dtype}: must be float16, bfloat16, float32 or float64; convert with "
-            "x.float()"
-        )
+    raise ValueError(
+        f"{name} got an input of dtype {x.dtype}: must be float16, bfloat16, float32 or float64; convert with x.float()"
+    )
 
 
 def dimension(channel_dim: object) -> None:
@@ -141,8 +141,12 @@ def dimension(channel_dim: object) -> None:
         )
 
 
-def layout(x: Tensor, name: str, channel_dim: int, channels: dict[str, Tensor | None] | None = None) -> tuple[int, int]:
-    """Check that `x` is a batch with a channel dimension, whose size is that of each given (C,) tensor.
+# The tensors of a batch norm that have an element for each channel, each of which may be None.
+PER_CHANNEL = ("running_mean", "running_var", "weight", "bias")
+
+
+def layout(x: Tensor, name: str, channel_dim: int, per_channel: Sequence[Tensor | None] = ()) -> tuple[int, int]:
+    """Check that `x` is a batch with a channel dimension, whose size is that of each tensor of `PER_CHANNEL`, if given.
 
     Returns the number of channels C and of positions S; under `torch.jit.trace`, which records sizes as tensors, S is 0
     and channels are not compared.
@@ -154,20 +158,23 @@ def layout(x: Tensor, name: str, channel_dim: int, channels: dict[str, Tensor | 
             f"{name} got an input of shape {tuple(shape)}: must have 2 to 5 dimensions, the first one the batch; "
             "add or flatten dimensions"
         )
-    dimension(channel_dim)
+    if type(channel_dim) is not int or channel_dim == 0:
+        dimension(channel_dim)
     if not -ndim < channel_dim < ndim:
         raise ValueError(
             f"channel_dim={channel_dim}: must be a dimension of the input, of shape {tuple(shape)}, "
             "other than the batch; use 1, or -1 if channels come last"
         )
     count = shape[channel_dim]
-    if traced():
+    if is_recorded(count):
         return count, 0
-    for key, tensor in (channels or {}).items():
-        if tensor is not None and tensor.shape != (count,):
+    expected = (count,)
+    for tensor in per_channel:
+        if tensor is not None and tensor.shape != expected:
+            wrong = next(key for key, one in zip(PER_CHANNEL, per_channel, strict=True) if one is tensor)
             raise ValueError(
                 f"{name} got {count} channels in dimension {channel_dim} of an input of shape {tuple(shape)}, and "
-                f"{key} of shape {tuple(tensor.shape)}: must be ({count},); check num_features or channel_dim"
+                f"{wrong} of shape {tuple(tensor.shape)}: must be ({count},); check num_features or channel_dim"
             )
     return count, math.prod(shape[1:]) // count if count else 0
 
@@ -228,6 +235,11 @@ def _readable(tensor: Tensor, on: str | None = "cpu") -> bool:
     if torch.compiler.is_compiling() or on not in (None, tensor.device.type):
         return False
     return not (is_traced() or transformed() or intercepted())
+
+
+def is_recorded(size: object) -> bool:
+    """Return whether a size of a tensor is itself a tensor, as under `torch.jit.trace`."""
+    return isinstance(size, Tensor)
 
 
 def traced() -> bool:

@@ -22,10 +22,12 @@ __all__ = [
     "allow_compilations",
     "at_end_of_backward",
     "backward_hooks",
+    "batch_norm_state",
     "break_graph",
     "children",
     "current_backward",
     "current_node_number",
+    "eager_apply",
     "forward_hooks",
     "has_tangent",
     "in_backward",
@@ -36,6 +38,7 @@ __all__ = [
     "needs_operators",
     "next_node_number",
     "process_group_by_name",
+    "same_metadata",
     "standard_gamma",
     "transformed",
     "vmap_levels",
@@ -45,6 +48,21 @@ __all__ = [
 def children(module: nn.Module) -> dict[str, nn.Module | None]:
     """Return the children of a module by name; `getattr` takes several times as long."""
     return module._modules
+
+
+def batch_norm_state(layer: AnyBatchNorm) -> tuple[Tensor | None, ...]:
+    """Return weight, bias, running mean, running variance and the number of batches; `getattr` takes longer.
+
+    A parametrization or a wrapper may have replaced a parameter by an attribute.
+    """
+    if not torch.compiler.is_compiling():
+        parameters, buffers = layer._parameters, layer._buffers
+        try:
+            running = buffers["running_mean"], buffers["running_var"], buffers["num_batches_tracked"]
+            return parameters["weight"], parameters["bias"], *running
+        except KeyError:
+            pass
+    return layer.weight, layer.bias, layer.running_mean, layer.running_var, layer.num_batches_tracked
 
 
 def forward_hooks(module: nn.Module) -> tuple[dict[int, Any], dict[int, Any]]:
@@ -65,6 +83,18 @@ def is_lazy_hook(hook: object) -> bool:
 def input_check(layer: type[AnyBatchNorm]) -> Any:
     """Return the method by which a class of batch norms checks the rank of its input."""
     return layer._check_input_dim
+
+
+def same_metadata(tensors: tuple[Tensor, ...]) -> Callable[..., bool]:
+    """Return a function that compares other tensors with these in one call, as the guards of `torch.compile` do.
+
+    It takes as many tensors, and returns True if each has the same type, dispatch keys (so the same kind: negative
+    views, wrappers, inference tensors and others have keys of their own), dtype, device, requires_grad, sizes and
+    strides. It does not compare storages, and returns False if a tensor is there twice.
+    """
+    guards = torch._C._dynamo.guards.TensorGuards(*tensors, dynamic_dims_sizes=None, dynamic_dims_strides=None)
+    check: Callable[..., bool] = guards.check
+    return check
 
 
 def transformed() -> bool:
@@ -97,6 +127,15 @@ def needs_operators(*tensors: Tensor | None) -> bool:
         or torch._C._are_functorch_transforms_active()
         or has_tangent(*tensors)
     )
+
+
+def eager_apply(function: type[torch.autograd.Function]) -> Callable[..., Any]:
+    """Return the `apply` of an autograd function for calls outside of `torch.func`, in half the time.
+
+    `Function.apply` also handles `torch.func`, and unwraps tensors of a transform that has ended, as operators do.
+    """
+    apply: Callable[..., Any] = super(torch.autograd.Function, function).apply  # type: ignore[misc]
+    return apply
 
 
 def intercepted() -> bool:

@@ -23,7 +23,7 @@ from ghostnoise.engine.ranks import Ranks, uncompiled
 from ghostnoise.engine.running import Running, Update
 from ghostnoise.statistics.moments import Moments, expand_pools, table_dtype
 from ghostnoise.statistics.samples import Contributors
-from ghostnoise.torch_private import intercepted, needs_operators
+from ghostnoise.torch_private import eager_apply, intercepted, needs_operators
 
 
 class Measured(NamedTuple):
@@ -93,9 +93,8 @@ def normalize(
         y, moments, pooled = registered.normalize(folded, weight, bias, plan)
         measured = Measured(moments, pooled, ATEN, plan.known, updated=True)
     else:
-        made: list[Measured] = []
-        y = _Normalize.apply(folded, weight, bias, plan, ranks, made)
-        (measured,) = made
+        call = _Call(plan, ranks)
+        y, measured = _apply_normalize(folded, weight, bias, call), call.measured
     if plan.update is not None and not measured.updated:
         batch_size = x.shape[0] if ranks is None else ranks.batch_size
         measured.update(plan.update, plan.normalizer.contributors, batch_size, positions(folded), plan.counts)
@@ -106,7 +105,8 @@ def draws(x: Tensor, channel_dim: int = 1) -> bool:
     """Return whether the backend of x draws samples from a seed, inside of its kernels."""
     if torch.compiler.is_compiling():  # the ops select a backend when they run, and every backend takes a seed
         return x.device.type == "cuda"
-    return not needs_operators(x) and select(_fold(x.detach(), channel_dim)).draws
+    given = x if x.ndim > 2 and channel_dim == 1 else _fold(x.detach(), channel_dim)
+    return not needs_operators(x) and select(given).draws
 
 
 def inject(
@@ -160,38 +160,44 @@ def _composite(x: Tensor, weight: Tensor | None, bias: Tensor | None, plan: Plan
     return y, Measured(moments, pooled, ATEN, plan.known)
 
 
+class _Call:
+    """What a call of `_Normalize` takes beside tensors, and the statistics that it measures."""
+
+    __slots__ = ("measured", "plan", "ranks")
+
+    def __init__(self, plan: Plan, ranks: Ranks | None) -> None:
+        self.plan, self.ranks = plan, ranks
+        self.measured: Measured
+
+
 class _Normalize(torch.autograd.Function):
     """The eager form of a normalizer; `engine.steps` derives its gradient."""
 
     @staticmethod
-    def forward(
-        ctx: Any,
-        x: Tensor,
-        weight: Tensor | None,
-        bias: Tensor | None,
-        plan: Plan,
-        ranks: Ranks | None,
-        measured: list[Measured],
-    ) -> Tensor:
-        backend = select(x)
-        made = steps.forward(backend, x, weight, bias, plan, ranks)
-        ctx.backend, ctx.ranks = backend, ranks
-        ctx.plan = Plan(plan.normalizer, plan.noise, made.reference, None, plan.valid)
-        kept = made.moments if plan.normalizer.contributors.keeps_moments else made.pooled
-        ctx.save_for_backward(x, weight, bias, *kept, *made.noise, *(made.correction or ()))
-        measured.append(Measured(made.moments, made.pooled, backend, made.reference, made.updated))
-        return made.y
+    def forward(ctx: Any, x: Tensor, weight: Tensor | None, bias: Tensor | None, call: _Call) -> Tensor:
+        plan, backend = call.plan, select(x)
+        made = steps.forward(backend, x, weight, bias, plan, call.ranks)
+        y, moments, pooled, noise, correction, reference, updated = made
+        ctx.backend, ctx.ranks = backend, call.ranks
+        ctx.plan = plan if reference is None else plan._replace(reference=reference)
+        kept = moments if plan.normalizer.contributors.keeps_moments else pooled
+        ctx.save_for_backward(x, weight, bias, *kept, *noise, *(correction or ()))
+        call.measured = Measured(moments, pooled, backend, reference, updated)
+        return y
 
     @staticmethod
     def backward(ctx: Any, dy: Tensor) -> tuple[Tensor | None, ...]:
         x, weight, bias, mean, var, m, k, *correction = ctx.saved_tensors
         if torch.is_grad_enabled() or needs_operators(dy):
             _check_no_ranks(ctx.ranks)
-            return *composite.gradient(ctx.plan, x, weight, bias, dy), None, None, None
+            return *composite.gradient(ctx.plan, x, weight, bias, dy), None
         saved = Saved(Moments(mean, var), NoiseTables(m, k), Correction(*correction) if correction else None)
         needs_x = ctx.needs_input_grad[0]
         dx, g_weight, g_bias = steps.backward(ctx.backend, dy, x, weight, ctx.plan, saved, ctx.ranks, needs_x)
-        return dx, _cast(g_weight, weight), _cast(g_bias, bias), None, None, None
+        return dx, _cast(g_weight, weight), _cast(g_bias, bias), None
+
+
+_apply_normalize = eager_apply(_Normalize)
 
 
 class _Inject(torch.autograd.Function):

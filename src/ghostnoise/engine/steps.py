@@ -40,6 +40,7 @@ from ghostnoise.engine.backends.base import (
     Normalized,
     Saved,
     folded,
+    folded_weight,
 )
 from ghostnoise.engine.masks import Valid
 from ghostnoise.engine.plan import Batch, Correction, DrawnWithHistory, Noise, Normalizer, Plan, positions
@@ -122,7 +123,7 @@ def backward(
     alone = ranks is None and plan.valid is None
     if alone and (fused := backend.fused_backward(dy, x, weight, plan, saved, needs_x)) is not None:
         return fused
-    weight, _ = folded(saved.correction, weight, None, arithmetic_dtype(x))
+    weight = folded_weight(saved.correction, weight, arithmetic_dtype(x))
     return _backward(backend, dy, x, weight, plan, saved, ranks, needs_x).unfolded(saved.correction)
 
 

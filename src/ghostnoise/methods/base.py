@@ -16,7 +16,7 @@ from ghostnoise.engine.running import Population, Running, Update
 from ghostnoise.masking import mask_of
 from ghostnoise.statistics.moments import Stored
 from ghostnoise.statistics.samples import Exclusive, GhostBatch
-from ghostnoise.torch_private import AnyBatchNorm, in_backward
+from ghostnoise.torch_private import AnyBatchNorm, batch_norm_state, in_backward
 from ghostnoise.tracing import Leaf
 
 
@@ -62,13 +62,12 @@ class Call(NamedTuple):
         reference: Reference | LiveReference | None = None,
     ) -> tuple[Tensor, op.Measured]:
         """Run `train`, and also return the statistics of the batch."""
-        running, update = self.running, None
-        if (not running.is_absent or running.num_batches_tracked is not None) and not is_recomputed():
-            if running.momentum is None and running.num_batches_tracked is None:
+        (mean, var, count, momentum), update = self.running, None
+        if not (mean is None and var is None and count is None) and not is_recomputed():
+            if momentum is None and count is None:
                 raise ValueError("momentum=None: needs num_batches_tracked, the count of the cumulative average")
-            update = Update(running, population)
-        plan = Plan(normalizer, noise, reference, update)
-        return self.normalize(plan)
+            update = Update(self.running, population)
+        return self.normalize(Plan(normalizer, noise, reference, update))
 
     def normalize(self, plan: Plan) -> tuple[Tensor, op.Measured]:
         """Normalize as the plan says, and also return the statistics of the batch."""
@@ -105,11 +104,10 @@ def checked(
     mask: Tensor | None = None,
 ) -> Call:
     """Check the arguments that all batch norms share, and in training meet the other ranks."""
-    channels = {"running_mean": running_mean, "running_var": running_var, "weight": weight, "bias": bias}
-    _, spatial = checks.layout(input, name, channel_dim, channels)
+    _, spatial = checks.layout(input, name, channel_dim, (running_mean, running_var, weight, bias))
     checks.number("eps", eps, 0)
     extent = met(name, input, spatial, channel_dim, process_group if training else None, uneven, mask)
-    if training:
+    if training and (extent.mask is not None or not spatial or extent.shape[0] * spatial < 2):
         checks.trainable(extent.shape, name)
         checks.several_values(extent.shape, spatial, extent.counts)
     running = Running(running_mean, running_var, num_batches_tracked, momentum)
@@ -126,6 +124,8 @@ def met(
     mask: Tensor | None,
 ) -> Extent:
     """Return the extent of the batch that the input is a part of, with its mask, checked."""
+    if mask is None and process_group is None:
+        return Extent(input.shape, spatial)
     if mask is not None:
         checks.mask(mask, input, name, channel_dim)
     extent = ranks.meet(input, spatial, process_group, uneven, mask)
@@ -223,17 +223,19 @@ class NormLayer(Sampled, Leaf, AnyBatchNorm):
             name = type(self).__name__
             y = self._sampling(zeroed(input, mask, name, 1))  # the gradient of the weight must not read the padding
             return zeroed(y, mask, name, 1)
-        tracks = self.track_running_stats or not self.training
+        weight, bias, mean, var, count = batch_norm_state(self)
+        if self.training and not self.track_running_stats:
+            mean = var = count = None
         return self.function(
             input,
-            self.running_mean if tracks else None,
-            self.running_var if tracks else None,
-            self.weight,
-            self.bias,
+            mean,
+            var,
+            weight,
+            bias,
             self.training,
             self.momentum,
             self.eps,
-            num_batches_tracked=self.num_batches_tracked if tracks else None,
+            num_batches_tracked=count,
             mask=mask,
             **{name: getattr(self, name) for name in self.options},
         )
@@ -248,15 +250,15 @@ class NormLayer(Sampled, Leaf, AnyBatchNorm):
     def _check_input_dim(self, input: Tensor) -> None:
         name = type(self).__name__
         checks.floating(input, name)
-        shape = tuple(input.shape)
         if input.ndim not in self.ndims:
             expected = " or ".join(map(str, self.ndims))
             raise ValueError(
-                f"{name} got an input of shape {shape}: expected {expected}D input (got {input.ndim}D input); use the "
-                "1d, 2d or 3d layer that fits, or reshape"
+                f"{name} got an input of shape {tuple(input.shape)}: expected {expected}D input (got {input.ndim}D "
+                "input); use the 1d, 2d or 3d layer that fits, or reshape"
             )
-        if not checks.traced() and input.shape[1] != self.num_features:
+        channels = input.shape[1]
+        if not checks.is_recorded(channels) and channels != self.num_features:
             raise ValueError(
-                f"{name} got {input.shape[1]} channels in dimension 1 of an input of shape {shape}: must be "
-                f"num_features={self.num_features}; build the layer for {input.shape[1]}, or move the channels there"
+                f"{name} got {channels} channels in dimension 1 of an input of shape {tuple(input.shape)}: must be "
+                f"num_features={self.num_features}; build the layer for {channels}, or move the channels there"
             )

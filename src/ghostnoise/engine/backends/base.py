@@ -107,10 +107,16 @@ def folded(
     """Fold r and d into weight and bias: w·r and b + w·d; differentiable."""
     if correction is None:
         return weight, bias
-    r, d = correction
-    factor = r if weight is None else weight.to(dtype) * r
+    d = correction.d
     shift = d if weight is None else weight.to(dtype) * d
-    return factor, shift if bias is None else bias.to(dtype) + shift
+    return folded_weight(correction, weight, dtype), shift if bias is None else bias.to(dtype) + shift
+
+
+def folded_weight(correction: Correction | None, weight: Tensor | None, dtype: torch.dtype) -> Tensor | None:
+    """Fold r alone into the weight, w·r, which is all that the backward pass needs."""
+    if correction is None:
+        return weight
+    return correction.r if weight is None else weight.to(dtype) * correction.r
 
 
 @dataclass(frozen=True)

@@ -64,11 +64,11 @@ def chosen() -> Name:
 def select(x: Tensor) -> Backend:
     """Return the backend that runs on `x`."""
     name = chosen()
+    if name == "auto":
+        found = load("native" if x.is_cpu else "triton")
+        return ATEN if found.unavailable() or found.refuses(x) else found
     if name == "aten":
         return ATEN
-    if name == "auto":
-        found = load("native" if x.device.type == "cpu" else "triton")
-        return ATEN if found.unavailable() or found.refuses(x) else found
     found = load(name)
     reason = found.refuses(x)
     if reason and x.numel() > 0:  # an empty part of a batch that is spread over ranks: there is nothing to run

@@ -254,3 +254,75 @@ def test_a_non_finite_sample_of_exclusive_batch_norm(bad, sample, backend):
             torch.testing.assert_close(y[other], expected[other])
     kept = [0, 2, 3, 4]
     torch.testing.assert_close(y[:, kept], expected[:, kept])
+
+
+def test_tensors_like_admitted_ones_are_found_again():
+    admissions, x, absent = gate.Admissions(), torch.randn(4, 3), torch.empty(0)
+    assert admissions.get("key", (x, absent)) is None
+    admissions.add("key", (x, absent), "value")
+    other = torch.randn(4, 3)
+    assert admissions.get("key", (other, absent)) == ("value", [other.data_ptr(), 0])
+    assert admissions.get("another key", (other, absent)) is None
+    with torch.inference_mode():
+        inferred = torch.randn(4, 3)
+    freed = torch.randn(4, 3)
+    freed.untyped_storage().resize_(0)
+    for unlike in (
+        other.double(),
+        other.T.contiguous().T,
+        other[:3],
+        torch._neg_view(other),
+        torch.nn.Parameter(other),
+        other.to("meta"),
+        torch._efficientzerotensor(4, 3),
+        inferred,
+        freed,
+    ):
+        assert admissions.get("key", (unlike, absent)) is None
+    assert admissions.get("key", (other, torch.empty(1))) is None
+
+
+def test_a_tensor_that_is_given_twice_is_not_remembered():
+    admissions, x = gate.Admissions(), torch.randn(4, 3)
+    admissions.add("key", (x, x), "value")
+    assert admissions.found == {}
+
+
+def test_admissions_do_not_grow_without_bound():
+    admissions = gate.Admissions()
+    for size in range(1, 2 * admissions.PER_KEY):
+        admissions.add("key", (torch.empty(size),), size)
+    assert [value for *_, value in admissions.found["key"]] == list(range(15, 7, -1))
+    for key in range(admissions.KEYS):
+        admissions.found[key] = ()
+    admissions.add("last", (torch.empty(1),), 0)
+    assert list(admissions.found) == ["last"]
+
+
+def test_a_layer_whose_tensors_change_after_a_call():
+    """What was admitted before is not what is there now: another dtype, other strides, other buffers."""
+    x = torch.randn(8, 4, 3)
+    layer, reference = ghostnoise.BatchNorm1d(4), torch.nn.BatchNorm1d(4)
+
+    def wide(module):
+        module.weight.data, module.running_mean = module.weight.data.double(), module.running_mean.double()
+        module.running_var = module.running_var.double()
+
+    def strided(module):
+        module.bias.data, module.running_var = torch.zeros(8)[::2], torch.ones(8)[::2]
+
+    for change in (lambda module: None, strided, wide):
+        change(layer)
+        for _ in range(2):
+            given = x.clone().requires_grad_()
+            y = layer(given)
+            y.sum().backward()
+        torch.testing.assert_close(
+            y, torch.nn.functional.batch_norm(x, None, None, training=True), rtol=1e-5, atol=1e-5
+        )
+        assert layer.weight.grad.dtype == layer.weight.dtype
+        layer.weight.grad = layer.bias.grad = None
+    for _ in range(6):
+        reference(x)
+    torch.testing.assert_close(layer.running_mean.float(), reference.running_mean)
+    assert layer.num_batches_tracked == 6

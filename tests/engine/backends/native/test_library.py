@@ -1,5 +1,6 @@
 import ctypes
 import re
+import struct
 import subprocess
 import sys
 from pathlib import Path
@@ -62,6 +63,28 @@ def test_the_header_declares_the_functions_of_the_table():
         kinds = ("p" if "*" in one else {"i64": "i", "double": "d"}[one.split()[0]] for one in arguments.split(","))
         declared[name] = "".join(kinds)
     assert declared == abi.SIGNATURES
+
+
+def test_the_header_declares_the_structs_of_the_table():
+    header = re.sub(r"//.*", "", (SOURCES / "exports.h").read_text())
+    declared = {}
+    for name, members in re.findall(r"struct (\w+) \{(.*?)\};", header, flags=re.DOTALL):
+        kinds = []
+        for statement in filter(None, map(str.strip, members.split(";"))):
+            plain = {"i64": "i", "double": "d"}.get(statement.split()[0])
+            kinds += ["p" if "*" in one else plain for one in statement.split(",")]
+        declared[name] = "".join(kinds)
+    assert declared == abi.STRUCTS
+
+
+def test_the_members_of_a_struct_are_packed_in_their_order():
+    kinds = abi.STRUCTS["BackwardCall"]
+    values = [number + 0.5 if kind == "d" else number for number, kind in enumerate(kinds)]
+    packed = abi.packer("BackwardCall")(*values)
+    assert len(packed) == 8 * len(kinds)
+    assert list(struct.unpack("".join("d" if kind == "d" else "q" for kind in kinds), packed)) == values
+    with pytest.raises(struct.error):
+        abi.packer("BackwardCall")(*values, 0)
 
 
 def test_every_status_is_an_error():

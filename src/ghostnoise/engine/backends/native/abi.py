@@ -1,11 +1,13 @@
-"""The C ABI of the native library: every exported function with the types of its arguments.
+"""The C ABI of the native library: every exported function with the types of its arguments, and structs with theirs.
 
-`src/exports.h` declares the same functions, and a test compares the two. `setup.py` runs this file, without torch, and
+`src/exports.h` declares the same, and a test compares the two. `setup.py` runs this file, without torch, and
 compiles `number()` into the library; a library with another number was built from other sources and is not used.
 """
 
 import ctypes
+import struct
 import zlib
+from collections.abc import Callable
 from typing import Any
 
 # Raise this when a function changes its meaning and keeps its argument types.
@@ -37,11 +39,22 @@ SIGNATURES = {
     "update_running": I64 * 2 + PTR * 5 + F64,
     "pool_drawn": _SAMPLES + PTR * 6,
     "noise_tables": _SAMPLES + PTR * 9 + I64 * 2 + PTR * 10,
-    "fused_forward": I64 + PTR * 4 + F64 * 2 + _NOISE + I64 + PTR * 10 + _UPDATE + PTR,
-    "fused_backward": I64 + PTR * 4 + F64 * 2 + I64 + PTR * 6,
+    "fused_forward": PTR,
+    "fused_backward": PTR,
 }
+
+# The members of the structs that the last two take the addresses of.
+STRUCTS = {
+    "ForwardCall": I64 + PTR * 4 + F64 * 2 + _NOISE + I64 + PTR * 10 + _UPDATE + PTR,
+    "BackwardCall": I64 + PTR * 4 + F64 * 2 + I64 + PTR * 6,
+}
+
+
+def packer(name: str) -> Callable[..., bytes]:
+    """Return a function that makes a struct of its members in their order; addresses are given as integers."""
+    return struct.Struct(STRUCTS[name].replace(PTR, "q").replace(I64, "q")).pack
 
 
 def number() -> int:
     """Return the number that identifies this ABI."""
-    return zlib.crc32(repr((REVISION, sorted(SIGNATURES.items()))).encode())
+    return zlib.crc32(repr((REVISION, sorted(SIGNATURES.items()), sorted(STRUCTS.items()))).encode())

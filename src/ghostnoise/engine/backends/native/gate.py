@@ -5,9 +5,9 @@ served by `Aten`, or raises where `Aten` raises.
 """
 
 import functools
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Hashable, Sequence
 from itertools import pairwise
-from typing import NamedTuple, ParamSpec, TypeVar
+from typing import Generic, NamedTuple, ParamSpec, TypeVar
 
 import torch
 from torch import Tensor
@@ -15,6 +15,7 @@ from torch import Tensor
 from ghostnoise.engine.backends.aten import Aten
 from ghostnoise.engine.backends.native.library import DTYPES
 from ghostnoise.statistics.moments import Moments
+from ghostnoise.torch_private import same_metadata
 
 P = ParamSpec("P")
 T = TypeVar("T")
@@ -59,9 +60,38 @@ def admits(tensor: Tensor) -> bool:
         return False
 
 
+made_at: Callable[[Tensor], int] = Tensor.data_ptr  # the address of a tensor that was admitted or made here
+
+
 def addresses(*tensors: Tensor | None) -> list[int]:
     """Return the addresses of tensors that were admitted or made here; 0 for None."""
-    return [0 if tensor is None else tensor.data_ptr() for tensor in tensors]
+    return [0 if tensor is None else made_at(tensor) for tensor in tensors]
+
+
+class Admissions(Generic[T]):
+    """What was found out about tensors that were admitted as they are, for others with the same metadata."""
+
+    KEYS, PER_KEY = 4096, 8  # the latest are kept
+
+    def __init__(self) -> None:
+        self.found: dict[Hashable, tuple[tuple[Callable[..., bool], int, T], ...]] = {}
+
+    def get(self, key: Hashable, tensors: tuple[Tensor, ...]) -> tuple[T, list[int]] | None:
+        """Return what was found out about tensors like these, for the same key, and the addresses of these."""
+        for same, absent, value in self.found.get(key, ()):
+            if same(*tensors):
+                at = list(map(made_at, tensors))
+                return (value, at) if at.count(0) == absent else None  # else a storage was freed
+        return None
+
+    def add(self, key: Hashable, tensors: tuple[Tensor, ...], value: T) -> None:
+        """Remember what was found out about tensors that were admitted as they are; empty ones stand for None."""
+        same, absent = same_metadata(tensors), addresses(*tensors).count(0)
+        if not same(*tensors):  # one of them is there twice
+            return
+        if len(self.found) >= self.KEYS:
+            self.found.clear()
+        self.found[key] = ((same, absent, value), *self.found.get(key, ())[: self.PER_KEY - 1])
 
 
 def empty(shape: Sequence[int], dtype: torch.dtype) -> Tensor:
@@ -69,14 +99,22 @@ def empty(shape: Sequence[int], dtype: torch.dtype) -> Tensor:
     return torch.empty(shape, dtype=dtype, device=CPU)
 
 
+def located(tensor: Tensor, dtype: torch.dtype, shape: tuple[int, ...]) -> int | None:
+    """Return the address of a table that is admitted as it is, contiguous and of this dtype and shape; else None."""
+    if type(tensor) not in PLAIN or tensor.dtype is not dtype or not tensor.is_cpu or tensor.is_neg():
+        return None
+    try:  # nested tensors have no shape, and others have no address, as in `admits`
+        if tensor.shape != shape or not tensor.is_contiguous():
+            return None
+        at = tensor.data_ptr()
+    except RuntimeError:
+        return None
+    return at if at or tensor.numel() == 0 else None
+
+
 def fits(tensor: Tensor, dtype: torch.dtype, shape: tuple[int, ...]) -> bool:
     """Return whether a table is admitted as it is: contiguous and of this dtype and shape."""
-    if type(tensor) not in PLAIN or tensor.dtype is not dtype or not tensor.is_cpu or tensor.is_neg():
-        return False
-    try:  # nested tensors have no shape, and others have no address, as in `admits`
-        return tensor.shape == shape and tensor.is_contiguous() and (tensor.data_ptr() != 0 or tensor.numel() == 0)
-    except RuntimeError:
-        return False
+    return located(tensor, dtype, shape) is not None
 
 
 def table(tensor: Tensor, dtype: torch.dtype, shape: tuple[int, ...]) -> Tensor:
@@ -98,11 +136,18 @@ def optional(tensor: Tensor | None, dtype: torch.dtype, shape: tuple[int, ...]) 
 
 def updatable(mean: Tensor | None, var: Tensor | None, count: Tensor | None, channels: int) -> torch.dtype | None:
     """Return the common dtype of buffers, each of which may be None; None if they cannot be updated in place."""
-    dtype = torch.float32 if mean is var is None else (var if mean is None else mean).dtype  # type: ignore[union-attr]
-    for buffer, kind, shape in ((mean, dtype, (channels,)), (var, dtype, (channels,)), (count, torch.int64, ())):
-        if buffer is not None and (not fits(buffer, kind, shape) or buffer.is_inference()):
-            return None
-    return dtype if dtype in TABLE_DTYPES else None
+    given = var if mean is None else mean
+    dtype, shape = torch.float32 if given is None else given.dtype, (channels,)
+    in_place = (
+        (mean is None or _is_updatable(mean, dtype, shape))
+        and (var is None or _is_updatable(var, dtype, shape))
+        and (count is None or _is_updatable(count, torch.int64, ()))
+    )
+    return dtype if in_place and dtype in TABLE_DTYPES else None
+
+
+def _is_updatable(buffer: Tensor, dtype: torch.dtype, shape: tuple[int, ...]) -> bool:
+    return located(buffer, dtype, shape) is not None and not buffer.is_inference()
 
 
 def consecutive(tables: Sequence[Tensor], dtype: torch.dtype, shape: tuple[int, int]) -> Tensor:

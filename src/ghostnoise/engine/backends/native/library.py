@@ -22,7 +22,7 @@ GRAIN = 2**15  # elements, as for torch's own operators
 DTYPES = {torch.float32: 0, torch.float64: 1, torch.bfloat16: 2, torch.float16: 3}
 HUGE_PAGES = "GHOSTNOISE_HUGE_PAGES"
 
-Argument = int | float | ctypes.Array[ctypes.c_int64]
+Argument = int | float | bytes | ctypes.Array[ctypes.c_int64]
 
 
 class Library:
@@ -37,7 +37,7 @@ class Library:
             self.functions[name] = function, len(signature)
 
     def run(self, name: str, *arguments: Argument) -> None:
-        """Call a function. Addresses are given as integers."""
+        """Call a function. Addresses are given as integers, those of structs as their bytes."""
         function, count = self.functions[name]
         if len(arguments) != count:  # ctypes accepts more arguments than declared
             raise TypeError(f"the native function {name} takes {count} arguments, not {len(arguments)}")
@@ -51,7 +51,9 @@ def _error(status: int, name: str, arguments: tuple[Argument, ...]) -> Exception
         return MemoryError(f"the native function {name} could not allocate memory for its tables; use a smaller batch")
     if status == 3:
         return IndexError(f"the native function {name} got indices outside of the batch: they must lie in [0, B)")
-    return RuntimeError(f"the native function {name} does not support the dtype with code {arguments[0]}")
+    first = arguments[0]
+    code = int.from_bytes(first[:8], sys.byteorder) if isinstance(first, bytes) else first
+    return RuntimeError(f"the native function {name} does not support the dtype with code {code}")
 
 
 @functools.cache

@@ -5,7 +5,7 @@ from torch import Tensor
 
 from ghostnoise.engine.backends.aten import Aten
 from ghostnoise.engine.backends.base import Affine, Coefficients, NoiseTables
-from ghostnoise.engine.backends.native.fused import COVERED, SeededLaw, group_starts
+from ghostnoise.engine.backends.native.fused import COVERED, SeededLaw
 from ghostnoise.engine.backends.native.gate import (
     TABLE_DTYPES,
     NotAdmitted,
@@ -18,6 +18,7 @@ from ghostnoise.engine.backends.native.gate import (
     table,
     updatable,
 )
+from ghostnoise.engine.backends.native.geometry import group_starts
 from ghostnoise.engine.backends.native.library import DTYPES, run, threads
 from ghostnoise.engine.plan import Batch, Drawn, Noise, Normalizer, Tables
 from ghostnoise.statistics.laws import LawDraws

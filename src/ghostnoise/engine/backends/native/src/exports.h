@@ -99,6 +99,8 @@ GN_EXPORT(noise_tables)(i64 means, i64 dtype, i64 threads, i64 B, i64 C, i64 K, 
                         void *to_y);
 
 // ---- fused: all steps of one direction in one call; `geometry` has the numbers of a Geometry, then the starts ----
+//
+// The arguments are the members of a struct, which Python packs faster than ctypes converts as many arguments.
 
 // Makes the samples' moments unless null (for a single position, the means are given instead), the pooled statistics
 // (2, R, C), the noise, and y. Weight, bias, pooled statistics, noise, indices and seed may be null. Unless
@@ -106,15 +108,47 @@ GN_EXPORT(noise_tables)(i64 means, i64 dtype, i64 threads, i64 B, i64 C, i64 K, 
 // `limits` has r_max and d_max, and r and d are made (C,). Unless `population` is 0, updates running buffers as
 // `update_running` does: towards the moments of the whole batch (1), or the averages over samples of the moments of
 // their ghost batches (2), with the variance multiplied by `bessel`.
-GN_EXPORT(fused_forward)(i64 dtype, const i64 *geometry, void *x, const void *weight, const void *bias, double eps,
-                         double least, const i64 *indices, i64 N, const i64 *seed, const double *law,
-                         const void *quantiles, double noise_eps, i64 means, void *mean, double *var, double *pooled,
-                         void *m, void *k, const double *reference_mean, const double *reference_var,
-                         const double *limits, void *r, void *d, i64 population, double bessel, i64 buffers,
-                         void *running_mean, void *running_var, i64 *count, double factor, void *y);
+struct ForwardCall {
+    i64 dtype;
+    const i64 *geometry;
+    void *x;
+    const void *weight, *bias;
+    double eps, least;
+    const i64 *indices;
+    i64 N;
+    const i64 *seed;
+    const double *law;
+    const void *quantiles;
+    double noise_eps;
+    i64 means;
+    void *mean;
+    double *var, *pooled;
+    void *m, *k;
+    const double *reference_mean, *reference_var, *limits;
+    void *r, *d;
+    i64 population;
+    double bessel;
+    i64 buffers;
+    void *running_mean, *running_var;
+    i64 *count;
+    double factor;
+    void *y;
+};
+
+GN_EXPORT(fused_forward)(const ForwardCall *call);
 
 // Makes the gradients of weight and bias (2, C), and unless dx is null that of x. `mean` and `var` are the statistics
 // of the pools, or if these are exclusive the moments of the samples.
-GN_EXPORT(fused_backward)(i64 dtype, const i64 *geometry, void *dy, void *x, const void *weight, double eps,
-                          double least, i64 means, void *mean, double *var, void *m, void *k, void *parameters,
-                          void *dx);
+struct BackwardCall {
+    i64 dtype;
+    const i64 *geometry;
+    void *dy, *x;
+    const void *weight;
+    double eps, least;
+    i64 means;
+    void *mean;
+    double *var;
+    void *m, *k, *parameters, *dx;
+};
+
+GN_EXPORT(fused_backward)(const BackwardCall *call);

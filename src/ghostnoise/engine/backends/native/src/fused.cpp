@@ -307,12 +307,10 @@ inline i64 size_of(i64 dtype) { return dtype == 1 ? 8 : dtype == 0 ? 4 : 2; }
         status = for_parts_of_batch(n, starts, bytes, __VA_ARGS__);                                                    \
     }
 
-GN_EXPORT(fused_forward)
-(i64 dtype, const i64 *geometry, void *x, const void *weight, const void *bias, double eps, double least,
- const i64 *indices, i64 N, const i64 *seed, const double *law, const void *quantiles, double noise_eps, i64 means,
- void *mean, double *var, double *pooled, void *m, void *k, const double *reference_mean, const double *reference_var,
- const double *limits, void *r, void *d, i64 population, double bessel, i64 buffers, void *running_mean,
- void *running_var, i64 *count, double factor, void *y) {
+GN_EXPORT(fused_forward)(const ForwardCall *call) {
+    const auto [dtype, geometry, x, weight, bias, eps, least, indices, N, seed, law, quantiles, noise_eps, means, mean,
+                var, pooled, m, k, reference_mean, reference_var, limits, r, d, population, bessel, buffers,
+                running_mean, running_var, count, factor, y] = *call;
     const Geometry &n = *reinterpret_cast<const Geometry *>(geometry);
     const i64 *starts = geometry + sizeof(Geometry) / sizeof(i64), bytes = size_of(dtype), C = n.C;
     const Scratch<double> moments(mean ? 0 : 2 * n.B * C);
@@ -360,9 +358,8 @@ GN_EXPORT(fused_forward)
     return GN_FUNCTION(update_running)(buffers, C, running_mean, running_var, count, stats.at, stats.at + C, factor);
 }
 
-GN_EXPORT(fused_backward)
-(i64 dtype, const i64 *geometry, void *dy, void *x, const void *weight, double eps, double least, i64 means, void *mean,
- double *var, void *m, void *k, void *parameters, void *dx) {
+GN_EXPORT(fused_backward)(const BackwardCall *call) {
+    const auto [dtype, geometry, dy, x, weight, eps, least, means, mean, var, m, k, parameters, dx] = *call;
     const Geometry &n = *reinterpret_cast<const Geometry *>(geometry);
     const i64 *starts = geometry + sizeof(Geometry) / sizeof(i64), bytes = size_of(dtype), C = n.C;
     int status = OK;
