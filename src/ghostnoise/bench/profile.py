@@ -65,19 +65,19 @@ def measure_layers(row: Row, settings: Settings, on_progress: Callable[[float], 
     x, dy = row.draw(settings.device)
     method, layer = row.baseline()
     layers = normalizers(row)
-    steps = {method: Contender(method, "torch", layer(row.channels)).step(x, dy)}
-    fused, separate = {}, {}
-    for name in settings.methods or METHODS:
-        contender = Contender(name, "ours", layers[name], "native")
-        step = contender.step(x, dy)
-        fused[name], separate[name] = Recorded(step), Recorded(step, fused=False)
-        steps |= {name: step, f"{name} fused": fused[name].run, f"{name} separate": separate[name].run}
-        steps[f"{name} {FLOOR}"] = Contender(FLOOR, "ours", Uncomputed(contender, x)).step(x, dy)
+    ours = {name: Contender(name, "ours", layers[name], "native") for name in settings.methods or METHODS}
+    plain = {name: contender.step(x, dy) for name, contender in ours.items()}
+    floors = {name: Contender(FLOOR, "ours", Uncomputed(each, x)).step(x, dy) for name, each in ours.items()}
+    fused, separate = ({name: Recorded(step, how) for name, step in plain.items()} for how in (True, False))
+    steps = {method: Contender(method, "torch", layer(row.channels)).step(x, dy)} | plain
+    steps |= {f"{name} {FLOOR}": step for name, step in floors.items()}
+    steps |= {f"{name} fused": recorded.run for name, recorded in fused.items()}
+    steps |= {f"{name} separate": recorded.run for name, recorded in separate.items()}
     length = Length(settings.seconds, settings.rounds, warmup=1 if settings.quick else 2)
     timings = interleave(steps, length, on_progress=on_progress)
     baseline = timings.pop(method)
     found = [Divided(method, "torch", "", baseline.p50)]
-    for name in fused:
+    for name in ours:
         total, calls = timings[name].p50, fused[name].medians(length.warmup)
         parts = {FLOOR: timings[f"{name} {FLOOR}"].p50, DRAWS: calls.pop(DRAWS, 0.0)} | calls
         functions = separate[name].medians(length.warmup)
