@@ -64,10 +64,16 @@ def test_compiled_contenders_are_torchs_and_ours_once():
 
 
 def test_a_contender_runs_on_its_backend():
-    (contender,) = [found for found in contenders(Row((64, 2, 4)), ["aten"], CPU) if found.method == "GNI-12"]
+    row, chosen = Row((64, 2, 4)), []
+    (contender,) = [found for found in contenders(row, ["aten"], CPU) if found.method == "GNI-12"]
     with contender.running():
         assert backends.chosen() == "aten"
-    assert backends.chosen() == "auto"
+    contender.layer.register_forward_hook(lambda *given: chosen.append(backends.chosen()))
+    step = contender.step(*row.draw(CPU))
+    for _ in range(2):
+        assert backends.chosen() == "auto"
+        step()
+    assert chosen == ["aten", "aten"]
 
 
 def test_unusable_backends_are_named(monkeypatch):

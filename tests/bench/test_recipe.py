@@ -45,7 +45,7 @@ def test_settings_and_precision_are_those_of_the_recipe_and_its_overrides(tmp_pa
     assert [record["contender"] for record in records] == ["baseline lr=0.1", "GNI-16 lr=0.1", "GNI-32 lr=0.1"]
     assert {record["dtype"] for record in records} == {"bfloat16"}
     assert set(dtypes) == {torch.bfloat16}
-    with pytest.raises(UserError, match=r"baseline must be one cell, and has 3; give one value .* optim\.lr=0\.1"):
+    with pytest.raises(UserError, match=r"'baseline', must be one cell, and has 3; give one value .* optim\.lr=0\.1"):
         recipe.plan(Settings("recipe", torch.device("cpu"), recipe="table4"))
 
 

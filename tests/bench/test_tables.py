@@ -21,6 +21,10 @@ def text(table, width=80):
     return console.file.getvalue()
 
 
+def unwrapped(printed):
+    return " ".join(printed.split())
+
+
 def line_of(printed, contender):
     (line,) = [line for line in printed.splitlines() if line.strip().startswith(contender)]
     return line.split()[1:]
@@ -45,6 +49,30 @@ def test_a_row_is_a_line_for_each_contender():
     assert "9x9: ratios to BN" in printed
     assert line_of(printed, "BN") == ["1.00", "2.00", "3.00", "1.00", "1.00", "4.00", "3"]
     assert "GBN (native)" in printed
+
+
+def part(contender, level, name, taken):
+    return {
+        "bench": "profile", "row": "256x512x4x4 channels_last", "scope": "layer", "contender": contender,
+        "level": level, "part": name, "p50_ms": taken, "ratio_p50": taken / 0.2,
+    }  # fmt: skip
+
+
+def test_a_profile_is_a_line_for_each_part_and_fits_a_terminal_of_80_columns():
+    records = [part("nn.BatchNorm2d", "step", "step", 0.2)]
+    for contender in ("BN", "GBN-32", "XBN-32", "BN+GNI-32"):
+        records += [part(contender, "step", "step", 0.5), part(contender, "part", "autograd.Function", 0.04)]
+        records.append(part(contender, "part", "rest", 0.46))
+    records += [part("XBN-32", "function", "exclusive_linear_term", 0.9876)]
+    printed = text(tables.row_table(records))
+    assert "256x512x4x4 channels_last: µs of a step and its parts (ratio to nn.BatchNorm2d, 200 µs)" in unwrapped(
+        printed
+    )
+    assert line_of(printed, "step") == ["500", "(2.50)"] * 4
+    assert line_of(printed, "autograd.Function") == ["40.0", "(0.20)"] * 4
+    assert line_of(printed, "exclusive_linear_term") == ["988", "(4.94)"]
+    assert printed.index("rest") < printed.index("exclusive_linear_term") < printed.index("as separate calls")
+    assert "…" not in printed
 
 
 @pytest.mark.parametrize("backend", ["aten", "native", "triton"])

@@ -1,9 +1,11 @@
 """The table of targets, from a list of them and the JSON that benchmarks write."""
 
+import json
+
 import pytest
 
 from bench.test_markdown import records
-from ghostnoise.bench import run
+from ghostnoise.bench import markdown, run
 from ghostnoise.bench.targets import targets
 from ghostnoise.lab.errors import UserError
 
@@ -51,6 +53,24 @@ def test_missed_targets_are_in_bold(path):
         "| their mean | 0.70 | 0.60 | **0.71** |",
         "| relative to another | 1.10 | 1.00 | 1.00 |",
     ]
+
+
+def test_a_file_is_read_once_and_only_the_default_allocator_counts(path, monkeypatch):
+    run.write(path.parent, "layers", records(("default", "raised")), [])
+    stored = json.loads((path.parent / "layers.json").read_text())
+    for each in stored["records"]:
+        each["ratio_p50"] *= 9 if each["allocator"] == "raised" else 1
+    (path.parent / "layers.json").write_text(json.dumps(stored))
+    path.write_text(LISTED)
+    files = []
+    monkeypatch.setattr("ghostnoise.bench.targets.read", lambda file: files.append(file.name) or markdown.read(file))
+    assert "| images | 1.00 | 0.50 | 1.00 |" in targets(path)
+    assert files == ["layers.json"]
+
+
+def test_a_target_may_have_no_aim(path):
+    path.write_text(LISTED.replace("aim = 0.5\n", ""))
+    assert "| images | 1.00 |  | 1.00 |" in targets(path)
 
 
 @pytest.mark.parametrize(

@@ -1,3 +1,7 @@
+import math
+from collections import Counter
+from itertools import pairwise
+
 import pytest
 
 from ghostnoise.bench.timing import LEAST_ROUNDS, Length, interleave, summary
@@ -36,11 +40,15 @@ def test_one_time_is_all_percentiles():
     assert (timing.p20, timing.p50, timing.p80, timing.best, timing.n) == (2.0, 2.0, 2.0, 2.0, 1)
 
 
-def test_every_step_runs_once_in_each_round_and_every_other_round_goes_backwards():
-    clock = Clock()
+def test_every_step_runs_once_in_each_round_and_follows_each_other_step_equally_often():
+    clock, rounds = Clock(), 2000
     steps = {name: clock.step(name, 1.0) for name in "abc"}
-    interleave(steps, Length(rounds=3, warmup=0), clock=clock)
-    assert "".join(clock.order) == "abccbaabc"
+    assert list(interleave(steps, Length(rounds=rounds, warmup=0), clock=clock)) == ["a", "b", "c"]
+    assert all(sorted(clock.order[at : at + 3]) == ["a", "b", "c"] for at in range(0, 3 * rounds, 3))
+    pairs = Counter(pairwise(clock.order))
+    assert set(pairs) == {(first, second) for first in "abc" for second in "abc" if first != second}
+    # 6 pairs of probability 1/6: within 5 standard errors
+    assert all(abs(count - rounds / 2) < 5 * math.sqrt(rounds / 2) for count in pairs.values())
 
 
 def test_warm_up_is_not_timed():

@@ -110,6 +110,15 @@ def test_memory(tmp_path):
             assert record["peak_bytes"] >= record["x_bytes"]
 
 
+def test_a_single_json_file_can_be_written_instead(tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    assert cli.main(["bench", "memory", "--quick", "--only", "64x16", "--json", "results/bench/features.json"]) == 0
+    stored = json.loads((tmp_path / "results" / "bench" / "features.json").read_text())
+    assert stored["bench"] == "memory"
+    assert {record["row"] for record in stored["records"]} == {"64x16"}
+    assert [path.name for path in tmp_path.rglob("*") if path.is_file()] == ["features.json"]
+
+
 def test_without_the_extra_one_line_says_what_to_install(tmp_path, monkeypatch, capsys):
     monkeypatch.setitem(sys.modules, "rich", None)
     monkeypatch.setitem(sys.modules, "matplotlib", None)
@@ -124,6 +133,7 @@ def test_refusals_are_one_line_and_exit_with_2(tmp_path, capsys):
     file.touch()
     for arguments, line in (
         (["--out", str(file / "folder")], "cannot be created"),
+        (["--json", str(file / "layers.json")], f"--json {file}: cannot be created"),
         (["--device", "nowhere"], "--device nowhere: torch cannot use it on this machine; try cpu"),
         (
             ["--only", "nothing"],

@@ -60,6 +60,25 @@ def test_tables_of_benchmarks_are_rendered_from_their_json(there):
     ]
 
 
+def test_a_profile_is_rendered_from_its_json(there):
+    records = [
+        each | {"scope": "network", "level": level, "part": part, "p50_ms": taken, "ratio_p50": taken / 10}
+        for each in BENCH[:1]
+        for level, part, taken in (("step", "step", 10.0), ("part", "convolutions", 8.0), ("part", "rest", 2.0))
+    ]
+    (there / "results" / "profile.json").write_text(json.dumps({"bench": "profile", "records": records}))
+    page = there / "README.md"
+    page.write_text("<!-- generated: profile results/profile.json -->\n<!-- end generated -->\n")
+    assert cli.main(["results"]) == 0
+    assert page.read_text().splitlines()[3:-1] == [
+        "| default allocator | step | convolutions | rest |",
+        "| --- | --- | --- | --- |",
+        "| ResNet-20, GNI-16 | 10.0 (1.00) | 8.0 (0.80) | 2.0 (0.20) |",
+        "",
+        "AMD EPYC, 2 threads, torch 2.8, ghostnoise 0.1.0, 2026-01-31, n = 9.",
+    ]
+
+
 @pytest.mark.parametrize(
     ("marker", "line"),
     [
@@ -68,9 +87,13 @@ def test_tables_of_benchmarks_are_rendered_from_their_json(there):
         ("table tini", "recipe 'tini': not found"),
         ("bench none.json", "give a file that `ghostnoise bench` wrote"),
         ("bench tiny.toml", "give a file that `ghostnoise bench` wrote"),
+        ("profile none.json", "give a file that `ghostnoise bench` wrote"),
+        ("profile results/net.json", "its records have no level; give a file that `ghostnoise bench profile` wrote"),
+        ("bench results/net.json --only nothing", "has no records of these rows and this backend; check --only"),
     ],
 )
 def test_mistakes_are_one_line(there, capsys, marker, line):
+    (there / "results" / "net.json").write_text(json.dumps({"bench": "net", "records": BENCH}))
     (there / "README.md").write_text(f"<!-- generated: {marker} -->\n<!-- end generated -->\n")
     assert cli.main(["results"]) == 2
     err = capsys.readouterr().err

@@ -2,13 +2,23 @@
 
 import json
 import math
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
+from functools import partial
 from pathlib import Path
 
+from ghostnoise.bench.parts import FUNCTION, PART, STEP
 from ghostnoise.bench.settings import Record
-from ghostnoise.bench.tables import name, number, summary
+from ghostnoise.bench.tables import SEPARATE, memory_summary, name, number, part_text, summary
 from ghostnoise.lab.errors import UserError
 
+Numbers = Callable[[list[Record]], tuple[list[str], dict[str, list[float]]]]
+Texts = dict[str, list[str]]
+PROFILE_FIELDS = ("scope", "level", "part", "p50_ms", "ratio_p50")
+PROFILE = (
+    ("layer", (STEP, PART), "Microseconds of forward + backward and of its parts, with the ratio to `nn.BatchNorm*d`"),
+    ("layer", (FUNCTION,), f"Microseconds and ratios of {SEPARATE}"),
+    ("network", (STEP, PART), "Milliseconds of a training step and of its parts, with the ratio to `nn.BatchNorm2d`"),
+)
 VALUES = (
     "ratio_p50",
     "ratio_best",
@@ -35,42 +45,85 @@ def read(path: Path) -> list[Record]:
     return records
 
 
-def markdown(path: Path, value: str | None = None, backend: str | None = None) -> str:
+def markdown(path: Path, value: str | None = None, backend: str | None = None, only: Sequence[str] = ()) -> str:
     """Return the table of a file, and the conditions of the measurement.
 
-    Without `value`, it is the summary of `bench layers`: a line for each contender. With it, the table has a line for
-    each row of the bench and a column for each contender. Numbers of the two allocator modes are separated by a slash.
-    `backend` selects the contenders of one backend of this library.
+    Without `value`, it is the summary of `bench layers` or `bench memory`: a line for each contender. With it, the
+    table has a line for each row of the bench and a column for each contender. Numbers of the two allocator modes are
+    separated by a slash. `backend` selects the contenders of one backend of this library, and `only` the rows whose
+    names contain one of these texts.
     """
-    records = [each for each in read(path) if backend is None or each["backend"] in (backend, "")]
+    records = [
+        each
+        for each in read(path)
+        if (backend is None or each["backend"] in (backend, ""))
+        and (not only or any(text in each["row"] for text in only))
+    ]
+    if not records:
+        raise UserError(f"{path}: has no records of these rows and this backend; check --only and --backend")
+    summaries: dict[str, Numbers] = {"memory": memory_summary}
+    numbers = partial(_matrix, value=value) if value else summaries.get(records[0]["bench"], summary)
+
+    def texts(part: list[Record]) -> tuple[list[str], dict[str, list[str]]]:
+        headings, rows = numbers(part)
+        return headings, {first: list(map(number, cells)) for first, cells in rows.items()}
+
+    return _table(path, records, texts) + "\n" + _conditions(records) + "\n"
+
+
+def profile(path: Path) -> str:
+    """Return the tables of a file of `bench profile`: parts of layers, functions of the library, and networks."""
+    records = read(path)
+    missing = sorted(field for field in PROFILE_FIELDS if any(field not in each for each in records))
+    if missing:
+        raise UserError(f"{path}: its records have no {missing[0]}; give a file that `ghostnoise bench profile` wrote")
+    tables = []
+    for scope, levels, caption in PROFILE:
+        chosen = [each for each in records if each["scope"] == scope and each["level"] in levels]
+        if chosen:
+            tables += [f"{caption}:\n\n", _table(path, chosen, _parts), "\n"]
+    return "".join(tables) + _conditions(records) + "\n"
+
+
+def _table(path: Path, records: list[Record], texts: Callable[[list[Record]], tuple[list[str], Texts]]) -> str:
+    """Return a table of the headings and lines that `texts` makes of the records of each allocator mode."""
     allocators = list(dict.fromkeys(each["allocator"] for each in records))
-    parts = [[each for each in records if each["allocator"] == allocator] for allocator in allocators]
     try:
-        tables = [summary(part) if value is None else _matrix(part, value) for part in parts]
+        tables = [texts([each for each in records if each["allocator"] == allocator]) for allocator in allocators]
     except (KeyError, TypeError, ValueError) as error:
         raise UserError(f"{path}: its records have no {error}; measure again, or choose another --value") from None
     headings, rows = tables[0]
     joined: list[list[str]] = []
     for first, cells in rows.items():
-        columns = [
-            [number(table[1][first][at]) if first in table[1] else "" for table in tables] for at in range(len(cells))
-        ]
+        columns = [[table[1][first][at] if first in table[1] else "" for table in tables] for at in range(len(cells))]
         joined.append([first, *(" / ".join(column) if any(column) else "" for column in columns)])
     title = f"{' / '.join(allocators)} allocator"
     lines = [[title, *(heading.replace("\n", " ") for heading in headings)], ["---"] * (len(headings) + 1), *joined]
-    return "".join(f"| {' | '.join(line)} |\n" for line in lines) + "\n" + _conditions(records) + "\n"
+    return "".join(f"| {' | '.join(line)} |\n" for line in lines)
+
+
+def _parts(records: list[Record]) -> tuple[list[str], Texts]:
+    """Return a line for each contender of each row, with the time of each part and, in parentheses, its ratio."""
+    parts = list(dict.fromkeys(each["part"] for each in records))
+    rows: Texts = {}
+    for each in records:
+        cells = rows.setdefault(f"{each['row']}, {each['contender']}", [""] * len(parts))
+        cells[parts.index(each["part"])] = part_text(each)
+    return parts, rows
 
 
 def _matrix(records: Sequence[Record], value: str) -> tuple[list[str], dict[str, list[float]]]:
     if value not in VALUES:
         raise UserError(f"--value {value}: must be one of {', '.join(VALUES)}")
+    records = [record for record in records if value in record]
+    if not records:
+        raise ValueError(value)
     contenders = list(dict.fromkeys(map(name, records)))
     rows: dict[str, list[float]] = {
         row: [math.nan] * len(contenders) for row in dict.fromkeys(r["row"] for r in records)
     }
     for record in records:
-        if value in record:
-            rows[record["row"]][contenders.index(name(record))] = float(record[value])
+        rows[record["row"]][contenders.index(name(record))] = float(record[value])
     return contenders, rows
 
 

@@ -1,7 +1,6 @@
 """`ghostnoise bench memory`: bytes that a layer keeps for its backward, and the peak of forward + backward."""
 
 import json
-import os
 import tempfile
 from collections.abc import Callable
 from pathlib import Path
@@ -9,14 +8,12 @@ from pathlib import Path
 import torch
 from torch import Tensor
 from torch.autograd.graph import saved_tensors_hooks
-from torch.profiler import ProfilerActivity, profile
 
 from ghostnoise.bench import peers
 from ghostnoise.bench.contenders import Contender, contenders, usable_backends
+from ghostnoise.bench.profiler import profiled
 from ghostnoise.bench.rows import Row, rows
 from ghostnoise.bench.settings import Record, Settings, conditions
-
-os.environ.setdefault("KINETO_LOG_LEVEL", "99")  # the profiler otherwise writes two lines to stderr on each use
 
 
 def plan(settings: Settings) -> tuple[list[Row], list[str]]:
@@ -60,6 +57,13 @@ def measure(row: Row, settings: Settings, on_progress: Callable[[float], object]
 
 def saved(contender: Contender, x: Tensor) -> tuple[int, int]:
     """Return the bytes that autograd saves of x, and of all else except parameters and buffers; each storage once."""
+    storages = saved_storages(contender, x)
+    of_x = storages.pop(x.untyped_storage().data_ptr(), 0)
+    return of_x, sum(storages.values())
+
+
+def saved_storages(contender: Contender, x: Tensor) -> dict[int, int]:
+    """Return the storages that autograd saves, except those of parameters and buffers: their bytes by address."""
     storages: dict[int, int] = {}
 
     def pack(tensor: Tensor) -> Tensor:
@@ -72,9 +76,8 @@ def saved(contender: Contender, x: Tensor) -> tuple[int, int]:
     state = [*contender.layer.parameters(), *contender.layer.buffers()]
     for tensor in state:
         storages.pop(tensor.untyped_storage().data_ptr(), None)
-    of_x = storages.pop(x.untyped_storage().data_ptr(), 0)
     del y  # kept alive until here, so that no storage of the graph is freed and its address reused
-    return of_x, sum(storages.values())
+    return storages
 
 
 def held(contender: Contender, x: Tensor) -> int:
@@ -99,8 +102,7 @@ def peak(contender: Contender, x: Tensor, dy: Tensor) -> int:
 
 def allocations(run: Callable[[], object]) -> list[int]:
     """Return the bytes that `run` allocates and frees (negative) with PyTorch's allocator, in order."""
-    with profile(activities=[ProfilerActivity.CPU], profile_memory=True) as profiler:
-        run()
+    profiler = profiled(run, memory=True)
     with tempfile.TemporaryDirectory() as folder:
         path = Path(folder, "trace.json")
         profiler.export_chrome_trace(str(path))

@@ -17,6 +17,7 @@ from ghostnoise.lab import models
 from ghostnoise.lab.config.schema import ModelSettings, NormSettings
 
 CLASSES = 10
+BATCH_NORM = NormSettings(method="bn")
 METHODS = {
     "GNI-16": NormSettings(method="gni", ghost_size=16),
     "GBN-16": NormSettings(method="gbn", ghost_size=16),
@@ -38,44 +39,40 @@ class Row:
         """Return the name of the row in tables."""
         return f"{self.network} batch {self.shape[0]} {self.memory_format}"
 
+    @property
+    def torch_format(self) -> torch.memory_format:
+        """Return the memory format of the images and of the network."""
+        return torch.channels_last if self.memory_format == "channels_last" else torch.contiguous_format
+
 
 def plan(settings: Settings) -> tuple[list[Row], list[str]]:
     """Return the rows, and a line for everything that is left out."""
+    return [row for row in rows(settings) if settings.selects(row.name)], usable_backends(settings.device)[1]
+
+
+def rows(settings: Settings) -> list[Row]:
+    """Return all rows in the memory formats of the settings."""
     side = 8 if settings.quick else 32
-    every = [
+    return [
         Row(network, model, (settings.batch or batch, 3, side, side), form)
         for form in ("contiguous", "channels_last")
         for network, model, batch in _networks(settings.quick)
         if form in settings.formats
     ]
-    return [row for row in every if settings.selects(row.name)], usable_backends(settings.device)[1]
 
 
 def measure(row: Row, settings: Settings, on_progress: Callable[[float], object]) -> list[Record]:
     """Time a training step with each method, and return a record for each."""
-    device = settings.device
-    form = torch.channels_last if row.memory_format == "channels_last" else torch.contiguous_format
-    generator = torch.Generator().manual_seed(0)
-    images = torch.randn(row.shape, generator=generator).to(device, memory_format=form)
-    labels = torch.randint(CLASSES, row.shape[:1], generator=generator).to(device)
-
-    def step(norm: NormSettings, backend: backends.Name | None, compiled: bool = False) -> Callable[[], None]:
-        torch.manual_seed(0)
-        model = models.build(row.model, norm, row.shape[1:], CLASSES)
-        model = model.to(device, memory_format=form)  # type: ignore[call-overload]
-        if compiled:
-            model = torch.compile(model, fullgraph=True)  # type: ignore[assignment]
-        return training_step(model, images, labels, backend)
-
+    device, batch = settings.device, draw(row, settings.device)
     baseline = ("nn.BatchNorm2d", "torch", "")
-    steps = {baseline: step(NormSettings(method="bn"), None)}
+    steps = {baseline: step(row, BATCH_NORM, batch)}
     for backend in usable_backends(device)[0]:
-        steps |= {(method, "ours", str(backend)): step(norm, backend) for method, norm in METHODS.items()}
+        steps |= {(method, "ours", str(backend)): step(row, norm, batch, backend) for method, norm in METHODS.items()}
     if settings.compiled:
         torch.compiler.reset()  # earlier rows count towards the limit of recompilations
-        steps["nn.BatchNorm2d compiled", "torch", ""] = step(NormSettings(method="bn"), None, compiled=True)
+        steps["nn.BatchNorm2d compiled", "torch", ""] = step(row, BATCH_NORM, batch, compiled=True)
         for method, norm in METHODS.items():
-            steps[f"{method} compiled", "ours", ""] = step(norm, None, compiled=True)
+            steps[f"{method} compiled", "ours", ""] = step(row, norm, batch, compiled=True)
     timings = interleave(
         {"|".join(key): run for key, run in steps.items()},
         Length(settings.seconds, settings.rounds, warmup=1 if settings.quick else 2),
@@ -91,6 +88,29 @@ def measure(row: Row, settings: Settings, on_progress: Callable[[float], object]
         | conditions(settings)
         for method, kind, backend in steps
     ]
+
+
+def draw(row: Row, device: torch.device) -> tuple[Tensor, Tensor]:
+    """Draw the images and labels of a batch; always the same numbers."""
+    generator = torch.Generator().manual_seed(0)
+    images = torch.randn(row.shape, generator=generator).to(device, memory_format=row.torch_format)
+    return images, torch.randint(CLASSES, row.shape[:1], generator=generator).to(device)
+
+
+def step(
+    row: Row,
+    norm: NormSettings,
+    batch: tuple[Tensor, Tensor],
+    backend: backends.Name | None = None,
+    compiled: bool = False,
+) -> Callable[[], None]:
+    """Return a training step of the network of a row with these norms."""
+    torch.manual_seed(0)
+    model = models.build(row.model, norm, row.shape[1:], CLASSES)
+    model = model.to(batch[0].device, memory_format=row.torch_format)  # type: ignore[call-overload]
+    if compiled:
+        model = torch.compile(model, fullgraph=True)  # type: ignore[assignment]
+    return training_step(model, *batch, backend)
 
 
 def training_step(

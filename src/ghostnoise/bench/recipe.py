@@ -43,8 +43,8 @@ def plan(settings: Settings) -> tuple[list[Row], list[str]]:
     first = [cell for cell in cells if cell.method == baseline]
     if len(first) != 1:
         raise UserError(
-            f"recipe {settings.recipe}: its baseline {baseline} must be one cell, and has {len(first)}; give one value "
-            "for each axis, such as optim.lr=0.1, or choose another recipe"
+            f"recipe {settings.recipe}: its baseline, the method {baseline!r}, must be one cell, and has {len(first)}; "
+            "give one value for each axis, such as optim.lr=0.1, or choose another recipe"
         )
     name = cells[0].settings.data.name
     if name == "imagefolder":

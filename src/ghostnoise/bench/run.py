@@ -38,24 +38,30 @@ def measure(settings: Settings, modes: list[str], arguments: list[str]) -> tuple
 
 
 def save(folder: Path, bench: str, records: list[Record], left_out: list[str]) -> list[Path]:
-    """Write the records and their figure; return the paths."""
+    """Write the records and their figure, if the bench has one; return the paths."""
     from ghostnoise.bench import figures
 
-    return [*write(folder, bench, records, left_out), figures.draw(records, folder / f"{bench}.png")]
+    paths = write(folder, bench, records, left_out)
+    return [*paths, figures.draw(records, folder / f"{bench}.png")] if bench in figures.HEADINGS else paths
 
 
 def write(folder: Path, bench: str, records: list[Record], left_out: list[str]) -> list[Path]:
-    """Write `<bench>.json`, which also lists what was left out, and `<bench>.csv`; return the paths."""
-    atomic.make_folder(folder, "--out")
+    """Write `<bench>.json` and `<bench>.csv`; return the paths."""
     as_json, as_csv = folder / f"{bench}.json", folder / f"{bench}.csv"
-    text = json.dumps({"bench": bench, "left_out": left_out, "records": records}, indent=1) + "\n"
-    atomic.write(as_json, text.encode(), "--out")
+    write_json(as_json, bench, records, left_out, "--out")
     file = io.StringIO(newline="")
     writer = csv.DictWriter(file, list(dict.fromkeys(key for record in records for key in record)))
     writer.writeheader()
     writer.writerows(records)
     atomic.write(as_csv, file.getvalue().encode(), "--out")
     return [as_json, as_csv]
+
+
+def write_json(path: Path, bench: str, records: list[Record], left_out: list[str], option: str = "--json") -> None:
+    """Write the records and what was left out as JSON; errors name the option that gave the path."""
+    atomic.make_folder(path.parent, option)
+    text = json.dumps({"bench": bench, "left_out": left_out, "records": records}, indent=1) + "\n"
+    atomic.write(path, text.encode(), option)
 
 
 def read(path: Path) -> list[Record]:
@@ -92,7 +98,7 @@ def _measure_in_new_process(mode: str, arguments: list[str]) -> list[Record]:
     """Measure in a new process: malloc reads its thresholds when a process starts."""
     with tempfile.TemporaryDirectory() as folder:
         path = Path(folder, "records.json")
-        command = [sys.executable, "-m", "ghostnoise", *arguments, "--allocator", mode, "--to", str(path)]
+        command = [sys.executable, "-m", "ghostnoise", *arguments, "--allocator", mode, "--json", str(path)]
         code = subprocess.run(command, env=allocator.environment(mode), check=False).returncode
         if code != 0:
             raise UserError(f"the process for --allocator {mode} ended with exit code {code}; see its message above")

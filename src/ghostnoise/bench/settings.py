@@ -31,6 +31,7 @@ class Settings:
     overrides: tuple[str, ...] = ()
     cpu_time: bool = False
     released: Path | None = None
+    methods: tuple[str, ...] = ()
 
     def selects(self, name: str) -> bool:
         """Return whether the row with this name is selected."""

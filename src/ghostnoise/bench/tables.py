@@ -7,9 +7,14 @@ import statistics
 from rich import box
 from rich.table import Table
 
+from ghostnoise.bench.parts import FUNCTION, PART, STEP
 from ghostnoise.bench.settings import Record
 
 STYLES = {"torch": "bold", "peer": "", "limit": "dim", "ours": "cyan"}
+
+
+UNITS = {"layer": ("µs", 1e3), "network": ("ms", 1.0)}
+SEPARATE = "the C++ functions as separate calls, which take longer than inside of the fused calls"
 
 
 def name(record: Record) -> str:
@@ -19,7 +24,8 @@ def name(record: Record) -> str:
 
 def row_table(records: list[Record]) -> Table:
     """Return a table of the contenders of one row."""
-    return _memory_table(records) if records[0]["bench"] == "memory" else _time_table(records)
+    makers = {"memory": _memory_table, "profile": _profile_table}
+    return makers.get(records[0]["bench"], _time_table)(records)
 
 
 def summary_table(records: list[Record]) -> Table | None:
@@ -65,6 +71,18 @@ def summary(records: list[Record]) -> tuple[list[str], dict[str, list[float]]]:
     return columns, rows
 
 
+def memory_summary(records: list[Record]) -> tuple[list[str], dict[str, list[float]]]:
+    """Return headings, and for each contender the saved tables and the ratio of the peak in each row."""
+    rows, contenders = (list(dict.fromkeys(map(key, records))) for key in (lambda each: each["row"], name))
+    found = {(name(each), each["row"]): each for each in records}
+    values = {"tables saved": "tables_saved", "peak ratio": "ratio_peak"}
+    columns = [f"{row}: {heading}" for row in rows for heading in values]
+    cells = [(row, key) for row in rows for key in values.values()]
+    return columns, {
+        each: [found[each, row][key] if (each, row) in found else math.nan for row, key in cells] for each in contenders
+    }
+
+
 def geometric_mean(ratios: list[float]) -> float:
     """Return the geometric mean of ratios; NaN if there are none."""
     return statistics.geometric_mean(ratios) if ratios else math.nan
@@ -106,6 +124,23 @@ def _memory_table(records: list[Record]) -> Table:
     return table
 
 
+def _profile_table(records: list[Record]) -> Table:
+    """Return a table with a line for each part, and a column for each contender that has parts."""
+    columns = list(dict.fromkeys(each["contender"] for each in records if each["level"] == PART))
+    first, (unit, factor) = records[0], UNITS[records[0]["scope"]]
+    baseline = f"{first['contender']}, {number(factor * first['p50_ms'])} {unit}"
+    table = _table(columns, f"{first['row']}: {unit} of a step and its parts (ratio to {baseline})")
+    for level in (STEP, PART, FUNCTION):
+        cells = {(each["contender"], each["part"]): part_text(each) for each in records if each["level"] == level}
+        if level == FUNCTION and cells:
+            table.add_section()
+            table.caption, table.caption_justify = f"Below the line: {SEPARATE}.", "left"
+        for part in dict.fromkeys(part for _, part in cells):
+            texts = [cells.get((contender, part), "") for contender in columns]
+            table.add_row(part, *texts, style="bold" if level == STEP else "")
+    return table
+
+
 def _table(columns: list[str], title: str) -> Table:
     table = Table(title=title, title_justify="left", title_style="bold", box=box.SIMPLE_HEAD, pad_edge=False)
     table.add_column("", no_wrap=True)
@@ -117,6 +152,13 @@ def _table(columns: list[str], title: str) -> Table:
 def number(value: float) -> str:
     """Format a number with two decimals, or none from 100 on; empty for NaN."""
     return "" if math.isnan(value) else f"{value:.0f}" if value >= 100 else f"{value:.2f}"
+
+
+def part_text(record: Record) -> str:
+    """Return the time of a part in the unit of its scope and, in parentheses, its ratio."""
+    _, factor = UNITS[record["scope"]]
+    taken = factor * float(record["p50_ms"])
+    return f"{taken:.{0 if abs(taken) >= 100 else 1}f} ({number(float(record['ratio_p50']))})"
 
 
 def _mega(size: int) -> str:

@@ -1,5 +1,6 @@
 """Targets of the benchmarks, compared with what was measured: a table in Markdown."""
 
+import math
 import tomllib
 from collections.abc import Callable
 from pathlib import Path
@@ -10,31 +11,34 @@ from ghostnoise.bench.settings import Record
 from ghostnoise.bench.tables import geometric_mean, name, number
 from ghostnoise.lab.errors import UserError
 
+ALLOCATOR = "default"
 STATISTICS: dict[str, Callable[[list[float]], float]] = {"mean": geometric_mean, "worst": max}
 
 
 def targets(path: Path) -> str:
     """Return the table of a TOML file with a list of `target`.
 
-    Each has a `text`, the ratio that it `must` not exceed, the one to `aim` for, and the `file` of a benchmark beside
-    the TOML file. Measured are the medians of a `contender`, relative to `over` or else to the layer of `torch.nn`, in
-    `rows`: the "mean", which is geometric, or the "worst". Targets that are missed are in bold.
+    Each has a `text`, the ratio that it `must` not exceed, the one to `aim` for (if any), and the `file` of a benchmark
+    beside the TOML file. Measured are the medians of a `contender` with the default allocator, relative to `over` or
+    else to the baseline of the row, in `rows`: the "mean", which is geometric, or the "worst". Targets that are missed
+    are in bold.
     """
     try:
         listed: list[dict[str, Any]] = tomllib.loads(path.read_text(encoding="utf-8"))["target"]
-        lines = [_line(each, path.parent) for each in listed]
+        records = {file: read(path.parent / file) for file in {each["file"] for each in listed}}
+        lines = [_line(each, records[each["file"]]) for each in listed]
     except (OSError, tomllib.TOMLDecodeError, KeyError, TypeError, ValueError) as error:
         raise UserError(f"{path}: cannot be read ({error}); see docs/guides/reports.md for its form") from None
     heading = ["quantity", "must", "aim", "measured"]
     return "".join(f"| {' | '.join(line)} |\n" for line in [heading, ["---"] * len(heading), *lines])
 
 
-def _line(target: dict[str, Any], folder: Path) -> list[str]:
-    records = read(folder / target["file"])
+def _line(target: dict[str, Any], records: list[Record]) -> list[str]:
+    records = [each for each in records if each["allocator"] == ALLOCATOR]
     ratios = [_ratio(records, row, target["contender"], target.get("over")) for row in target["rows"]]
     measured = STATISTICS[target.get("statistic", "worst")](ratios)
     text = number(measured) if measured <= target["must"] else f"**{number(measured)}**"
-    return [target["text"], number(target["must"]), number(target["aim"]), text]
+    return [target["text"], number(target["must"]), number(target.get("aim", math.nan)), text]
 
 
 def _ratio(records: list[Record], row: str, contender: str, over: str | None) -> float:

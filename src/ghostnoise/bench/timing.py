@@ -1,5 +1,6 @@
 """Time contenders in interleaved rounds, so that a slow moment of the machine affects all of them."""
 
+import random
 import time
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
@@ -51,9 +52,10 @@ def interleave(
 ) -> dict[str, Timing]:
     """Run and time every step once in each round.
 
-    Every other round runs in reverse order, so that no step always follows the same one in caches and allocator. A step
-    with an entry in `most_rounds` takes part in that many rounds only, without warm-up, and its time does not count
-    towards the length: a very slow step must not use up the time of all others.
+    The order is random, and no step follows itself: the step before it decides what is in the caches and how memory is
+    allocated, and no step may have an advantage from it. A step with an entry in `most_rounds` takes part in that many
+    rounds only, without warm-up, and its time does not count towards the length: a very slow step must not use up the
+    time of all others.
     """
     most_rounds = most_rounds or {}
     names = list(steps)
@@ -63,9 +65,13 @@ def interleave(
                 steps[name]()
     synchronize()
     times: dict[str, list[float]] = {name: [] for name in names}
-    spent, done = 0.0, 0
+    spent, done, order = 0.0, 0, random.Random(0)
     while True:
-        for name in names if done % 2 == 0 else reversed(names):
+        last = names[-1]
+        order.shuffle(names)
+        while names[0] == last and len(names) > 1:
+            order.shuffle(names)
+        for name in names:
             if done < most_rounds.get(name, done + 1):
                 before = clock()
                 steps[name]()

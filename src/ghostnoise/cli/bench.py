@@ -19,6 +19,7 @@ KINDS = {
     "net": "time training steps of ResNet-20 and ResNet-18 on CIFAR-sized images",
     "recipe": "time a training step of each method of a recipe, as a ratio to its baseline",
     "memory": "count the bytes saved for the backward, and the peak",
+    "profile": "time the parts of a training step: Python, C++ functions, convolutions, ...",
     "lab": "time the trainer, the bare training step and a plain DataLoader loop",
 }
 QUICK_ROUNDS = 2
@@ -29,9 +30,9 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     kinds: Any = parser.add_subparsers(dest="bench", required=True, metavar="|".join(KINDS))
     added = {name: kinds.add_parser(name, help=text) for name, text in KINDS.items()}
     for name, formats in (("layers", "both"), ("net", "contiguous"), ("memory", "both"), ("lab", "contiguous"),
-                          ("recipe", "contiguous")):  # fmt: skip
+                          ("recipe", "contiguous"), ("profile", "both")):  # fmt: skip
         _add_shared(added[name], formats)
-    for name, length in (("layers", 15), ("net", 60), ("lab", 60), ("recipe", 60)):
+    for name, length in (("layers", 15), ("net", 60), ("lab", 60), ("recipe", 60), ("profile", 15)):
         _add_timing(added[name], length)
     added["recipe"].add_argument("recipe", metavar="RECIPE", help="the name of a recipe with a [grid], or its file")
     added["recipe"].add_argument("overrides", nargs="*", metavar="key=value", help="settings to change")
@@ -46,6 +47,10 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     added["layers"].add_argument(
         "--released", type=Path, metavar="DIR", help="also time the paper's code, in a checkout of its repository"
     )
+    added["profile"].add_argument(
+        "--method", action="append", default=[], metavar="NAME", dest="methods",
+        help="a layer to profile, such as BN+GNI-32; may be repeated (default: BN, GBN-32, XBN-32 and BN+GNI-32)",
+    )  # fmt: skip
     for name, default in (
         ("lab", "256 for ResNet-20, 1024 for the MLP"),
         ("net", "128 for ResNet-20, 32 for ResNet-18"),
@@ -56,6 +61,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 def _add_shared(parser: argparse.ArgumentParser, formats: str) -> None:
     option = parser.add_argument
     option("--out", type=Path, default=Path("out"), help="folder of the JSON, CSV and PNG files (default: out/)")
+    option("--json", type=Path, metavar="FILE", help="write this JSON file instead, such as results/bench/layers.json")
     option("--threads", type=positive, help="CPU threads (default: torch's)")
     option("--device", default="cpu", help="cpu (the default), cuda, ...")
     option("--only", action="append", default=[], metavar="TEXT",
@@ -73,30 +79,29 @@ def _add_timing(parser: argparse.ArgumentParser, length: float) -> None:
         "--allocator", choices=("default", "raised", "both"), default="default",
         help="glibc's malloc with its default or with raised mmap and trim thresholds (default: default)",
     )  # fmt: skip
-    # The file into which a process that was started for one allocator mode writes its records.
-    parser.add_argument("--to", type=Path, help=argparse.SUPPRESS)
 
 
 def run(options: argparse.Namespace) -> int:
     """Measure in one or both allocator modes and return the exit code."""
-    if options.bench in ("net", "lab", "recipe"):
+    if options.bench in ("net", "lab", "recipe", "profile"):
         require(("pydantic",))
     from ghostnoise.bench import run as bench
 
     if getattr(options, "cpu_time", False) and (options.threads != 1 or options.device != "cpu"):
         raise UserError("--cpu-time: adds up the time of all threads; give --threads 1, and no other device than cpu")
     modes = _modes(options)
+    folder, option = (options.json.parent, "--json") if options.json else (options.out, "--out")
     try:
-        options.out.mkdir(parents=True, exist_ok=True)
+        folder.mkdir(parents=True, exist_ok=True)
     except OSError as error:
-        raise UserError(f"--out {options.out}: cannot be created ({error.strerror}); give another folder") from None
+        raise UserError(f"{option} {folder}: cannot be created ({error.strerror}); give another folder") from None
     settings = _settings(options)
     with _threads(options.threads):
         records, left_out = bench.measure(settings, modes, options.arguments)
-        if path := getattr(options, "to", None):
-            bench.write(path.parent, path.stem, records, left_out)
+        if options.json:
+            bench.write_json(options.json, options.bench, records, left_out)
         else:
-            print("saved:", " ".join(map(str, bench.save(options.out, options.bench, records, left_out))))
+            print("saved:", *bench.save(options.out, options.bench, records, left_out))
     return 0
 
 
@@ -130,6 +135,7 @@ def _settings(options: argparse.Namespace) -> "Settings":
         overrides=tuple(getattr(options, "overrides", ())),
         cpu_time=getattr(options, "cpu_time", False),
         released=getattr(options, "released", None),
+        methods=tuple(getattr(options, "methods", ())),
     )
 
 

@@ -62,21 +62,27 @@ def load(words: list[str]) -> "Experiment":
 
 
 def bench_renderers(root: Path) -> dict[str, Callable[[list[str]], str]]:
-    """Return functions that render a block `bench FILE [--value NAME] [--backend NAME]`, or `targets FILE`."""
+    """Return functions that render a block `bench FILE` with its options, `profile FILE`, or `targets FILE`."""
     parser = Words(prog="generated", add_help=False)
     parser.add_argument("file")
     parser.add_argument("--value")
     parser.add_argument("--backend")
+    parser.add_argument("--only", action="append", default=[])
 
     def render_bench(words: list[str]) -> str:
         from ghostnoise.bench.markdown import markdown
 
         options = parser.parse_args(words)
-        return markdown(root / options.file, options.value, options.backend)
+        return markdown(root / options.file, options.value, options.backend, options.only)
+
+    def render_profile(words: list[str]) -> str:
+        from ghostnoise.bench.markdown import profile
+
+        return profile(root / parser.parse_args(words).file)
 
     def render_targets(words: list[str]) -> str:
         from ghostnoise.bench.targets import targets
 
         return targets(root / parser.parse_args(words).file)
 
-    return {"bench": render_bench, "targets": render_targets}
+    return {"bench": render_bench, "profile": render_profile, "targets": render_targets}
