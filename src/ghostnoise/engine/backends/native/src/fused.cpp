@@ -72,8 +72,9 @@ constexpr i64 LARGE =
 // Runs step(part) over all ghost batches, until it returns other than OK.
 template <class Step> int for_parts_of_batch(const Geometry &n, const i64 *starts, i64 bytes, Step step) {
     const bool large = n.B * n.C * n.S * bytes >= LARGE;
-    // The least that is worth the threads where a dozen tables have a row for each sample, and else a few times that.
-    const i64 entries = n.exclusive ? n.grain : 4 * n.grain;
+    // Where a dozen tables have a row for each sample, the least that is worth the threads. Tables of ghost batches are
+    // smaller, and are passed between cores at each step, so few steps matter more than caches.
+    const i64 entries = n.exclusive ? n.grain : 64 * n.grain;
     const Scratch<i64> relative(n.G + 1);
     if (!relative.at)
         return OUT_OF_MEMORY;
