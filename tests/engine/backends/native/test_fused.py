@@ -142,6 +142,16 @@ def test_large_tensors_on_any_number_of_threads(name, shape, dtype, layout):
 
 
 @pytest.mark.parametrize("name", ["ghost", "exclusive", "noisy"])
+@pytest.mark.parametrize("shape", [(2100, 70, 1), (33000, 70, 1)])  # more than a tile, and more than a part
+def test_many_samples(name, shape):
+    x, dy, parameters = given_tensors(shape, torch.float32, "contiguous")
+    plan = METHODS[name](32, drawn(shape[0]))
+    ours, calls = results(True, x, dy, parameters, plan)
+    assert calls == ["fused_forward", "fused_backward"]
+    assert_same(ours, results(False, x, dy, parameters, plan)[0])
+
+
+@pytest.mark.parametrize("name", ["ghost", "exclusive", "noisy"])
 def test_absent_parameters_and_gradients(name):
     x, dy, (weight, bias) = given_tensors((9, 5, 3), torch.float32, "contiguous")
     plan = METHODS[name](4, drawn(9, torch.int32))
