@@ -215,7 +215,7 @@ def test_inductor_equals_eager():
 @pytest.mark.parametrize("family", families.FAMILIES)
 @pytest.mark.parametrize("momentum", [0.1, None])
 def test_compiled_layers_update_running_statistics_as_eager_ones(family, momentum):
-    """Bit for bit, and not towards a batch whose statistics are not finite."""
+    """The buffers are equal to the last bit, also after a batch with values that are not finite, which is ignored."""
     torch.manual_seed(0)
     layer = families.build(family, 2, momentum=momentum)
     plain = copy.deepcopy(layer)

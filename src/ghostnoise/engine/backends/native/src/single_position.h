@@ -133,7 +133,7 @@ void noisy_tile(const DrawnNoise<A> &noise, const A *own, i64 n, Count wide, i64
     }
 }
 
-// The forward pass of a batch of B samples with noise, whose statistics (C,) are written to `means` and `vars`.
+// The forward pass with noise; the mean and variance of the batch (C,) are written to `means` and `vars`.
 template <class T, class A>
 int noisy_forward(i64 threads, i64 B, i64 C, const T *x, i64 x_b, const A *weight, const A *bias, Floor floor,
                   const DrawnNoise<A> &noise, double *means, double *vars, T *y, i64 y_b) {
