@@ -3,6 +3,7 @@ from dataclasses import replace
 import pytest
 
 from ghostnoise.lab.config import methods
+from ghostnoise.lab.config.schema import NormSettings
 
 
 @pytest.fixture
@@ -14,3 +15,20 @@ def raised(monkeypatch):
         monkeypatch.setattr(methods, "methods", lambda: known | {method: replace(known[method], numerics=number)})
 
     return set_number
+
+
+@pytest.fixture
+def described(monkeypatch):
+    """Adds the description of a method, or replaces it."""
+
+    def forget():
+        for derived in (methods.options, NormSettings.owners, NormSettings.defaults):
+            derived.cache_clear()
+
+    def describe(info):
+        monkeypatch.setitem(methods.methods(), info.name, info)
+        forget()
+
+    yield describe
+    monkeypatch.undo()
+    forget()

@@ -20,12 +20,12 @@ TREE = {
 
 
 @pytest.fixture
-def added(monkeypatch):
+def added(described):
     """A method that only its description defines."""
     known = methods.methods()
     options = (Option("upper", float, 3.0), Option("lower", float), Option("clipped", bool, True))
     new = MethodInfo("new", "required", least_ghost_size=3, partitions=True, options=options, norms=known["bn"].norms)
-    monkeypatch.setitem(known, "new", new)
+    described(new)
 
 
 def tree(**norm):

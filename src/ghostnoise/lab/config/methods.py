@@ -120,6 +120,7 @@ def numerics(method: object) -> int:
     return NUMERICS + (info.numerics - 1 if info else 0)
 
 
+@cache
 def options() -> dict[str, list[str]]:
     """Return all options with the methods that have them."""
     found: dict[str, list[str]] = {}

@@ -324,7 +324,8 @@ def _placed(settings: Settings) -> Settings:
     where = models.placement(settings.model.name, settings.norm.method)
     if settings.norm.placement is not None or not methods()[settings.norm.method].placements or where is None:
         return settings
-    return changed(settings, norm={"placement": where})
+    norm = settings.norm.model_copy(update={"placement": where})
+    return settings.model_copy(update={"norm": norm})
 
 
 def _plain(value: Any) -> Any:

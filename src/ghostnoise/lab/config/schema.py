@@ -61,17 +61,17 @@ class Section(BaseModel):
         own: dict[str, object] = {}
         for choice, defaults in cls.defaults().items():
             chosen = given.get(choice, cls.model_fields[choice].default)
-            own |= next((each for value, each in defaults.items() if value == chosen), {})
+            own |= defaults.get(chosen, {}) if isinstance(chosen, str) else {}
         return own | {name: value for name, value in given.items() if value is not None or name not in own}
 
     @model_validator(mode="after")
     def _refuse_strays(self) -> Self:
         """Raise an error with a line for each setting that the chosen method, optimizer or data set does not have."""
+        given = self.__dict__ | (self.__pydantic_extra__ or {})  # thousands of cells are checked; `getattr` is slow
         lines = [
-            f"{name}={value!r}: a setting of {', '.join(owners)}, and {choice} is {getattr(self, choice)!r}; "
-            f"leave {name} out"
+            f"{name}={value!r}: a setting of {', '.join(owners)}, and {choice} is {given[choice]!r}; leave {name} out"
             for name, (choice, owners) in self.owners().items()
-            if getattr(self, choice) not in owners and (value := getattr(self, name, None)) != self._plain(name)
+            if (value := given.get(name)) is not None and given[choice] not in owners and value != self._plain(name)
         ]
         if lines:
             raise ValueError("\n".join(lines))
@@ -136,6 +136,7 @@ class NormSettings(Section):
         return super().fields() | options
 
     @classmethod
+    @cache
     def owners(cls) -> dict[str, tuple[str, tuple[str, ...]]]:
         """See `Section.OWNERS`."""
         known = methods.methods().values()
@@ -148,6 +149,7 @@ class NormSettings(Section):
         return {name: ("method", names) for name, names in having.items()}
 
     @classmethod
+    @cache
     def defaults(cls) -> dict[str, dict[str, dict[str, object]]]:
         """See `Section.DEFAULTS`."""
         return {
