@@ -1,9 +1,12 @@
 """Draws from a seed."""
 
+import pytest
 import torch
 from scipy import stats
+from torch.library import opcheck
 
-from ghostnoise.randomness import draw_seed, philox_indices, philox_normals
+import ghostnoise
+from ghostnoise.randomness import draw_rows, draw_seed, philox_indices, philox_normals
 
 
 def test_indices_are_uniform_and_independent():
@@ -61,3 +64,48 @@ def test_normals_are_a_function_of_the_seed_and_the_place():
     part = philox_normals(seed, range(3, 6), 5, torch.float64)
     for ours, theirs in zip(part, whole, strict=True):
         assert torch.equal(ours, theirs[3:6])
+
+
+def test_the_op_that_draws_rows():
+    # Its results differ from call to call, so only what does not depend on them can be compared.
+    op, place = torch.ops.ghostnoise.draw_rows.default, torch.empty(0)
+    opcheck(op, (place, 7, 3, 5), test_utils=("test_schema", "test_faketensor"))
+    drawn = op(place, 7, 300, 50)
+    assert drawn.shape == (300, 50)
+    assert stats.chisquare(torch.bincount(drawn.flatten(), minlength=7)).pvalue > 1e-6
+
+
+@pytest.mark.parametrize("backend", ["aot_eager", "inductor"])
+@pytest.mark.parametrize("dynamic", [False, True])
+def test_compiled_code_draws_what_eager_code_draws(dynamic, backend):
+    """Two draws with the same arguments are different, and the order is that of the calls."""
+    torch._dynamo.reset()
+
+    def draw(x):
+        first, second = (draw_rows(x.shape[0], 2 * x.shape[0], 3, x.device, None) for _ in range(2))
+        return x[first].sum(1) + 10 * x[second].sum(1)
+
+    compiled = torch.compile(draw, fullgraph=True, dynamic=dynamic, backend=backend)
+    for rows in (5, 8):
+        for requires_grad in (False, True):
+            x = torch.arange(rows, dtype=torch.float64).requires_grad_(requires_grad)
+            torch.manual_seed(rows)
+            expected = draw(x)
+            torch.manual_seed(rows)
+            assert torch.equal(compiled(x), expected)
+
+
+def test_the_backward_pass_of_compiled_noise_does_not_draw_again():
+    torch._dynamo.reset()
+    torch.manual_seed(0)
+    x, dy = torch.randn(16, 4, 3, 3, dtype=torch.float64), torch.randn(16, 4, 3, 3, dtype=torch.float64)
+    layer = ghostnoise.GhostNoiseBatchNorm2d(4, ghost_size=4, dtype=torch.float64)
+    results = []
+    for model in (layer, torch.compile(layer, fullgraph=True)):
+        layer.zero_grad()
+        given = x.clone().requires_grad_()
+        torch.manual_seed(1)
+        model(given).backward(dy)
+        results.append([given.grad, *(parameter.grad.clone() for parameter in layer.parameters())])
+    for eager, compiled in zip(*results, strict=True):
+        torch.testing.assert_close(compiled, eager, rtol=1e-10, atol=1e-10)

@@ -20,6 +20,39 @@ def drawn_by(generator: torch.Generator | None) -> dict[str, Any]:
     return {"generator": generator}
 
 
+def draw_rows(high: int, rows: int, columns: int, device: torch.device, generator: torch.Generator | None) -> Tensor:
+    """Draw integers in [0, high), uniformly and independently: (rows, columns)."""
+    if (
+        generator is None
+        and device.type == "cpu"
+        and torch.compiler.is_compiling()
+        and not torch.compiler.is_exporting()
+    ):
+        drawn: Tensor = torch.ops.ghostnoise.draw_rows(torch.empty(0, device=device), high, rows, columns)
+        return drawn
+    return torch.randint(high, (rows, columns), device=device, **drawn_by(generator))
+
+
+def _draw_rows(place: Tensor, high: int, rows: int, columns: int) -> Tensor:
+    return torch.randint(high, (rows, columns), device=place.device)
+
+
+def _fake_draw_rows(place: Tensor, high: int, rows: int, columns: int) -> Tensor:
+    return torch.empty((rows, columns), dtype=torch.int64, device=place.device)
+
+
+# On CPUs, the code that Inductor generates for `torch.randint` takes several times as long as the operator itself. As
+# an op it is called as it is. `torch.compile` merges calls of an op that have the same arguments, even of a random one;
+# it never merges calls of `torch.empty`, so each call has its own result of that as an argument.
+_LIBRARY = torch.library.Library("ghostnoise", "FRAGMENT")
+_LIBRARY.define(
+    "draw_rows(Tensor place, SymInt high, SymInt rows, SymInt columns) -> Tensor",
+    tags=(torch.Tag.nondeterministic_seeded,),  # so that the backward pass does not draw again
+)
+_LIBRARY.impl("draw_rows", _draw_rows, "CompositeExplicitAutograd")
+torch.library.register_fake("ghostnoise::draw_rows", _fake_draw_rows, lib=_LIBRARY)
+
+
 def draw_seed(device: torch.device, generator: torch.Generator | None) -> Tensor:
     """Draw a seed (1,) on the device, in one operation; when a CUDA graph is replayed, it draws another seed."""
     return torch.randint(2**63 - 1, (1,), device=device, **drawn_by(generator))

@@ -90,10 +90,9 @@ def _normalize(
     keeps_moments, keeps_pools, remembers = _kept(x, asked)
     kept = made.pooled if keeps_pools else made.moments if keeps_moments else ()
     samples = made.moments if remembers else ()
-    noise = () if asked.noise is None else [x.new_empty(0) if one is None else one for one in made.noise]
     wide = table_dtype(x.device)
     tables = [[one.to(wide).contiguous() for one in group] for group in (kept, samples)]
-    return made.y, *_outputs(x, tables[0], noise, made.correction or (), tables[1], updated)
+    return made.y, *_outputs(x, tables[0], _joined(x, made.noise), made.correction or (), tables[1], updated)
 
 
 def _fake_normalize(
@@ -103,15 +102,39 @@ def _fake_normalize(
     wide, dtype, noise = table_dtype(x.device), arithmetic_dtype(x), asked.noise
     keeps_moments, keeps_pools, remembers = _kept(x, asked)
     rows = asked.normalizer.contributors.pools(batch_size) if keeps_pools else batch_size
-    components = () if noise is None else (noise.shifts, noise.scales)
     return (
         torch.empty_like(x),
         [x.new_empty(rows, channels, dtype=wide) for _ in range(2 if keeps_pools or keeps_moments else 0)],
-        [x.new_empty((batch_size, channels), dtype=dtype) if has else x.new_empty(0) for has in components],
+        [] if noise is None else _fake_joined(x, noise, dtype),
         [x.new_empty(channels, dtype=dtype) for _ in range(2 if asked.corrects else 0)],
         [x.new_empty(batch_size, channels, dtype=wide) for _ in range(2 if remembers else 0)],
         [torch.empty_like(buffer) for buffer in how[4:7] if buffer is not None],
     )
+
+
+def _joined(x: Tensor, noise: NoiseTables) -> list[Tensor]:
+    """Return noise as outputs: none, m and k as one tensor (2, B, C), or two tensors of which one is empty."""
+    m, k = noise
+    if m is None or k is None:
+        return [] if m is k else [x.new_empty(0) if one is None else one for one in noise]
+    if m.untyped_storage().data_ptr() == k.untyped_storage().data_ptr():  # as `NoiseTables.allocated` makes them
+        return [m.as_strided((2, *m.shape), (m.numel(), *m.stride()), 0)]
+    return [torch.stack([m, k])]
+
+
+def _fake_joined(x: Tensor, noise: Noise, dtype: torch.dtype) -> list[Tensor]:
+    shape = x.shape[:2]
+    if noise.shifts and noise.scales:
+        return [x.new_empty((2, *shape), dtype=dtype)]
+    return [x.new_empty(shape, dtype=dtype) if has else x.new_empty(0) for has in (noise.shifts, noise.scales)]
+
+
+def _separated(noise: list[Tensor]) -> NoiseTables:
+    """Return the noise that `_joined` made outputs of."""
+    if not noise:
+        return NO_NOISE
+    tables = noise[0].unbind() if len(noise) == 1 else noise
+    return NoiseTables(*(table if table.numel() else None for table in tables))
 
 
 def _kept(x: Tensor, plan: Plan) -> tuple[bool, bool, bool]:
@@ -138,8 +161,7 @@ def _normalize_backward(
     needs_x: bool,
 ) -> tuple[Tensor, ...]:
     asked = decode(None, reference, valid, names, integers, floats)
-    tables = NoiseTables(*(table if table.numel() else None for table in noise)) if noise else NO_NOISE
-    saved = Saved(_moments(x, kept), tables, Correction(*correction) if correction else None)
+    saved = Saved(_moments(x, kept), _separated(noise), Correction(*correction) if correction else None)
     dx, *gradients = steps.backward(select(x), dy, x, weight, asked, saved, None, needs_x)
     dtype = _parameter_dtype(x, weight)
     found = (x.new_empty(0) if dx is None else dx, *(gradient.to(dtype) for gradient in gradients))

@@ -17,7 +17,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from ghostnoise.randomness import drawn_by
+from ghostnoise.randomness import draw_rows, drawn_by
 from ghostnoise.statistics.moments import Moments, expand_pools, sum_pools, table_dtype
 
 
@@ -398,8 +398,7 @@ def draw_indices(
     batch_size: int, ghost_size: int, device: torch.device, generator: torch.Generator | None, rows: int | None = None
 ) -> Tensor:
     """Draw a ghost batch for each of `rows` samples (default: all), uniformly with replacement: (B, N)."""
-    shape = (batch_size if rows is None else rows, ghost_size)
-    return torch.randint(batch_size, shape, device=device, **drawn_by(generator))
+    return draw_rows(batch_size, batch_size if rows is None else rows, ghost_size, device, generator)
 
 
 def draw_present(counts: Tensor, ghost_size: int, rows: int, generator: torch.Generator | None) -> Tensor:

@@ -45,7 +45,7 @@ def claims(tmp_path):
     return path
 
 
-def table(claims, accuracies, gaps=None, render=evidence.table):
+def table(claims, accuracies, gaps=None, render=evidence.table, also=None):
     folder = claims.parent / str(len(list(claims.parent.iterdir())))
     folder.mkdir()
     recipe = experiment(folder, seeds=str(list(SEEDS)), claims=["A > BN", "B > BN"], more=METHODS)
@@ -55,7 +55,7 @@ def table(claims, accuracies, gaps=None, render=evidence.table):
     with pytest.MonkeyPatch.context() as patch:
         measured = {name: {seed: value / 100 for seed, value in found.items()} for name, found in gaps.items()}
         patch.setattr(fragments, "_own", lambda row, measure: measured.get(row.name, {}))
-        return rows(render(claims, {"tiny": made}.get))
+        return rows(render(claims, {"tiny": made, also: made}.get))
 
 
 def test_verdicts(claims):
@@ -74,6 +74,13 @@ def test_verdicts(claims):
     assert other[2:] == ["`other`: A > B", "0", "–", "–", "not run yet"]
     assert last[0] == "more without augmentation"
     assert last[-1] == "needs a GPU"
+
+
+def test_an_experiment_may_have_options(claims):
+    claims.write_text(CLAIMS.replace("A > B in other", "A > BN in tiny --only A x.y=1"))
+    accuracies = {"BN": noisy(90), "A": noisy(92), "B": noisy(91)}
+    rows = table(claims, accuracies, also="tiny --only A x.y=1")
+    assert rows[6][2:] == rows[0][2:]
 
 
 def test_the_short_table_counts_verdicts(claims):

@@ -54,6 +54,18 @@ class NoiseTables(NamedTuple):
     m: Tensor | None
     k: Tensor | None
 
+    @classmethod
+    def allocated(cls, noise: Noise, shape: tuple[int, int], dtype: torch.dtype, device: torch.device) -> "NoiseTables":
+        """Allocate the tables of the components of the noise, both in one piece of memory.
+
+        Malloc keeps freed memory up to twice the largest piece that was freed before; the rest is returned to the
+        system, and would have to be mapped again in the next step.
+        """
+        if noise.shifts and noise.scales:
+            return cls(*torch.empty((2, *shape), dtype=dtype, device=device).unbind())
+        one = torch.empty(shape, dtype=dtype, device=device)
+        return cls(one, None) if noise.shifts else cls(None, one)
+
 
 NO_NOISE = NoiseTables(None, None)
 

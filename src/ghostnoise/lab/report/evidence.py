@@ -12,6 +12,7 @@ A file of claims has an entry for each of them:
     paper = "table 3"
     verdict = "needs a GPU"
 
+EXPERIMENT is a recipe, which may be followed by options of `ghostnoise report`, such as `--variant released`.
 "A > B in EXPERIMENT" is a claim of the recipe. "CELL below the baseline in EXPERIMENT" and "CELL above the baseline in
 EXPERIMENT" are rows of its table.
 "ratio A : B over C in EXPERIMENT" is the gain of A over C divided by that of B; it supports the claim if its interval
@@ -35,10 +36,10 @@ from ghostnoise.lab.report.tables import NOTHING
 
 Verdict = Literal["supported", "not supported", "inconclusive", "needs a GPU"]
 
-COMPARISON = re.compile(r"(?P<claim>.+? > .+?) in (?P<experiment>\S+)")
-RATIO = re.compile(r"ratio (?P<ours>.+?) : (?P<theirs>.+?) over (?P<base>.+?) in (?P<experiment>\S+)")
-CELL = re.compile(r"(?P<cell>.+?) (?P<side>below|above) the baseline in (?P<experiment>\S+)")
-GAP = re.compile(r"gap (?P<ours>.+?) < (?P<theirs>.+?) in (?P<experiment>\S+)")
+COMPARISON = re.compile(r"(?P<claim>.+? > .+?) in (?P<experiment>.+)")
+RATIO = re.compile(r"ratio (?P<ours>.+?) : (?P<theirs>.+?) over (?P<base>.+?) in (?P<experiment>.+)")
+CELL = re.compile(r"(?P<cell>.+?) (?P<side>below|above) the baseline in (?P<experiment>.+)")
+GAP = re.compile(r"gap (?P<ours>.+?) < (?P<theirs>.+?) in (?P<experiment>.+)")
 HEADINGS = ["the paper", "where", "our test", "n", "difference, points [95 % interval]", "p (Holm)", "verdict"]
 RESAMPLES = 10_000
 
@@ -122,10 +123,10 @@ def outcome(test: str, load: Callable[[str], Findings | None]) -> Outcome:
     words = match.groupdict()
     findings = load(words["experiment"])
     title = test.removesuffix(f" in {words['experiment']}")
-    name = f"[{words['experiment']}](../results/{words['experiment']}/README.md): {title}"
     if findings is None:
         return Outcome(f"`{words['experiment']}`: {title}", verdict="not run yet")
-    return compare(name, words, findings)
+    name = findings.collected.experiment.recipe.name
+    return compare(f"[{name}](../results/{name}/README.md): {title}", words, findings)
 
 
 def _comparison(name: str, words: Mapping[str, str], findings: Findings) -> Outcome:

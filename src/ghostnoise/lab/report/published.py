@@ -185,8 +185,10 @@ class Publisher:
         if len(files) != 1:
             raise UserError("evidence: needs exactly one file, such as results/claims.toml")
 
-        def load(name: str) -> Findings | None:
-            return self.findings([name]) if (self.root / RESULTS / name / RECORDS).exists() else None
+        def load(experiment: str) -> Findings | None:
+            chosen = shlex.split(experiment)
+            path = self.root / RESULTS / self.load(chosen).recipe.name / RECORDS
+            return self.findings(chosen) if path.exists() else None
 
         render = evidence.summary if "--short" in words else evidence.table
         return render(self.root / files[0], load)

@@ -58,7 +58,7 @@ def forward(x: Tensor, weight: Tensor | None, bias: Tensor | None, plan: Plan) -
     noisy, drawn = NO_NOISE, NO_DRAWS
     correction, corrects = None, NO_CORRECTION
     if noise is not None:
-        noisy = _noise_tables(noise, batch_size, channels, dtype)
+        noisy = NoiseTables.allocated(noise, (batch_size, channels), dtype, CPU)
         drawn = _draws(noise, geometry, alive)
     if reference is not None and reference.limits is not None:
         correction, corrects = _correction(reference.moments, reference.limits, geometry, alive)
@@ -192,9 +192,3 @@ def _update(update: Update, values: int, buffers: int, at: list[int]) -> tuple[f
         return NOT_UPDATED
     bessel = values / (values - 1) if unbiased else 1.0
     return 2 if ghosts else 1, bessel, buffers, *at, -1.0 if momentum is None else momentum
-
-
-def _noise_tables(noise: Noise, batch_size: int, channels: int, dtype: torch.dtype) -> NoiseTables:
-    # Two tensors rather than parts of one: results of a registered op must not share memory, and would be copied.
-    shape = batch_size, channels
-    return NoiseTables(empty(shape, dtype) if noise.shifts else None, empty(shape, dtype) if noise.scales else None)

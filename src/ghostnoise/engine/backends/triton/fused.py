@@ -356,9 +356,7 @@ def _draws_are_plain(x: Tensor, noise: Noise) -> bool:
 
 
 def _noise_tables(x: Tensor, noise: Noise) -> NoiseTables:
-    shape, dtype = x.shape[:2], arithmetic_dtype(x)
-    m = x.new_empty(shape, dtype=dtype) if noise.shifts else None
-    return NoiseTables(m, x.new_empty(shape, dtype=dtype) if noise.scales else None)
+    return NoiseTables.allocated(noise, (x.shape[0], x.shape[1]), arithmetic_dtype(x), x.device)
 
 
 def _two_tables(x: Tensor, rows: int) -> Moments:
