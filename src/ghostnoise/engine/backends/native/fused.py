@@ -127,8 +127,8 @@ def _means(x: Tensor, geometry: Geometry) -> tuple[Moments, tuple[int, int, int]
             return NOT_MADE, (FLOAT64, 0, 0)
         moments = Moments(*empty((2, geometry.batch_size, geometry.channels), torch.float64).unbind())
         return moments, (FLOAT64, made_at(moments.mean), made_at(moments.var))
-    if not exclusive and x.dtype is dtype and x.is_contiguous():
-        return NOT_MADE, (DTYPES[dtype], made_at(x), 0)
+    if not exclusive:  # the means are x itself; the library copies them where it needs another dtype or layout
+        return NOT_MADE, (DTYPES[dtype], made_at(x) if x.dtype is dtype and x.is_contiguous() else 0, 0)
     moments = single_position(x)
     return moments, (DTYPES[dtype], made_at(moments.mean), 0)
 

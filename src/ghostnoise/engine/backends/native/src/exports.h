@@ -102,8 +102,9 @@ GN_EXPORT(noise_tables)(i64 means, i64 dtype, i64 threads, i64 B, i64 C, i64 K, 
 //
 // The arguments are the members of a struct, which Python packs faster than ctypes converts as many arguments.
 
-// Makes the samples' moments unless null (for a single position, the means are given instead), the pooled statistics
-// (2, R, C), the noise, and y. Weight, bias, pooled statistics, noise, indices and seed may be null. Unless
+// Makes the samples' moments unless null, the pooled statistics (2, R, C), the noise, and y. With a single position the
+// samples are their own means: `mean` is x, a copy of it in the arithmetic of x, or null, and `var` is null. Weight,
+// bias, pooled statistics, noise, indices and seed may be null. Unless
 // `reference_mean` is null, all samples share one pool, Batch Renormalization corrects it towards the reference (C,),
 // `limits` has r_max and d_max, and r and d are made (C,). Unless `population` is 0, updates running buffers as
 // `update_running` does: towards the moments of the whole batch (1), or the averages over samples of the moments of

@@ -260,6 +260,23 @@ template <class A> struct Backward {
     }
 };
 
+// Copies samples with a single position, which are their own means, to a table (B, C) in the arithmetic of x.
+template <class T, class A> int copy_samples(i64 threads, const Geometry &n, const T *x, A *to) {
+    const i64 step = n.last ? 1 : n.x_inner;
+#pragma omp parallel for num_threads(int(threads)) schedule(static)
+    for (i64 b = 0; b < n.B; ++b) {
+        const T *row = x + b * n.x_b;
+        if (step == 1)
+#pragma omp simd
+            for (i64 c = 0; c < n.C; ++c)
+                to[b * n.C + c] = load(row[c]);
+        else
+            for (i64 c = 0; c < n.C; ++c)
+                to[b * n.C + c] = load(row[c * step]);
+    }
+    return OK;
+}
+
 // The moments (C,) that running statistics are updated towards: those of the whole batch, or the averages over samples
 // of the moments of their ghost batches.
 void population_moments(const Geometry &n, const i64 *starts, const Samples &samples, const double *pooled,
@@ -314,16 +331,19 @@ GN_EXPORT(fused_forward)(const ForwardCall *call) {
                 running_mean, running_var, count, factor, y] = *call;
     const Geometry &n = *reinterpret_cast<const Geometry *>(geometry);
     const i64 *starts = geometry + sizeof(Geometry) / sizeof(i64), bytes = size_of(dtype), C = n.C;
-    const Scratch<double> moments(mean ? 0 : 2 * n.B * C);
+    const bool exclusive_tiles = n.exclusive_tiles(starts), noisy_tiles = indices && n.tiles(n.B, NOISY_SAMPLES);
+    const bool tiles = exclusive_tiles || noisy_tiles, copies = !mean && n.S == 1 && !tiles;
+    const Scratch<double> moments(mean || tiles ? 0 : copies ? n.B * C : 2 * n.B * C);
     if (!moments.at)
         return OUT_OF_MEMORY;
-    const Samples samples = {means, mean ? mean : moments.at, mean ? var : moments.at + n.B * C};
+    const i64 many = n.many(n.B * C);
     int status = OK;
+    if (copies)
+        GN_TILES((copy_samples<T, A>(many, n, in<T>(x), reinterpret_cast<A *>(moments.at))));
+    const Samples samples = {means, mean ? mean : moments.at, mean || n.S == 1 ? var : moments.at + n.B * C};
     for (void *table : {m, k})  // in the arithmetic of x
         request_huge_pages(table, table ? n.B * C * (dtype == 1 ? 8 : 4) : 0);
-    const i64 many = n.many(n.B * C);
-    const bool exclusive_tiles = n.exclusive_tiles(starts), noisy_tiles = indices && n.tiles(n.B, NOISY_SAMPLES);
-    if ((exclusive_tiles || noisy_tiles) && n.made_b == C)
+    if (tiles && n.made_b == C)
         request_huge_pages(y, n.B * C * bytes);
     if (exclusive_tiles) {
         GN_TILES((exclusive_forward<T, A>(many, n.G, starts, C, in<T>(x), n.x_b, in<A>(weight), in<A>(bias),
