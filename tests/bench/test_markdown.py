@@ -116,7 +116,7 @@ def test_a_profile_has_a_table_of_parts_of_functions_and_of_networks(tmp_path):
         "| --- | --- |",
         "| 8x4, BN | 10.0 (0.10) |",
         "",
-        "Milliseconds of a training step and of its parts, with the ratio to `nn.BatchNorm2d`:",
+        "Milliseconds of a training step and of its parts, with the ratio to the first step of a row:",
         "",
         "| default allocator | step |",
         "| --- | --- |",

@@ -17,6 +17,12 @@ from ghostnoise.lab.errors import UserError
 
 CPU = torch.device("cpu")
 needs_library = pytest.mark.skipif(not isinstance(library(), Library), reason="the C++ library was not built")
+NETWORKS = [
+    "resnet-20 batch 128 contiguous",
+    "table4 batch 1024 bf16",
+    "1024x1024 compiled",
+    "256x512x4x4 contiguous compiled",
+]
 PARTS = [profile.FLOOR, profile.DRAWS, "fused_forward", "fused_backward", profile.REST]
 BACKWARD = ["gradient_sums", "statistics_gradient", "input_gradient"]
 FUNCTIONS = {
@@ -93,11 +99,11 @@ def test_the_rows_are_the_promised_ones(monkeypatch):
     monkeypatch.setattr("ghostnoise.doctor.reason", lambda name: None if name != "triton" else "no device")
     rows, left_out = profile.plan(Settings("profile", CPU))
     layers = ["64x8x4x4 contiguous", "256x512", "1024x1024", "256x512x4x4 channels_last"]
-    assert [row.name for row in rows] == [*layers, "resnet-20 batch 128 contiguous"]
+    assert [row.name for row in rows] == [*layers, *NETWORKS]
     assert left_out == ["backend triton is left out: no device"]
     monkeypatch.setattr("ghostnoise.doctor.reason", lambda name: None if name == "aten" else "not built")
     rows, left_out = profile.plan(Settings("profile", CPU))
-    assert [row.name for row in rows] == ["resnet-20 batch 128 contiguous"]
+    assert [row.name for row in rows] == NETWORKS
     assert "backend native is left out: not built" in left_out
 
 

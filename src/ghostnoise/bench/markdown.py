@@ -17,7 +17,11 @@ PROFILE_FIELDS = ("scope", "level", "part", "p50_ms", "ratio_p50")
 PROFILE = (
     ("layer", (STEP, PART), "Microseconds of forward + backward and of its parts, with the ratio to `nn.BatchNorm*d`"),
     ("layer", (FUNCTION,), f"Microseconds and ratios of {SEPARATE}"),
-    ("network", (STEP, PART), "Milliseconds of a training step and of its parts, with the ratio to `nn.BatchNorm2d`"),
+    (
+        "network",
+        (STEP, PART),
+        "Milliseconds of a training step and of its parts, with the ratio to the first step of a row",
+    ),
 )
 VALUES = (
     "ratio_p50",

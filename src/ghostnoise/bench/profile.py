@@ -1,4 +1,4 @@
-"""`ghostnoise bench profile`: the parts of a training step, of layers of the native backend and of a network.
+"""`ghostnoise bench profile`: the parts of a training step, of layers of the native backend and of networks.
 
 The step of a layer is forward + backward. Its parts are
 
@@ -22,7 +22,7 @@ from unittest.mock import patch
 import torch
 from torch import Tensor, nn
 
-from ghostnoise.bench import memory, net, network_profile
+from ghostnoise.bench import memory, network_profile
 from ghostnoise.bench.contenders import Contender, normalizers, usable_backends
 from ghostnoise.bench.parts import Divided, records, with_rest
 from ghostnoise.bench.rows import SMALL, Row
@@ -34,12 +34,11 @@ from ghostnoise.lab.errors import UserError
 
 METHODS = ("BN", "GBN-32", "XBN-32", "BN+GNI-32")
 ROWS = (Row(SMALL), Row((256, 512)), Row((1024, 1024)), Row((256, 512, 4, 4), "channels_last"))
-NETWORK = "resnet-20"
 QUICK = (Row(SMALL), Row((64, 16)))
 FLOOR, DRAWS, REST = "autograd.Function", "random draws", "rest"
 
 
-def plan(settings: Settings) -> tuple[list[Row | net.Row], list[str]]:
+def plan(settings: Settings) -> tuple[list[Row | network_profile.Row], list[str]]:
     """Return the rows, and a line for everything that is left out."""
     if settings.device.type != "cpu":
         raise UserError(f"--device {settings.device}: the native backend runs on CPUs; leave --device out")
@@ -48,14 +47,16 @@ def plan(settings: Settings) -> tuple[list[Row | net.Row], list[str]]:
         raise UserError(f"--method {' '.join(unknown)}: must be one of {', '.join(known)}")
     usable, left_out = usable_backends(settings.device)
     layers = (QUICK if settings.quick else ROWS) if "native" in usable else ()
-    rows: list[Row | net.Row] = [row for row in layers if row.memory_format in settings.formats or not row.images]
-    rows += [row for row in net.rows(settings) if row.network == NETWORK and row.memory_format == "contiguous"]
+    rows: list[Row | network_profile.Row] = [
+        row for row in layers if row.memory_format in settings.formats or not row.images
+    ]
+    rows += network_profile.rows(settings)
     return [row for row in rows if settings.selects(row.name)], left_out
 
 
-def measure(row: Row | net.Row, settings: Settings, on_progress: Callable[[float], object]) -> list[Record]:
+def measure(row: Row | network_profile.Row, settings: Settings, on_progress: Callable[[float], object]) -> list[Record]:
     """Time the parts of each contender of a row, and return a record for each part."""
-    run = network_profile.measure if isinstance(row, net.Row) else measure_layers
+    run = measure_layers if isinstance(row, Row) else network_profile.measure
     return [record | conditions(settings) for record in run(row, settings, on_progress)]  # type: ignore[arg-type]
 
 

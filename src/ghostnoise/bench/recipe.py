@@ -34,6 +34,12 @@ class Row:
         """Return the name of the row in tables."""
         return f"{self.recipe} batch {self.cells[0].settings.train.batch_size}"
 
+    @property
+    def shape(self) -> tuple[int, ...]:
+        """Return the shape of a batch."""
+        settings = self.cells[0].settings
+        return settings.train.batch_size, *catalog.find(settings.data.name).shape
+
 
 def plan(settings: Settings) -> tuple[list[Row], list[str]]:
     """Return a row with the cells of the recipe, and nothing that is left out."""
@@ -68,8 +74,8 @@ def measure(row: Row, settings: Settings, on_progress: Callable[[float], object]
     length = Length(settings.seconds, settings.rounds, WARMUP)
     timings = interleave(steps, length, synchronize=synchronize, on_progress=on_progress, clock=clock)
     baseline, first = row.cells[0].name, row.cells[0].settings
-    shape = (first.train.batch_size, *catalog.find(first.data.name).shape)
-    shared = {"bench": "recipe", "row": row.name, "shape": "x".join(map(str, shape)), "memory_format": "contiguous"}
+    shape = "x".join(map(str, row.shape))
+    shared = {"bench": "recipe", "row": row.name, "shape": shape, "memory_format": "contiguous"}
     records = []
     for name, timing in timings.items():
         pairs = zip(taken[name][WARMUP:], taken[baseline][WARMUP:], strict=True)
