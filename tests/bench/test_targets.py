@@ -55,6 +55,23 @@ def test_missed_targets_are_in_bold(path):
     ]
 
 
+def test_without_rows_all_rows_that_have_both_contenders_count(path):
+    listed = """
+[[target]]
+text = "every row"
+must = 1.0
+file = "layers.json"
+contender = "GBN-32 (native)"
+"""
+    path.write_text(listed)
+    found = [each for each in markdown.read(path.parent / "layers.json") if each["contender"] == "GBN-32"]
+    worst = max(each["ratio_p50"] for each in found if each["backend"] == "native")
+    assert f"{worst:.2f}" in targets(path)
+    path.write_text(listed + 'over = "another"\n')
+    with pytest.raises(UserError, match=r"no row has GBN-32 \(native\) and another"):
+        targets(path)
+
+
 def test_a_file_is_read_once_and_only_the_default_allocator_counts(path, monkeypatch):
     run.write(path.parent, "layers", records(("default", "raised")), [])
     stored = json.loads((path.parent / "layers.json").read_text())

@@ -20,8 +20,8 @@ def targets(path: Path) -> str:
 
     Each has a `text`, the ratio that it `must` not exceed, the one to `aim` for (if any), and the `file` of a benchmark
     beside the TOML file. Measured are the medians of a `contender` with the default allocator, relative to `over` or
-    else to the baseline of the row, in `rows`: the "mean", which is geometric, or the "worst". Targets that are missed
-    are in bold.
+    else to the baseline of the row, in `rows` or else in all rows that have both: the geometric "mean", or the
+    "worst". Targets that are missed are in bold.
     """
     try:
         listed: list[dict[str, Any]] = tomllib.loads(path.read_text(encoding="utf-8"))["target"]
@@ -35,10 +35,19 @@ def targets(path: Path) -> str:
 
 def _line(target: dict[str, Any], records: list[Record]) -> list[str]:
     records = [each for each in records if each["allocator"] == ALLOCATOR]
-    ratios = [_ratio(records, row, target["contender"], target.get("over")) for row in target["rows"]]
+    contender, over = target["contender"], target.get("over")
+    ratios = [_ratio(records, row, contender, over) for row in target.get("rows") or _rows(records, contender, over)]
     measured = STATISTICS[target.get("statistic", "worst")](ratios)
     text = number(measured) if measured <= target["must"] else f"**{number(measured)}**"
     return [target["text"], number(target["must"]), number(target.get("aim", math.nan)), text]
+
+
+def _rows(records: list[Record], *contenders: str | None) -> list[str]:
+    """Return the rows that have all of these contenders."""
+    found = [{each["row"] for each in records if name(each) == one} for one in contenders if one is not None]
+    if not (common := set.intersection(*found)):
+        raise ValueError(f"no row has {' and '.join(filter(None, contenders))}")
+    return sorted(common)
 
 
 def _ratio(records: list[Record], row: str, contender: str, over: str | None) -> float:

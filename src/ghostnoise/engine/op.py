@@ -140,7 +140,7 @@ def _inject(
     else:
         given = folded.detach()
         affine, moments = steps.inject_tables(select(given), given, noise, ranks, valid)
-        y = _Inject.apply(folded, *affine)
+        y = _apply_inject(folded, *affine)
     return _unfold(y, x, channel_dim), moments
 
 
@@ -216,6 +216,9 @@ class _Inject(torch.autograd.Function):
         if torch.is_grad_enabled() or needs_operators(dy):
             return aten.rescale(dy, scale).to(dy.dtype), None, None, None
         return ctx.backend.scale_gradient(dy, scale), None, None, None
+
+
+_apply_inject = eager_apply(_Inject)
 
 
 def _needs_registered() -> bool:

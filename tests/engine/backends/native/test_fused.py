@@ -55,6 +55,7 @@ class Steps:
         if not fused:
             patch.setattr(Native, "fused_forward", lambda *given: None)
             patch.setattr(Native, "fused_backward", lambda *given: None)
+            patch.setattr(Native, "fused_noise", lambda *given: None)
 
 
 def results(fused, x, dy, parameters, plan, needs_x=True):
@@ -120,6 +121,39 @@ def test_a_fused_call_equals_the_steps(copy, name):
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(library, "library", lambda: library.Library(FOUND.handle, copy))
         check()
+
+
+@pytest.mark.parametrize("copy", COPIES)
+@pytest.mark.parametrize("components", ["both", "shift", "scale"])
+def test_fused_noise_equals_the_steps(copy, components):
+    @given(shapes, dtypes, taken_layouts, upstreams)
+    def check(shape, dtype, layout, upstream):
+        x, dy, _ = laid_out(shape, dtype, layout, upstream, "none")
+        found = []
+        for fused in (True, False):
+            with pytest.MonkeyPatch.context() as patch, ghostnoise.backend("native"):
+                steps = Steps(patch, fused)
+                own = x.detach().requires_grad_()
+                y, _ = op.inject(own, drawn(shape[0])(components))
+                found.append([y, *torch.autograd.grad(y, own, dy)])
+                assert steps.calls[-2:] == ["transform", "scale_gradient"]
+                assert steps.calls[:-2] == ["fused_noise"] if fused else "noise_tables" in steps.calls
+        assert_same(*found)
+
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(library, "library", lambda: library.Library(FOUND.handle, copy))
+        check()
+
+
+@pytest.mark.parametrize("given", [torch.tensor([[0, 9]] * 4), torch.zeros(4, dtype=torch.int64)])
+def test_wrong_indices_of_fused_noise_are_refused(given):
+    """The library checks indices, and tables of another shape are left to the steps."""
+    x, noise = torch.randn(4, 3, 2, 2), Drawn(1e-3, "both", given)
+    if given.ndim == 2:
+        with pytest.raises(IndexError):
+            NATIVE.fused_noise(x, noise)
+    else:
+        assert NATIVE.fused_noise(x, noise) is None
 
 
 @pytest.mark.parametrize("dtype", ALL_DTYPES)

@@ -41,12 +41,14 @@ SIGNATURES = {
     "noise_tables": _SAMPLES + PTR * 9 + I64 * 2 + PTR * 10,
     "fused_forward": PTR,
     "fused_backward": PTR,
+    "fused_noise": PTR,
 }
 
-# The members of the structs that the last two take the addresses of.
+# The members of the structs that the last three take the addresses of.
 STRUCTS = {
     "ForwardCall": I64 + PTR * 4 + F64 * 2 + _NOISE + I64 + PTR * 10 + _UPDATE + PTR,
     "BackwardCall": I64 + PTR * 4 + F64 * 2 + I64 + PTR * 6,
+    "NoiseCall": I64 + PTR * 3 + I64 + F64 + PTR * 2,
 }
 
 

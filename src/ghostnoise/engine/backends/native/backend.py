@@ -6,13 +6,13 @@ the call.
 
 from torch import Tensor
 
-from ghostnoise.engine.backends.base import Capabilities, Gradients, Normalized, Saved
+from ghostnoise.engine.backends.base import Affine, Capabilities, Gradients, Normalized, Saved
 from ghostnoise.engine.backends.native import fused, library
 from ghostnoise.engine.backends.native.gate import NotAdmitted, refusal
 from ghostnoise.engine.backends.native.library import DTYPES
 from ghostnoise.engine.backends.native.passes import NativePasses
 from ghostnoise.engine.backends.native.tables import NativeTables
-from ghostnoise.engine.plan import Plan
+from ghostnoise.engine.plan import Noise, Plan
 
 
 class Native(NativePasses, NativeTables):
@@ -34,6 +34,13 @@ class Native(NativePasses, NativeTables):
         """Run all steps of the forward pass in one call, if it covers the plan."""
         try:
             return fused.forward(x, weight, bias, plan)
+        except NotAdmitted:
+            return None
+
+    def fused_noise(self, x: Tensor, noise: Noise) -> Affine | None:
+        """Measure x and decide on noise in one call, if it covers the noise."""
+        try:
+            return fused.noise(x, noise)
         except NotAdmitted:
             return None
 

@@ -1,4 +1,4 @@
-"""All steps of a normalizer's forward pass, or of its backward pass, in one call of the C++ library.
+"""All steps of a normalizer's forward pass, of its backward pass, or of noise alone, in one call of the C++ library.
 
 It covers ghost batches and exclusive ghost batches, and if all samples share one pool also noise that is drawn from the
 batch or, with a seed, from a law, or a correction towards running statistics. The library runs the same functions in
@@ -10,7 +10,15 @@ import functools
 import torch
 from torch import Tensor
 
-from ghostnoise.engine.backends.base import NO_NOISE, Gradients, NoiseTables, Normalized, Saved, folded_weight
+from ghostnoise.engine.backends.base import (
+    NO_NOISE,
+    Affine,
+    Gradients,
+    NoiseTables,
+    Normalized,
+    Saved,
+    folded_weight,
+)
 from ghostnoise.engine.backends.native import abi
 from ghostnoise.engine.backends.native.gate import (
     CPU,
@@ -23,7 +31,7 @@ from ghostnoise.engine.backends.native.gate import (
 )
 from ghostnoise.engine.backends.native.geometry import Geometry, backward_tensors, forward_tensors
 from ghostnoise.engine.backends.native.library import DTYPES, run
-from ghostnoise.engine.plan import Correction, Drawn, Noise, Plan, Tables
+from ghostnoise.engine.plan import Correction, Drawn, Noise, Normalizer, Plan, Tables
 from ghostnoise.engine.running import Running, Update
 from ghostnoise.statistics.chi_square import INTERVALS, root_table
 from ghostnoise.statistics.laws import Law, LawDraws
@@ -33,7 +41,8 @@ from ghostnoise.statistics.samples import Exclusive, GhostBatch
 COVERED = (GhostBatch, Exclusive)
 NOT_MADE = Moments(empty((0, 1), torch.float64), empty((0, 1), torch.float64))
 FLOAT64 = DTYPES[torch.float64]
-_pack_forward, _pack_backward = abi.packer("ForwardCall"), abi.packer("BackwardCall")
+_pack_forward, _pack_backward, _pack_noise = map(abi.packer, ("ForwardCall", "BackwardCall", "NoiseCall"))
+WHOLE_BATCH = Normalizer(GhostBatch(), 0.0)
 NO_DRAWS: tuple[float, ...] = (0, 0, 0, 0, 0, 0.0)
 NO_CORRECTION: tuple[int, ...] = (0, 0, 0, 0, 0)
 NOT_UPDATED: tuple[float, ...] = (0, 0.0, 0, 0, 0, 0, 0.0)
@@ -117,6 +126,27 @@ def backward(dy: Tensor, x: Tensor, weight: Tensor | None, plan: Plan, saved: Sa
     run("fused_backward", call)
     made = Gradients(dx, *parameters.unbind())
     return made if correction is None else made.unfolded(correction)
+
+
+def noise(x: Tensor, noise: Noise) -> Affine | None:
+    """Measure x and make the tables of noise alone; None for noise that is not covered."""
+    if type(noise) is not Drawn:
+        return None
+    alive: list[Tensor | None] = []
+    geometry, _, at = forward_tensors(x, None, None, NOT_RUNNING, WHOLE_BATCH, alive)
+    indices, drawn, *_, eps = _draws(noise, geometry, alive)
+    shape, dtype = (geometry.batch_size, geometry.channels), geometry.dtype
+    m, k = (empty(shape, dtype) if has else None for has in (noise.shifts, noise.scales))
+    run("fused_noise", _pack_noise(geometry.code, geometry.at, at[0], indices, drawn, eps, *addresses(m, k)))
+    zero = _zeros(geometry.channels, dtype)
+    return Affine(zero if m is None else m, torch.ones_like(zero) if k is None else k, zero)
+
+
+@functools.lru_cache(maxsize=256)
+def _zeros(channels: int, dtype: torch.dtype) -> Tensor:
+    """Return a table of zeros (1, C), which nothing writes to."""
+    with torch.inference_mode(False):  # it may be saved for a backward pass
+        return torch.zeros((1, channels), dtype=dtype, device=CPU)
 
 
 def _means(x: Tensor, geometry: Geometry) -> tuple[Moments, tuple[int, int, int]]:

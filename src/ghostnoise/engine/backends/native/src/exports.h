@@ -153,3 +153,16 @@ struct BackwardCall {
 };
 
 GN_EXPORT(fused_backward)(const BackwardCall *call);
+
+// Makes the tables (B, C) of noise of x from drawn samples: unless null, its shift m and its scale k.
+struct NoiseCall {
+    i64 dtype;
+    const i64 *geometry;
+    void *x;
+    const i64 *indices;
+    i64 N;
+    double eps;
+    void *m, *k;
+};
+
+GN_EXPORT(fused_noise)(const NoiseCall *call);

@@ -410,3 +410,31 @@ GN_EXPORT(fused_backward)(const BackwardCall *call) {
                          carried.at});
     return status;
 }
+
+GN_EXPORT(fused_noise)(const NoiseCall *call) {
+    const auto [dtype, geometry, x, indices, N, eps, m, k] = *call;
+    const Geometry &n = *reinterpret_cast<const Geometry *>(geometry);
+    const i64 *starts = geometry + sizeof(Geometry) / sizeof(i64), B = n.B, C = n.C, many = n.many(B * C);
+    const i64 tables = dtype == 1;  // their dtype
+    const bool single = n.S == 1, itself = single && dtype <= 1 && n.last && n.x_b == C;
+    const Scratch<double> own(itself ? 0 : single ? B * C : 2 * B * C), rows(3 * C);
+    if (!own.at || !rows.at)
+        return OUT_OF_MEMORY;
+    double *var = single ? nullptr : own.at + B * C;
+    double *pooled_mean = rows.at, *pooled_var = rows.at + C, *margin = rows.at + 2 * C;
+    int status = OK;
+    if (!single)
+        status = GN_FUNCTION(moments)(dtype, n.last, n.many(B * C * n.S), B, C, n.S, x, n.x_b, n.x_inner, own.at, var);
+    else if (!itself)
+        GN_TILES((copy_samples<T, A>(many, n, in<T>(x), reinterpret_cast<A *>(own.at))));
+    if (status)
+        return status;
+    const Samples samples = {single ? tables : 1, itself ? x : own.at, var};
+    GN_FUNCTION(pool)(samples.means, 0, many, 1, starts, C, samples.mean, var, pooled_mean, pooled_var);
+    for (i64 c = 0; c < C; ++c)
+        margin[c] = eps;
+    return GN_FUNCTION(noise_tables)(samples.means, tables, n.many(B * C * N), B, C, B, N, samples.mean, var, indices,
+                                     pooled_mean, nullptr, nullptr, nullptr, nullptr, nullptr, m != nullptr,
+                                     k != nullptr, pooled_var, margin, nullptr, nullptr, nullptr, m, k, nullptr,
+                                     nullptr, nullptr);
+}
