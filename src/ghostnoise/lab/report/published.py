@@ -102,7 +102,9 @@ class Publisher:
                     f"{path}: has the records of {read.recipe}, not of {name}; move it to {RESULTS}/{read.recipe}"
                 )
             found = records.recorded(read.runs, name, path)
-            self._findings[tuple(words)] = aggregate(collect(experiment, path, _ignore, found))
+            self._findings[tuple(words)] = aggregate(
+                collect(experiment, path.relative_to(self.root), _ignore, found)  # pages show the path
+            )
         return self._findings[tuple(words)]
 
     def _pages(self) -> Iterator[tuple[Path, str]]:
