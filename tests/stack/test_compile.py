@@ -5,6 +5,7 @@ import copy
 import pytest
 import torch
 from torch import nn
+from torch._dynamo.testing import CompileCounterWithBackend
 
 import ghostnoise
 from ghostnoise.engine import steps
@@ -67,6 +68,21 @@ def test_layers_take_the_layout_of_convolutions(monkeypatch):
     monkeypatch.setattr(steps, "backward", backward)
     assert_same(step(torch.compile(model, fullgraph=True), model, x), expected, rtol=1e-9, atol=1e-9)
     assert layouts == [True] * 3
+
+
+@pytest.mark.parametrize("dynamic", [None, True])
+def test_no_more_compilations_than_batch_norm(dynamic):
+    def compilations(layer):
+        torch._dynamo.reset()
+        counter = CompileCounterWithBackend("aot_eager")
+        run = torch.compile(layer, fullgraph=True, backend=counter, dynamic=dynamic)
+        for size in (32, 48, 64, 33, 50):
+            run(torch.randn(size, 3, 2, 2, requires_grad=True)).sum().backward()
+        return counter.frame_count
+
+    most = compilations(nn.BatchNorm2d(3))
+    assert compilations(ghostnoise.GhostNoiseBatchNorm2d(3, ghost_size=8)) <= most
+    assert compilations(ghostnoise.ExclusiveBatchNorm2d(3, ghost_size=8)) <= most
 
 
 def drawing_by_itself(method):
