@@ -104,11 +104,11 @@ GN_EXPORT(noise_tables)(i64 means, i64 dtype, i64 threads, i64 B, i64 C, i64 K, 
 
 // Makes the samples' moments unless null, the pooled statistics (2, R, C), the noise, and y. With a single position the
 // samples are their own means: `mean` is x, a copy of it in the arithmetic of x, or null, and `var` is null. Weight,
-// bias, pooled statistics, noise, indices and seed may be null. Unless
-// `reference_mean` is null, all samples share one pool, Batch Renormalization corrects it towards the reference (C,),
-// `limits` has r_max and d_max, and r and d are made (C,). Unless `population` is 0, updates running buffers as
-// `update_running` does: towards the moments of the whole batch (1), or the averages over samples of the moments of
-// their ghost batches (2), with the variance multiplied by `bessel`.
+// bias, pooled statistics, noise, indices and seed may be null. Unless `reference_mean` is null, all samples share one
+// pool, Batch Renormalization corrects it towards the reference (C,), `limits` has r_max and d_max, and r and d are made
+// (C,). Unless `population` is 0, updates running buffers as `update_running` does: towards the moments of the whole
+// batch (1), or the averages over samples of the moments of their ghost batches (2), with the variance multiplied by
+// `bessel`.
 struct ForwardCall {
     i64 dtype;
     const i64 *geometry;
