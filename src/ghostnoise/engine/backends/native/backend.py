@@ -40,7 +40,7 @@ class Native(NativePasses, NativeTables):
     def fused_noise(self, x: Tensor, noise: Noise) -> Affine | None:
         """Measure x and decide on noise in one call, if it covers the noise."""
         try:
-            return fused.noise(x, noise)
+            return fused.noise_alone(x, noise)
         except NotAdmitted:
             return None
 

@@ -42,7 +42,7 @@ COVERED = (GhostBatch, Exclusive)
 NOT_MADE = Moments(empty((0, 1), torch.float64), empty((0, 1), torch.float64))
 FLOAT64 = DTYPES[torch.float64]
 _pack_forward, _pack_backward, _pack_noise = map(abi.packer, ("ForwardCall", "BackwardCall", "NoiseCall"))
-WHOLE_BATCH = Normalizer(GhostBatch(), 0.0)
+ONE_POOL = Normalizer(GhostBatch(), 0.0)
 NO_DRAWS: tuple[float, ...] = (0, 0, 0, 0, 0, 0.0)
 NO_CORRECTION: tuple[int, ...] = (0, 0, 0, 0, 0)
 NOT_UPDATED: tuple[float, ...] = (0, 0.0, 0, 0, 0, 0, 0.0)
@@ -128,12 +128,12 @@ def backward(dy: Tensor, x: Tensor, weight: Tensor | None, plan: Plan, saved: Sa
     return made if correction is None else made.unfolded(correction)
 
 
-def noise(x: Tensor, noise: Noise) -> Affine | None:
+def noise_alone(x: Tensor, noise: Noise) -> Affine | None:
     """Measure x and make the tables of noise alone; None for noise that is not covered."""
     if type(noise) is not Drawn:
         return None
     alive: list[Tensor | None] = []
-    geometry, _, at = forward_tensors(x, None, None, NOT_RUNNING, WHOLE_BATCH, alive)
+    geometry, _, at = forward_tensors(x, None, None, NOT_RUNNING, ONE_POOL, alive)
     indices, drawn, *_, eps = _draws(noise, geometry, alive)
     shape, dtype = (geometry.batch_size, geometry.channels), geometry.dtype
     m, k = (empty(shape, dtype) if has else None for has in (noise.shifts, noise.scales))
@@ -145,7 +145,7 @@ def noise(x: Tensor, noise: Noise) -> Affine | None:
 @functools.lru_cache(maxsize=256)
 def _zeros(channels: int, dtype: torch.dtype) -> Tensor:
     """Return a table of zeros (1, C), which nothing writes to."""
-    with torch.inference_mode(False):  # it may be saved for a backward pass
+    with torch.inference_mode(False):  # later calls may run outside of it
         return torch.zeros((1, channels), dtype=dtype, device=CPU)
 
 
