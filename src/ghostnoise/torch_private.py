@@ -34,6 +34,7 @@ __all__ = [
     "input_check",
     "intercepted",
     "is_lazy_hook",
+    "is_plain_eager",
     "is_traced",
     "needs_operators",
     "next_node_number",
@@ -50,7 +51,9 @@ def children(module: nn.Module) -> dict[str, nn.Module | None]:
     return module._modules
 
 
-def batch_norm_state(layer: AnyBatchNorm) -> tuple[Tensor | None, ...]:
+def batch_norm_state(
+    layer: AnyBatchNorm,
+) -> tuple[Tensor | None, Tensor | None, Tensor | None, Tensor | None, Tensor | None]:
     """Return weight, bias, running mean, running variance and the number of batches; `getattr` takes longer.
 
     A parametrization or a wrapper may have replaced a parameter by an attribute.
@@ -141,6 +144,22 @@ def eager_apply(function: type[torch.autograd.Function]) -> Callable[..., Any]:
 def intercepted() -> bool:
     """Return whether a dispatch mode (FakeTensorMode, make_fx, a flop counter, ...) intercepts torch's operators."""
     return torch._C._len_torch_dispatch_stack() != 0
+
+
+def is_plain_eager() -> bool:
+    """Return whether nothing but autograd handles torch's operators, and no backward pass is running.
+
+    Modes, tracers, `torch.func`, forward-mode AD, `torch.compile` and `torch.export` are not plain.
+    """
+    return not (
+        torch._C._len_torch_dispatch_stack() != 0
+        or torch._C._are_functorch_transforms_active()
+        or torch._C._current_graph_task_id() != -1
+        or torch._C._get_tracing_state() is not None
+        or forward_ad._current_level >= 0
+        or torch.compiler.is_compiling()
+        or torch.compiler.is_exporting()
+    )
 
 
 def is_traced() -> bool:

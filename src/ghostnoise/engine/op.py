@@ -15,7 +15,7 @@ from ghostnoise import checks
 from ghostnoise.engine import composite, registered, steps
 from ghostnoise.engine.backends import aten
 from ghostnoise.engine.backends.aten import ATEN
-from ghostnoise.engine.backends.base import Affine, Backend, NoiseTables, Saved
+from ghostnoise.engine.backends.base import Affine, Backend, NoiseTables, Normalized, Prepared, Saved, State
 from ghostnoise.engine.backends.select import select
 from ghostnoise.engine.masks import Mask, Valid
 from ghostnoise.engine.plan import Correction, Noise, Plan, Reference, positions
@@ -94,11 +94,19 @@ def normalize(
         measured = Measured(moments, pooled, ATEN, plan.known, updated=True)
     else:
         call = _Call(plan, ranks)
-        y, measured = _apply_normalize(folded, weight, bias, call), call.measured
+        y, measured = _apply_normalize(folded, weight, bias, call), _measured(call)
     if plan.update is not None and not measured.updated:
         batch_size = x.shape[0] if ranks is None else ranks.batch_size
         measured.update(plan.update, plan.normalizer.contributors, batch_size, positions(folded), plan.counts)
     return _unfold(y, x, channel_dim), measured
+
+
+def repeat(
+    prepared: Prepared, x: Tensor, state: State, at: list[int], noise: Noise | None
+) -> tuple[Tensor, Normalized]:
+    """Run `normalize` on tensors whose addresses `Prepared.admitted` returned; also returns what the pass made."""
+    call = _Repetition(prepared, state, at, noise)
+    return _apply_normalize(x, *state[:2], call), call.made
 
 
 def draws(x: Tensor, channel_dim: int = 1) -> bool:
@@ -160,14 +168,37 @@ def _composite(x: Tensor, weight: Tensor | None, bias: Tensor | None, plan: Plan
     return y, Measured(moments, pooled, ATEN, plan.known)
 
 
-class _Call:
-    """What a call of `_Normalize` takes beside tensors, and the statistics that it measures."""
+def _measured(call: "_Call") -> Measured:
+    _, moments, pooled, _, _, reference, updated = call.made
+    return Measured(moments, pooled, call.backend, reference, updated)
 
-    __slots__ = ("measured", "plan", "ranks")
+
+class _Call:
+    """What a call of `_Normalize` takes beside tensors, and what its forward pass makes."""
+
+    __slots__ = ("backend", "made", "plan", "ranks")
 
     def __init__(self, plan: Plan, ranks: Ranks | None) -> None:
         self.plan, self.ranks = plan, ranks
-        self.measured: Measured
+        self.backend: Backend
+        self.made: Normalized
+
+    def forward(self, x: Tensor, weight: Tensor | None, bias: Tensor | None) -> Normalized:
+        self.backend = select(x)
+        return steps.forward(self.backend, x, weight, bias, self.plan, self.ranks)
+
+
+class _Repetition(_Call):
+    """A call that repeats an earlier one."""
+
+    __slots__ = ("at", "prepared", "state")
+
+    def __init__(self, prepared: Prepared, state: State, at: list[int], noise: Noise | None) -> None:
+        super().__init__(Plan(prepared.normalizer, noise), None)
+        self.prepared, self.state, self.at, self.backend = prepared, state, at, prepared.backend
+
+    def forward(self, x: Tensor, weight: Tensor | None, bias: Tensor | None) -> Normalized:
+        return self.prepared.forward(x, self.state, self.at, self.plan.noise)
 
 
 class _Normalize(torch.autograd.Function):
@@ -175,14 +206,13 @@ class _Normalize(torch.autograd.Function):
 
     @staticmethod
     def forward(ctx: Any, x: Tensor, weight: Tensor | None, bias: Tensor | None, call: _Call) -> Tensor:
-        plan, backend = call.plan, select(x)
-        made = steps.forward(backend, x, weight, bias, plan, call.ranks)
-        y, moments, pooled, noise, correction, reference, updated = made
-        ctx.backend, ctx.ranks = backend, call.ranks
+        call.made = made = call.forward(x, weight, bias)
+        y, moments, pooled, noise, correction, reference, _ = made
+        plan = call.plan
+        ctx.backend, ctx.ranks = call.backend, call.ranks
         ctx.plan = plan if reference is None else plan._replace(reference=reference)
         kept = moments if plan.normalizer.contributors.keeps_moments else pooled
         ctx.save_for_backward(x, weight, bias, *kept, *noise, *(correction or ()))
-        call.measured = Measured(moments, pooled, backend, reference, updated)
         return y
 
     @staticmethod

@@ -1,5 +1,7 @@
 """Analytical ghost noise: noise from the law of ghost batches instead of drawn samples."""
 
+from collections.abc import Callable
+from functools import partial
 from typing import get_args
 
 import torch
@@ -123,16 +125,27 @@ def analytical_ghost_noise_batch_norm(
         checks.no_draws("draws", draws)
         return call.train(normalizer, whole_batch_unbiased)
     ghost_law = Law(ghost_size, law, dof)
-    drawn = _drawn(ghost_law, input, input.shape[channel_dim], extent, draws, generator)
     warn_without_variance(components != "shift" and not ghost_law.has_variance(extent.spatial), input)
-    noise = Tables(float(noise_eps), components, ghost_law, drawn, normalized=True)
-    return call.train(normalizer, whole_batch_unbiased, noise)
+    noise = partial(Tables, float(noise_eps), components, ghost_law, normalized=True)
+    if _seeds(input, extent, draws):
+        return call.train(normalizer, whole_batch_unbiased, partial(_seeded, noise, input.device, generator))
+    drawn = _drawn(ghost_law, input, input.shape[channel_dim], extent, draws, generator)
+    return call.train_and_measure(normalizer, whole_batch_unbiased, noise(draws=drawn))[0]
 
 
 def _check(noise_eps: float, components: str, generator: Generator | None, law: str, dof: str) -> None:
     check_noise(noise_eps, components, generator)
     checks.choice("law", law, get_args(LawName))
     checks.choice("dof", dof, get_args(Dof))
+
+
+def _seeds(input: Tensor, extent: Extent, draws: LawDraws | None) -> bool:
+    """Return whether the backend draws from a seed."""
+    return draws is None and input.device.type == "cpu" and extent.counts is None and extent.ranks is None
+
+
+def _seeded(noise: Callable[..., Tables], device: torch.device, generator: Generator | None) -> Tables:
+    return noise(draws=draw_seed(device, generator))
 
 
 def _drawn(
@@ -251,6 +264,7 @@ class AnalyticalGhostNoiseBatchNorm(Lawful, NormLayer):
     """
 
     function = staticmethod(analytical_ghost_noise_batch_norm)
+    repeatable = True
     options = ("ghost_size", "noise_eps", "law", "dof", "components", "generator", *NormLayer.options)
 
     def __init__(

@@ -8,16 +8,21 @@ import torch.nn.functional as F
 from torch import Generator, Tensor, nn
 
 from ghostnoise import checks, docstrings
-from ghostnoise.engine import op, ranks
+from ghostnoise.engine import op, ranks, repeat
+from ghostnoise.engine.backends.base import State
 from ghostnoise.engine.masks import zero_invalid
 from ghostnoise.engine.plan import LiveReference, Noise, Normalizer, Plan, Reference
 from ghostnoise.engine.ranks import Extent, Group
+from ghostnoise.engine.repeat import After, Repeats
 from ghostnoise.engine.running import Population, Running, Update
 from ghostnoise.masking import mask_of
 from ghostnoise.statistics.moments import Stored
 from ghostnoise.statistics.samples import Exclusive, GhostBatch
 from ghostnoise.torch_private import AnyBatchNorm, batch_norm_state, in_backward
 from ghostnoise.tracing import Leaf
+
+# What `NormLayer` takes from its attributes, beside the options of its function.
+SETTINGS = ("training", "momentum", "eps", "num_features", "track_running_stats")
 
 
 class Call(NamedTuple):
@@ -48,11 +53,23 @@ class Call(NamedTuple):
         self,
         normalizer: Normalizer,
         population: Population,
-        noise: Noise | None = None,
-        reference: Reference | LiveReference | None = None,
+        draw: Callable[[], Noise] | None = None,
+        reference: LiveReference | None = None,
+        after: After | None = None,
     ) -> Tensor:
-        """Normalize, and update the running buffers, if any, towards the `population` moments."""
-        return self.train_and_measure(normalizer, population, noise, reference)[0]
+        """Normalize, and update the running buffers, if any, towards the `population` moments.
+
+        A layer may run this again with other tensors, without the function that calls it (`NormLayer.repeatable`). It
+        then draws noise with `draw`, which must not refer to the input, and calls `after` with the pooled statistics
+        and the running statistics that were used.
+        """
+        plan = self._plan(normalizer, population, None if draw is None else draw(), reference)
+        y, measured = self.normalize(plan)
+        if after is not None:
+            after(measured.pooled, measured.reference)
+        if self.extent.ranks is None and self.extent.mask is None and not torch.compiler.is_compiling():
+            repeat.record(plan, draw, after, y)
+        return y
 
     def train_and_measure(
         self,
@@ -62,12 +79,21 @@ class Call(NamedTuple):
         reference: Reference | LiveReference | None = None,
     ) -> tuple[Tensor, op.Measured]:
         """Run `train`, and also return the statistics of the batch."""
+        return self.normalize(self._plan(normalizer, population, noise, reference))
+
+    def _plan(
+        self,
+        normalizer: Normalizer,
+        population: Population,
+        noise: Noise | None,
+        reference: Reference | LiveReference | None,
+    ) -> Plan:
         (mean, var, count, momentum), update = self.running, None
         if not (mean is None and var is None and count is None) and not is_recomputed():
             if momentum is None and count is None:
                 raise ValueError("momentum=None: needs num_batches_tracked, the count of the cumulative average")
             update = Update(self.running, population)
-        return self.normalize(Plan(normalizer, noise, reference, update))
+        return Plan(normalizer, noise, reference, update)
 
     def normalize(self, plan: Plan) -> tuple[Tensor, op.Measured]:
         """Normalize as the plan says, and also return the statistics of the batch."""
@@ -183,8 +209,11 @@ class NormLayer(Sampled, Leaf, AnyBatchNorm):
     that rank only. The docstring of a subclass describes the arguments that are its own; the others are added to it.
     """
 
+    _repeats: Repeats | None = None
+
     function: ClassVar[Callable[..., Tensor]]
     options: ClassVar[tuple[str, ...]] = ("process_group", "uneven")
+    repeatable: ClassVar[bool] = False  # whether the function does nothing in training but check, and call `Call.train`
     least_ghost_size: ClassVar[int] = 1
     ndims: ClassVar[tuple[int, ...]] = (2, 3, 4, 5)
 
@@ -217,15 +246,25 @@ class NormLayer(Sampled, Leaf, AnyBatchNorm):
 
         `mask` (B, *positions) is True at the valid positions of a padded batch; None is that of `ghostnoise.masked`.
         """
+        mask, training = mask_of(self, input, mask), self.training
+        state = batch_norm_state(self)
+        if training and not self.track_running_stats:
+            state = *state[:2], None, None, None
+        if not training or mask is not None or not self.repeatable or torch.compiler.is_compiling():
+            return self._run(input, state, mask)
+        if self._repeats is None:
+            self._repeats = Repeats((*SETTINGS, *self.options))
+        y = self._repeats.run(self, input, state)
+        return self._repeats.record(self, input, state, self._run) if y is None else y
+
+    def _run(self, input: Tensor, state: State, mask: Tensor | None = None) -> Tensor:
+        """Check the input, and call the function of the layer."""
         self._check_input_dim(input)
-        mask = mask_of(self, input, mask)
         if self._sampling is not None and not self.training:
             name = type(self).__name__
             y = self._sampling(zeroed(input, mask, name, 1))  # the gradient of the weight must not read the padding
             return zeroed(y, mask, name, 1)
-        weight, bias, mean, var, count = batch_norm_state(self)
-        if self.training and not self.track_running_stats:
-            mean = var = count = None
+        weight, bias, mean, var, count = state
         return self.function(
             input,
             mean,

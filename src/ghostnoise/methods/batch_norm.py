@@ -67,6 +67,7 @@ class BatchNorm(NormLayer):
     """
 
     function = staticmethod(batch_norm)
+    repeatable = True
 
 
 class BatchNorm1d(BatchNorm, nn.BatchNorm1d):

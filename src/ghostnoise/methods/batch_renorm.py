@@ -1,6 +1,7 @@
 """Batch renormalization (Ioffe, 2017): batch norm whose training output is corrected towards the running statistics."""
 
 from collections import deque
+from functools import partial
 from typing import NamedTuple
 
 import torch
@@ -72,10 +73,12 @@ def batch_renorm(
         return call.train(normalizer, whole_batch_unbiased, reference=live)
     if is_recomputed() and _recent:
         return call.normalize(Plan(normalizer, None, _first_pass(call, _recent)))[0]
-    y, measured = call.train_and_measure(normalizer, whole_batch_unbiased, reference=live)
-    assert measured.reference is not None
-    _recent.append(Pass(measured.pooled.mean.detach(), measured.reference))
-    return y
+    return call.train(normalizer, whole_batch_unbiased, reference=live, after=partial(_remember, _recent))
+
+
+def _remember(recent: "deque[Pass]", pooled: Moments, reference: Reference | None) -> None:
+    assert reference is not None
+    recent.append(Pass(pooled.mean.detach(), reference))
 
 
 def _check_running(running: Running, warmup_steps: int, transition_steps: int) -> None:
@@ -141,6 +144,7 @@ class BatchRenorm(NormLayer):
     """
 
     function = staticmethod(batch_renorm)
+    repeatable = True
     options = ("r_max", "d_max", "warmup_steps", "transition_steps", "_recent", *NormLayer.options)
 
     def __init__(

@@ -91,6 +91,7 @@ class EvalNorm(NormLayer):
     """
 
     function = staticmethod(eval_norm)
+    repeatable = True
     options = ("ghost_size", "alpha", *NormLayer.options)
 
     def __init__(

@@ -64,7 +64,7 @@ def exclusive_batch_norm(
         return call.train(normalizer, whole_batch)
     # Clamping is not an affine transformation: this option alone takes a pass over x of its own, in float32 or better.
     wide = input.to(torch.promote_types(input.dtype, torch.float32))
-    y = call._replace(input=wide, weight=None, bias=None).train(normalizer, whole_batch)
+    y, _ = call._replace(input=wide, weight=None, bias=None).train_and_measure(normalizer, whole_batch)
     y = y.clamp(-clamp_output, clamp_output)
     shape = [-1 if dim == channel_dim % input.ndim else 1 for dim in range(input.ndim)]
     y = y if weight is None else y * weight.view(shape)
@@ -101,6 +101,7 @@ class ExclusiveBatchNorm(NormLayer):
     """
 
     function = staticmethod(exclusive_batch_norm)
+    repeatable = True
     options = ("ghost_size", "min_std", "clamp_output", "self_weight", *NormLayer.options)
     least_ghost_size = 2
 

@@ -136,6 +136,7 @@ class GhostBatchNorm(NormLayer):
     """
 
     function = staticmethod(ghost_batch_norm)
+    repeatable = True
     options = ("ghost_size", "running_var_from", *NormLayer.options)
 
     def __init__(

@@ -1,5 +1,6 @@
 """Ghost noise injection: the noise of random ghost batches, inside batch norm or on its own."""
 
+from functools import partial
 from typing import Literal, TypeAlias, get_args
 
 import torch
@@ -160,12 +161,27 @@ def ghost_noise_batch_norm(
     warn_without_variance(components != "shift" and ghost_size * extent.spatial == 1, input)
     alone = history is None and extent.ranks is None and extent.mask is None
     inside = normalizer == "batch" and alone and op.draws(input, channel_dim)
+    if alone and not inside and indices is None and draw == "replacement":
+        new = partial(_redrawn, input.shape[0], ghost_size, noise_eps, components, input.device, generator)
+        return call.train(statistics, population, new)
     stored = None if history is None else earlier(history, input, channel_dim, extent)
     noise = _drawn(input, extent, ghost_size, noise_eps, components, draw, indices, generator, stored, inside)
     y, measured = call.train_and_measure(statistics, population, noise)
     if history is not None:
         remember(history, measured.moments, extent)
     return y
+
+
+def _redrawn(
+    batch_size: int,
+    ghost_size: int,
+    noise_eps: float,
+    components: Components,
+    device: torch.device,
+    generator: Generator | None,
+) -> Drawn:
+    """Draw ghost batches from a batch, with replacement."""
+    return Drawn(float(noise_eps), components, draw_indices(batch_size, ghost_size, device, generator))
 
 
 def _check_draw(draw: str, process_group: Group, history: object) -> None:
@@ -327,6 +343,7 @@ class GhostNoiseBatchNorm(Remembering, NormLayer):
     """
 
     function = staticmethod(ghost_noise_batch_norm)
+    repeatable = True
     options = (
         "ghost_size",
         "noise_eps",

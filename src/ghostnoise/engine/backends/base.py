@@ -13,12 +13,12 @@ are in float64, other tables in the dtype of the arithmetic. A table has shape (
 
 from abc import ABC, abstractmethod
 from dataclasses import dataclass
-from typing import ClassVar, NamedTuple
+from typing import ClassVar, NamedTuple, TypeAlias
 
 import torch
 from torch import Tensor
 
-from ghostnoise.engine.plan import Batch, Correction, Noise, Normalizer, Plan, Reference
+from ghostnoise.engine.plan import Batch, Correction, LiveReference, Noise, Normalizer, Plan, Reference
 from ghostnoise.statistics.moments import Moments
 from ghostnoise.statistics.samples import Contributors, LinearTerm
 
@@ -131,6 +131,31 @@ def folded_weight(correction: Correction | None, weight: Tensor | None, dtype: t
     return correction.r if weight is None else weight.to(dtype) * correction.r
 
 
+# The tensors of a layer, each of which may be None: weight, bias, running mean, running variance, number of batches.
+State: TypeAlias = tuple[Tensor | None, Tensor | None, Tensor | None, Tensor | None, Tensor | None]
+
+
+class Prepared(ABC):
+    """The forward pass of a plan, prepared for further tensors with the metadata of the first ones.
+
+    It does not refer to tensors of its callers. Noise is drawn for each call.
+    """
+
+    __slots__ = ("backend", "limits", "normalizer")
+
+    def __init__(self, backend: "Backend", plan: Plan) -> None:
+        self.backend, self.normalizer = backend, plan.normalizer
+        self.limits = plan.reference.schedule if isinstance(plan.reference, LiveReference) else None
+
+    @abstractmethod
+    def admitted(self, x: Tensor, state: State) -> list[int] | None:
+        """Return the addresses of x and the state of the layer, 0 for None; None if their metadata differ."""
+
+    @abstractmethod
+    def forward(self, x: Tensor, state: State, at: list[int], noise: Noise | None) -> Normalized:
+        """Run the forward pass on tensors that were admitted, whose addresses are `at`."""
+
+
 @dataclass(frozen=True)
 class Capabilities:
     """What a backend can run: device types (None: any), and dtypes of x (None: any floating dtype)."""
@@ -174,6 +199,10 @@ class Backend(ABC):
         self, dy: Tensor, x: Tensor, weight: Tensor | None, plan: Plan, saved: Saved, needs_x: bool
     ) -> Gradients | None:
         """Run `steps.backward` in one call; None if this backend has no fused call for these arguments."""
+        return None
+
+    def prepare(self, x: Tensor, state: State, plan: Plan) -> Prepared | None:
+        """Prepare `fused_forward` for calls like this one; None if this backend has no such preparation for it."""
         return None
 
     # Passes over x.

@@ -6,7 +6,7 @@ the call.
 
 from torch import Tensor
 
-from ghostnoise.engine.backends.base import Affine, Capabilities, Gradients, Normalized, Saved
+from ghostnoise.engine.backends.base import Affine, Capabilities, Gradients, Normalized, Prepared, Saved, State
 from ghostnoise.engine.backends.native import fused, library
 from ghostnoise.engine.backends.native.gate import NotAdmitted, refusal
 from ghostnoise.engine.backends.native.library import DTYPES
@@ -50,5 +50,12 @@ class Native(NativePasses, NativeTables):
         """Run all steps of the backward pass in one call, if it covers the plan."""
         try:
             return fused.backward(dy, x, weight, plan, saved, needs_x)
+        except NotAdmitted:
+            return None
+
+    def prepare(self, x: Tensor, state: State, plan: Plan) -> Prepared | None:
+        """Prepare the forward pass in one call, if it covers the plan and takes all tensors as they are."""
+        try:
+            return fused.NativePrepared(self, x, state, plan)
         except NotAdmitted:
             return None

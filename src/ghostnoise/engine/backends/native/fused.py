@@ -13,15 +13,19 @@ from torch import Tensor
 from ghostnoise.engine.backends.base import (
     NO_NOISE,
     Affine,
+    Backend,
     Gradients,
     NoiseTables,
     Normalized,
+    Prepared,
     Saved,
+    State,
     folded_weight,
 )
 from ghostnoise.engine.backends.native import abi
 from ghostnoise.engine.backends.native.gate import (
     CPU,
+    Alike,
     NotAdmitted,
     addresses,
     empty,
@@ -29,9 +33,9 @@ from ghostnoise.engine.backends.native.gate import (
     single_position,
     table,
 )
-from ghostnoise.engine.backends.native.geometry import Geometry, backward_tensors, forward_tensors
+from ghostnoise.engine.backends.native.geometry import ABSENT, Geometry, backward_tensors, forward_tensors
 from ghostnoise.engine.backends.native.library import DTYPES, run
-from ghostnoise.engine.plan import Correction, Drawn, Noise, Normalizer, Plan, Tables
+from ghostnoise.engine.plan import Correction, Drawn, LiveReference, Noise, Normalizer, Plan, Reference, Tables
 from ghostnoise.engine.running import Running, Update
 from ghostnoise.statistics.chi_square import INTERVALS, root_table
 from ghostnoise.statistics.laws import Law, LawDraws
@@ -45,60 +49,128 @@ _pack_forward, _pack_backward, _pack_noise = map(abi.packer, ("ForwardCall", "Ba
 ONE_POOL = Normalizer(GhostBatch(), 0.0)
 NO_DRAWS: tuple[float, ...] = (0, 0, 0, 0, 0, 0.0)
 NO_CORRECTION: tuple[int, ...] = (0, 0, 0, 0, 0)
-NOT_UPDATED: tuple[float, ...] = (0, 0.0, 0, 0, 0, 0, 0.0)
+NOT_UPDATED: tuple[tuple[float, ...], float] = (0, 0.0, 0), 0.0
+NOWHERE = [0, 0]
 NOT_RUNNING = Running(None, None)
+
+
+class Launch:
+    """A forward pass over tensors of one geometry: all arguments of the library that stay the same from call to call.
+
+    It does not refer to tensors of its callers.
+    """
+
+    __slots__ = ("factor", "floor", "geometry", "kept", "samples", "update")
+
+    def __init__(self, geometry: Geometry, plan: Plan, buffers: int | None) -> None:
+        normalizer, update = plan.normalizer, plan.update
+        self.geometry, self.samples = geometry, (geometry.batch_size, geometry.channels)
+        self.floor = float(normalizer.eps), float(normalizer.min_std) ** 2
+        # Of the moments of samples and those of pools, only the ones that the backward pass needs are made. The means
+        # of samples with a single position are x itself.
+        self.kept = None if geometry.exclusive and geometry.positions == 1 else (2, geometry.pools, geometry.channels)
+        self.update, self.factor = NOT_UPDATED
+        if update is not None and buffers is not None:
+            self.update, self.factor = _update(update, geometry.batch_size * geometry.positions, buffers)
+
+    def __call__(
+        self, x: Tensor, at: list[int], running: Running, noise: Noise | None, reference: Reference | None
+    ) -> Normalized:
+        """Run all steps. `at` has the addresses of x, weight, bias and the buffers, which are 0 for None."""
+        geometry = self.geometry
+        alive: list[Tensor | None] = []
+        noisy, drawn, noisy_at = NO_NOISE, NO_DRAWS, NOWHERE
+        if noise is not None:
+            noisy = NoiseTables.allocated(noise, self.samples, geometry.dtype, CPU)
+            drawn, noisy_at = _draws(noise, geometry, alive), addresses(*noisy)
+        correction, corrects = None, NO_CORRECTION
+        if reference is not None and reference.limits is not None:
+            correction, corrects = _correction(reference.moments, reference.limits, geometry, alive)
+        moments = pooled = NOT_MADE
+        means, pooled_at = (FLOAT64, 0, 0), 0
+        if self.kept is not None:
+            tables = torch.empty(self.kept, dtype=torch.float64, device=CPU)
+            kept = Moments(*tables.unbind())
+            if geometry.exclusive:
+                moments, means = kept, (FLOAT64, made_at(kept.mean), made_at(kept.var))
+            else:
+                pooled, pooled_at = kept, made_at(tables)
+        if geometry.positions == 1:
+            moments, means = _single_means(x, geometry)
+        y = torch.empty_like(x)
+        call = _pack_forward(
+            geometry.code,
+            geometry.at,
+            *at[:3],
+            *self.floor,
+            *drawn,
+            *means,
+            pooled_at,
+            *noisy_at,
+            *corrects,
+            *self.update,
+            *at[3:],
+            self.factor,
+            made_at(y),
+        )
+        run("fused_forward", call)
+        updated = self.update[0] != 0
+        if updated:
+            torch.autograd.graph.increment_version([one for one in running[:3] if one is not None])
+        return Normalized(y, moments, pooled, noisy, correction, reference, updated)
 
 
 def forward(x: Tensor, weight: Tensor | None, bias: Tensor | None, plan: Plan) -> Normalized | None:
     """Run all steps of the forward pass; None for plans that are not covered."""
-    reference = None
-    if plan.reference is not None:
-        plan = plan.evaluated(x.device)
-        reference = plan.known
-    normalizer, noise, _, update, _ = plan
-    if type(normalizer.contributors) not in COVERED or not (noise is None or type(noise) is Drawn or _in_law(noise)):
+    if type(plan.normalizer.contributors) not in COVERED:
         return None
-    running = NOT_RUNNING if update is None else update.running
+    plan = plan.evaluated(x.device)
+    running = NOT_RUNNING if plan.update is None else plan.update.running
     alive: list[Tensor | None] = []
-    geometry, buffers, at = forward_tensors(x, weight, bias, running, normalizer, alive)
-    batch_size, channels, pools, dtype = geometry.batch_size, geometry.channels, geometry.pools, geometry.dtype
-    if pools != 1 and (noise is not None or plan.corrects):
+    geometry, buffers, at = forward_tensors(x, weight, bias, running, plan.normalizer, alive)
+    if not _covers(plan, geometry):
         return None
-    noisy, drawn = NO_NOISE, NO_DRAWS
-    correction, corrects = None, NO_CORRECTION
-    if noise is not None:
-        noisy = NoiseTables.allocated(noise, (batch_size, channels), dtype, CPU)
-        drawn = _draws(noise, geometry, alive)
-    if reference is not None and reference.limits is not None:
-        correction, corrects = _correction(reference.moments, reference.limits, geometry, alive)
-    moments, means = _means(x, geometry)
-    updated = NOT_UPDATED
-    if update is not None and buffers is not None:
-        updated = _update(update, batch_size * geometry.positions, buffers, at[3:])
-    # Of the moments of samples and those of pools, only the ones that the backward pass needs are made.
-    pooled, pooled_at = NOT_MADE, 0
-    if not geometry.exclusive:
-        tables = torch.empty(2, pools, channels, dtype=torch.float64, device=CPU)
-        pooled, pooled_at = Moments(*tables.unbind()), made_at(tables)
-    y = torch.empty_like(x)
-    call = _pack_forward(
-        geometry.code,
-        geometry.at,
-        *at[:3],
-        normalizer.eps,
-        float(normalizer.min_std) ** 2,
-        *drawn,
-        *means,
-        pooled_at,
-        *((0, 0) if noise is None else addresses(*noisy)),
-        *corrects,
-        *updated,
-        made_at(y),
-    )
-    run("fused_forward", call)
-    if updated is not NOT_UPDATED:
-        torch.autograd.graph.increment_version([one for one in running[:3] if one is not None])
-    return Normalized(y, moments, pooled, noisy, correction, reference, updated is not NOT_UPDATED)
+    return Launch(geometry, plan, buffers)(x, at, running, plan.noise, plan.known)
+
+
+def _covers(plan: Plan, geometry: Geometry) -> bool:
+    noise = plan.noise
+    if noise is None and not plan.corrects:
+        return True
+    return geometry.pools == 1 and (noise is None or type(noise) is Drawn or _in_law(noise))
+
+
+class NativePrepared(Prepared):
+    """A forward pass in one call of the library, for tensors with the metadata of the first ones."""
+
+    __slots__ = ("alike", "launch")
+
+    def __init__(self, backend: Backend, x: Tensor, state: State, plan: Plan) -> None:
+        super().__init__(backend, plan)
+        if type(plan.normalizer.contributors) not in COVERED:
+            raise NotAdmitted
+        weight, bias, mean, var, count = state
+        alive: list[Tensor | None] = []
+        geometry, dtype, _ = forward_tensors(x, weight, bias, Running(mean, var, count), plan.normalizer, alive)
+        tensors = (x, *map(_or_absent, state, ABSENT))
+        self.alike, self.launch = Alike(tensors), Launch(geometry, plan, dtype)
+        copied = alive and not (alive[0] is weight and alive[1] is bias)
+        if copied or dtype is None or not _covers(plan, geometry) or self.alike.addresses(tensors) is None:
+            raise NotAdmitted
+
+    def admitted(self, x: Tensor, state: State) -> list[int] | None:
+        """Return the addresses of x and the state of the layer; None if their metadata differ."""
+        return self.alike.addresses((x, *map(_or_absent, state, ABSENT)))
+
+    def forward(self, x: Tensor, state: State, at: list[int], noise: Noise | None) -> Normalized:
+        """Run all steps of the forward pass."""
+        running = Running(*state[2:])  # the momentum is part of the launch
+        reference = None if self.limits is None else LiveReference(running, self.limits).evaluated(CPU)
+        return self.launch(x, at, running, noise, reference)
+
+
+def _or_absent(tensor: Tensor | None, absent: Tensor) -> Tensor:
+    return absent if tensor is None else tensor
 
 
 def backward(dy: Tensor, x: Tensor, weight: Tensor | None, plan: Plan, saved: Saved, needs_x: bool) -> Gradients | None:
@@ -149,18 +221,13 @@ def _zeros(channels: int, dtype: torch.dtype) -> Tensor:
         return torch.zeros((1, channels), dtype=dtype, device=CPU)
 
 
-def _means(x: Tensor, geometry: Geometry) -> tuple[Moments, tuple[int, int, int]]:
-    """Return the moments of samples that are made, and the dtype and the addresses that the library takes for them."""
-    exclusive, dtype = geometry.exclusive, geometry.dtype
-    if geometry.positions > 1:
-        if not exclusive:
-            return NOT_MADE, (FLOAT64, 0, 0)
-        moments = Moments(*empty((2, geometry.batch_size, geometry.channels), torch.float64).unbind())
-        return moments, (FLOAT64, made_at(moments.mean), made_at(moments.var))
-    if not exclusive:  # the means are x itself; the library copies them where it needs another dtype or layout
-        return NOT_MADE, (DTYPES[dtype], made_at(x) if x.dtype is dtype and x.is_contiguous() else 0, 0)
+def _single_means(x: Tensor, geometry: Geometry) -> tuple[Moments, tuple[int, int, int]]:
+    """Return the moments of samples with a single position, and the dtype and the addresses that the library takes."""
+    code = DTYPES[geometry.dtype]
+    if not geometry.exclusive:  # the library copies x where it needs another dtype or layout
+        return NOT_MADE, (code, made_at(x) if x.dtype is geometry.dtype and x.is_contiguous() else 0, 0)
     moments = single_position(x)
-    return moments, (DTYPES[dtype], made_at(moments.mean), 0)
+    return moments, (code, made_at(moments.mean), 0)
 
 
 def _draws(noise: Noise, geometry: Geometry, alive: list[Tensor | None]) -> tuple[float, ...]:
@@ -215,10 +282,10 @@ def _law_tables(law: Law, spatial: int, dtype: torch.dtype) -> tuple[Tensor, Ten
     return torch.tensor([spatial if conv else 0, *shares], dtype=torch.float64, device=CPU), tables
 
 
-def _update(update: Update, values: int, buffers: int, at: list[int]) -> tuple[float, ...]:
-    """Return the arguments for the update of the buffers at these addresses, whose dtype has the code `buffers`."""
+def _update(update: Update, values: int, buffers: int) -> tuple[tuple[float, ...], float]:
+    """Return the arguments for the update of buffers whose dtype has this code: before and after their addresses."""
     momentum, (ghosts, unbiased) = update.running.momentum, update.population
     if momentum is None and update.running.num_batches_tracked is None:  # an average needs the count
         return NOT_UPDATED
     bessel = values / (values - 1) if unbiased else 1.0
-    return 2 if ghosts else 1, bessel, buffers, *at, -1.0 if momentum is None else momentum
+    return (2 if ghosts else 1, bessel, buffers), -1.0 if momentum is None else momentum

@@ -68,30 +68,45 @@ def addresses(*tensors: Tensor | None) -> list[int]:
     return [0 if tensor is None else made_at(tensor) for tensor in tensors]
 
 
+class Alike:
+    """Tensors that were admitted as they are; the addresses of others with the same metadata are found in one call."""
+
+    __slots__ = ("absent", "same")
+
+    def __init__(self, tensors: tuple[Tensor, ...]) -> None:
+        self.same, self.absent = same_metadata(tensors), addresses(*tensors).count(0)  # empty tensors stand for None
+
+    def addresses(self, tensors: tuple[Tensor, ...]) -> list[int] | None:
+        """Return the addresses of these tensors; None if they are not alike."""
+        if not self.same(*tensors):
+            return None
+        at = list(map(made_at, tensors))
+        return at if at.count(0) == self.absent else None  # else a storage was freed
+
+
 class Admissions(Generic[T]):
     """What was found out about tensors that were admitted as they are, for others with the same metadata."""
 
     KEYS, PER_KEY = 4096, 8  # the latest are kept
 
     def __init__(self) -> None:
-        self.found: dict[Hashable, tuple[tuple[Callable[..., bool], int, T], ...]] = {}
+        self.found: dict[Hashable, tuple[tuple[Alike, T], ...]] = {}
 
     def get(self, key: Hashable, tensors: tuple[Tensor, ...]) -> tuple[T, list[int]] | None:
         """Return what was found out about tensors like these, for the same key, and the addresses of these."""
-        for same, absent, value in self.found.get(key, ()):
-            if same(*tensors):
-                at = list(map(made_at, tensors))
-                return (value, at) if at.count(0) == absent else None  # else a storage was freed
+        for alike, value in self.found.get(key, ()):
+            if (at := alike.addresses(tensors)) is not None:
+                return value, at
         return None
 
     def add(self, key: Hashable, tensors: tuple[Tensor, ...], value: T) -> None:
         """Remember what was found out about tensors that were admitted as they are; empty ones stand for None."""
-        same, absent = same_metadata(tensors), addresses(*tensors).count(0)
-        if not same(*tensors):  # one of them is there twice
+        alike = Alike(tensors)
+        if alike.addresses(tensors) is None:  # one of them is there twice
             return
         if len(self.found) >= self.KEYS:
             self.found.clear()
-        self.found[key] = ((same, absent, value), *self.found.get(key, ())[: self.PER_KEY - 1])
+        self.found[key] = ((alike, value), *self.found.get(key, ())[: self.PER_KEY - 1])
 
 
 def empty(shape: Sequence[int], dtype: torch.dtype) -> Tensor:
