@@ -7,6 +7,7 @@ Batch Renormalization's r and d, and an `Update` that of the running statistics.
 backend serves every method.
 """
 
+import functools
 import math
 from collections.abc import Callable
 from dataclasses import dataclass
@@ -245,7 +246,7 @@ class Limits(NamedTuple):
         """Return r_max and d_max after `count` batches (2,), without synchronizing with the device."""
         dtype = table_dtype(device)
         if count is None or is_plain_number(count):
-            return torch.tensor(self._at(count), dtype=dtype, device=device)
+            return _pair(*self._at(count), dtype, device)
         done = count.detach() >= self.warmup_steps
         if self.transition_steps:
             done = (count.detach().to(dtype) - self.warmup_steps) / self.transition_steps
@@ -259,6 +260,12 @@ class Limits(NamedTuple):
         done = int(count) - self.warmup_steps
         progress = min(max(done / self.transition_steps, 0.0), 1.0) if self.transition_steps else float(done >= 0)
         return 1 + (self.r_max - 1) * progress, self.d_max * progress
+
+
+@functools.lru_cache(maxsize=64)  # they are the same before and after the transition; nothing writes to them
+def _pair(r_max: float, d_max: float, dtype: torch.dtype, device: torch.device) -> Tensor:
+    with torch.inference_mode(False):  # later calls may run outside of it
+        return torch.tensor((r_max, d_max), dtype=dtype, device=device)
 
 
 class LiveReference(NamedTuple):

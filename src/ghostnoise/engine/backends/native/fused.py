@@ -20,7 +20,6 @@ from ghostnoise.engine.backends.base import (
     Prepared,
     Saved,
     State,
-    folded_weight,
 )
 from ghostnoise.engine.backends.native import abi
 from ghostnoise.engine.backends.native.gate import (
@@ -35,11 +34,11 @@ from ghostnoise.engine.backends.native.gate import (
 )
 from ghostnoise.engine.backends.native.geometry import ABSENT, Geometry, backward_tensors, forward_tensors
 from ghostnoise.engine.backends.native.library import DTYPES, run
-from ghostnoise.engine.plan import Correction, Drawn, LiveReference, Noise, Normalizer, Plan, Reference, Tables
+from ghostnoise.engine.plan import Correction, Drawn, Limits, LiveReference, Noise, Normalizer, Plan, Reference, Tables
 from ghostnoise.engine.running import Running, Update
 from ghostnoise.statistics.chi_square import INTERVALS, root_table
 from ghostnoise.statistics.laws import Law, LawDraws
-from ghostnoise.statistics.moments import Moments, arithmetic_dtype
+from ghostnoise.statistics.moments import Moments
 from ghostnoise.statistics.samples import Exclusive, GhostBatch
 
 COVERED = (GhostBatch, Exclusive)
@@ -48,7 +47,7 @@ FLOAT64 = DTYPES[torch.float64]
 _pack_forward, _pack_backward, _pack_noise = map(abi.packer, ("ForwardCall", "BackwardCall", "NoiseCall"))
 ONE_POOL = Normalizer(GhostBatch(), 0.0)
 NO_DRAWS: tuple[float, ...] = (0, 0, 0, 0, 0, 0.0)
-NO_CORRECTION: tuple[int, ...] = (0, 0, 0, 0, 0)
+NO_CORRECTION: tuple[int, ...] = (0, 0, 0, 0, 0, 0)
 NOT_UPDATED: tuple[tuple[float, ...], float] = (0, 0.0, 0), 0.0
 NOWHERE = [0, 0]
 NOT_RUNNING = Running(None, None)
@@ -74,18 +73,21 @@ class Launch:
             self.update, self.factor = _update(update, geometry.batch_size * geometry.positions, buffers)
 
     def __call__(
-        self, x: Tensor, at: list[int], running: Running, noise: Noise | None, reference: Reference | None
+        self, x: Tensor, at: list[int], running: Running, noise: Noise | None, reference: Reference | Limits | None
     ) -> Normalized:
-        """Run all steps. `at` has the addresses of x, weight, bias and the buffers, which are 0 for None."""
+        """Run all steps. `at` has the addresses of x, weight, bias and the buffers, which are 0 for None.
+
+        If the reference is given by limits alone, it is a copy of the running statistics, which are then updated.
+        """
         geometry = self.geometry
         alive: list[Tensor | None] = []
         noisy, drawn, noisy_at = NO_NOISE, NO_DRAWS, NOWHERE
         if noise is not None:
             noisy = NoiseTables.allocated(noise, self.samples, geometry.dtype, CPU)
             drawn, noisy_at = _draws(noise, geometry, alive), addresses(*noisy)
-        correction, corrects = None, NO_CORRECTION
-        if reference is not None and reference.limits is not None:
-            correction, corrects = _correction(reference.moments, reference.limits, geometry, alive)
+        correction, known, corrects = None, None, NO_CORRECTION
+        if reference is not None:
+            correction, known, corrects = _correction(reference, running, geometry, alive)
         moments = pooled = NOT_MADE
         means, pooled_at = (FLOAT64, 0, 0), 0
         if self.kept is not None:
@@ -117,20 +119,22 @@ class Launch:
         updated = self.update[0] != 0
         if updated:
             torch.autograd.graph.increment_version([one for one in running[:3] if one is not None])
-        return Normalized(y, moments, pooled, noisy, correction, reference, updated)
+        return Normalized(y, moments, pooled, noisy, correction, known, updated)
 
 
 def forward(x: Tensor, weight: Tensor | None, bias: Tensor | None, plan: Plan) -> Normalized | None:
     """Run all steps of the forward pass; None for plans that are not covered."""
     if type(plan.normalizer.contributors) not in COVERED:
         return None
-    plan = plan.evaluated(x.device)
     running = NOT_RUNNING if plan.update is None else plan.update.running
     alive: list[Tensor | None] = []
     geometry, buffers, at = forward_tensors(x, weight, bias, running, plan.normalizer, alive)
     if not _covers(plan, geometry):
         return None
-    return Launch(geometry, plan, buffers)(x, at, running, plan.noise, plan.known)
+    launch, live = Launch(geometry, plan, buffers), plan.reference
+    if isinstance(live, LiveReference) and launch.update is not NOT_UPDATED[0]:
+        return launch(x, at, running, plan.noise, live.schedule)
+    return launch(x, at, running, plan.noise, plan.evaluated(CPU).known)
 
 
 def _covers(plan: Plan, geometry: Geometry) -> bool:
@@ -165,8 +169,7 @@ class NativePrepared(Prepared):
     def forward(self, x: Tensor, state: State, at: list[int], noise: Noise | None) -> Normalized:
         """Run all steps of the forward pass."""
         running = Running(*state[2:])  # the momentum is part of the launch
-        reference = None if self.limits is None else LiveReference(running, self.limits).evaluated(CPU)
-        return self.launch(x, at, running, noise, reference)
+        return self.launch(x, at, running, noise, self.limits)
 
 
 def _or_absent(tensor: Tensor | None, absent: Tensor) -> Tensor:
@@ -175,11 +178,9 @@ def _or_absent(tensor: Tensor | None, absent: Tensor) -> Tensor:
 
 def backward(dy: Tensor, x: Tensor, weight: Tensor | None, plan: Plan, saved: Saved, needs_x: bool) -> Gradients | None:
     """Run all steps of the backward pass; None for plans that are not covered."""
-    normalizer, correction = plan.normalizer, saved.correction
+    normalizer = plan.normalizer
     if type(normalizer.contributors) not in COVERED:
         return None
-    if correction is not None:
-        weight = folded_weight(correction, weight, arithmetic_dtype(x))
     alive: list[Tensor | None] = []
     geometry, means, at = backward_tensors(dy, x, weight, saved, normalizer, alive)
     parameters = torch.empty(2, geometry.channels, dtype=geometry.dtype, device=CPU)
@@ -196,8 +197,7 @@ def backward(dy: Tensor, x: Tensor, weight: Tensor | None, plan: Plan, saved: Sa
         0 if dx is None else made_at(dx),
     )
     run("fused_backward", call)
-    made = Gradients(dx, *parameters.unbind())
-    return made if correction is None else made.unfolded(correction)
+    return Gradients(dx, *parameters.unbind())
 
 
 def noise_alone(x: Tensor, noise: Noise) -> Affine | None:
@@ -245,14 +245,20 @@ def _draws(noise: Noise, geometry: Geometry, alive: list[Tensor | None]) -> tupl
 
 
 def _correction(
-    moments: Moments, limits: Tensor, geometry: Geometry, alive: list[Tensor | None]
-) -> tuple[Correction, tuple[int, ...]]:
-    """Return r and d, which the library makes, and its arguments for them; `alive` then owns the others' memory."""
-    correction = Correction(*empty((2, geometry.channels), geometry.dtype).unbind())
-    known = [table(one, torch.float64, (geometry.channels,)) for one in moments]
-    known.append(table(limits, torch.float64, (2,)))
+    reference: Reference | Limits, running: Running, geometry: Geometry, alive: list[Tensor | None]
+) -> tuple[Correction | None, Reference, tuple[int, ...]]:
+    """Return r and d and the reference, which the library makes, and its arguments; `alive` then owns their memory."""
+    shape, live = (2, geometry.channels), isinstance(reference, Limits)
+    if isinstance(reference, Limits):
+        copied = Moments(*empty(shape, torch.float64).unbind())
+        reference = Reference(copied, reference.at(running.num_batches_tracked, CPU))
+    if reference.limits is None:
+        return None, reference, NO_CORRECTION
+    correction = Correction(*empty(shape, geometry.dtype).unbind())
+    known = [table(one, torch.float64, shape[1:]) for one in reference.moments]
+    known.append(table(reference.limits, torch.float64, (2,)))
     alive += known
-    return correction, (*addresses(*known), *addresses(*correction))
+    return correction, reference, (live, *addresses(*known), *addresses(*correction))
 
 
 def _in_law(noise: Noise) -> bool:

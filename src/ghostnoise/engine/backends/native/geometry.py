@@ -101,7 +101,8 @@ def backward_tensors(
     """Return the geometry, the code of the dtype of means, and addresses as `forward_tensors` does."""
     contributors: Any = normalizer.contributors
     key = type(contributors), contributors.ghost_size, torch.get_num_threads(), x.shape
-    (mean, var), (m, k), _ = saved
+    (mean, var), (m, k), correction = saved
+    r, d = (None, None) if correction is None else correction
     tensors = (
         dy,
         x,
@@ -110,6 +111,8 @@ def backward_tensors(
         var,
         ABSENT[1] if m is None else m,
         ABSENT[2] if k is None else k,
+        ABSENT[3] if r is None else r,
+        ABSENT[4] if d is None else d,
     )
     found = _BACKWARD.get(key, tensors)
     if found is not None:
@@ -126,8 +129,9 @@ def backward_tensors(
         taken = table(mean, torch.float64, pools), table(var, torch.float64, pools)
     dtype, means = geometry.dtype, DTYPES[taken[0].dtype]
     noise = optional(m, dtype, samples), optional(k, dtype, samples)
-    alive += [gradient, x, optional(weight, dtype, samples[1:]), *taken, *noise]
-    if all(one is other for one, other in zip(alive, (dy, x, weight, mean, var, m, k), strict=True)):
+    per_channel = (optional(each, dtype, samples[1:]) for each in (weight, r, d))
+    alive += [gradient, x, next(per_channel), *taken, *noise, *per_channel]
+    if all(one is other for one, other in zip(alive, (dy, x, weight, mean, var, m, k, r, d), strict=True)):
         _BACKWARD.add(key, tensors, (geometry, means))
     return geometry, means, addresses(*alive)
 

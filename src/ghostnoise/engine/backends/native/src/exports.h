@@ -125,7 +125,9 @@ struct ForwardCall {
     void *mean;
     double *var, *pooled;
     void *m, *k;
-    const double *reference_mean, *reference_var, *limits;
+    i64 live;  // whether the reference is first copied from the running statistics
+    double *reference_mean, *reference_var;
+    const double *limits;
     void *r, *d;
     i64 population;
     double bessel;
@@ -149,7 +151,9 @@ struct BackwardCall {
     i64 means;
     void *mean;
     double *var;
-    void *m, *k, *parameters, *dx;
+    void *m, *k;
+    const void *r, *d;
+    void *parameters, *dx;
 };
 
 GN_EXPORT(fused_backward)(const BackwardCall *call);

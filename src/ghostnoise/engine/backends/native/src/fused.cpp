@@ -277,6 +277,26 @@ template <class T, class A> int copy_samples(i64 threads, const Geometry &n, con
     return OK;
 }
 
+// Copies running statistics before they are updated.
+template <class A> void copy_reference(i64 C, const A *mean, const A *var, double *to_mean, double *to_var) {
+    for (i64 c = 0; c < C; ++c) {
+        to_mean[c] = double(mean[c]);
+        to_var[c] = double(var[c]);
+    }
+}
+
+// Batch Renormalization makes weight * r the weight of the affine map; `to` has room for it.
+template <class A> void fold_weight(i64 C, const A *weight, const A *r, A *to) {
+    for (i64 c = 0; c < C; ++c)
+        to[c] = weight ? weight[c] * r[c] : r[c];
+}
+
+// The gradient of the weight itself, from the gradients of weight * r and of the bias after it.
+template <class A> void unfold_gradient(i64 C, const A *r, const A *d, A *gradient) {
+    for (i64 c = 0; c < C; ++c)
+        gradient[c] = r[c] * gradient[c] + d[c] * gradient[C + c];
+}
+
 // The moments (C,) that running statistics are updated towards: those of the whole batch, or the averages over samples
 // of the moments of their ghost batches.
 void population_moments(const Geometry &n, const i64 *starts, const Samples &samples, const double *pooled,
@@ -327,7 +347,7 @@ inline i64 size_of(i64 dtype) { return dtype == 1 ? 8 : dtype == 0 ? 4 : 2; }
 
 GN_EXPORT(fused_forward)(const ForwardCall *call) {
     const auto [dtype, geometry, x, weight, bias, eps, least, indices, N, seed, law, quantiles, noise_eps, means, mean,
-                var, pooled, m, k, reference_mean, reference_var, limits, r, d, population, bessel, buffers,
+                var, pooled, m, k, live, reference_mean, reference_var, limits, r, d, population, bessel, buffers,
                 running_mean, running_var, count, factor, y] = *call;
     const Geometry &n = *reinterpret_cast<const Geometry *>(geometry);
     const i64 *starts = geometry + sizeof(Geometry) / sizeof(i64), bytes = size_of(dtype), C = n.C;
@@ -345,6 +365,9 @@ GN_EXPORT(fused_forward)(const ForwardCall *call) {
         request_huge_pages(table, table ? n.B * C * (dtype == 1 ? 8 : 4) : 0);
     if (tiles && n.made_b == C)
         request_huge_pages(y, n.B * C * bytes);
+    if (live)
+        buffers == 1 ? copy_reference(C, in<double>(running_mean), in<double>(running_var), reference_mean, reference_var)
+                     : copy_reference(C, in<float>(running_mean), in<float>(running_var), reference_mean, reference_var);
     if (exclusive_tiles) {
         GN_TILES((exclusive_forward<T, A>(many, n.G, starts, C, in<T>(x), n.x_b, in<A>(weight), in<A>(bias),
                                           {eps, least}, out<T>(y), n.made_b)));
@@ -380,10 +403,18 @@ GN_EXPORT(fused_forward)(const ForwardCall *call) {
 }
 
 GN_EXPORT(fused_backward)(const BackwardCall *call) {
-    const auto [dtype, geometry, dy, x, weight, eps, least, means, mean, var, m, k, parameters, dx] = *call;
+    const auto [dtype, geometry, dy, x, given_weight, eps, least, means, mean, var, m, k, r, d, parameters, dx] = *call;
     const Geometry &n = *reinterpret_cast<const Geometry *>(geometry);
     const i64 *starts = geometry + sizeof(Geometry) / sizeof(i64), bytes = size_of(dtype), C = n.C;
     int status = OK;
+    const Scratch<double> carried(2 * C), folded(r ? C : 0);
+    if (!carried.at || !folded.at)
+        return OUT_OF_MEMORY;
+    const void *weight = r ? folded.at : given_weight;
+    if (r && dtype == 1)
+        fold_weight(C, in<double>(given_weight), in<double>(r), folded.at);
+    else if (r)
+        fold_weight(C, in<float>(given_weight), in<float>(r), reinterpret_cast<float *>(folded.at));
     if (!m && !k && n.exclusive_tiles(starts)) {
         if (dx && n.made_b == C)
             request_huge_pages(dx, n.B * C * bytes);
@@ -392,9 +423,6 @@ GN_EXPORT(fused_backward)(const BackwardCall *call) {
                                            out<T>(dx), n.made_b)));
         return status;
     }
-    const Scratch<double> carried(2 * C);
-    if (!carried.at)
-        return OUT_OF_MEMORY;
     std::memset(carried.at, 0, sizeof(double) * 2 * C);
     GN_FUSED(Backward<A>{dtype,
                          bytes,
@@ -408,6 +436,10 @@ GN_EXPORT(fused_backward)(const BackwardCall *call) {
                          out<A>(k),
                          out<A>(parameters),
                          carried.at});
+    if (r && dtype == 1)
+        unfold_gradient(C, in<double>(r), in<double>(d), out<double>(parameters));
+    else if (r)
+        unfold_gradient(C, in<float>(r), in<float>(d), out<float>(parameters));
     return status;
 }
 

@@ -81,11 +81,13 @@ int for_law(i64 threads, i64 K, i64 C, const Source<M, D> &source, const double 
     return OK;
 }
 
-// Runs use(k, first channel, channels, mean, variance) over all K ghost batches, by tiles of channels.
-template <class M, class D, class Use> int for_ghosts(i64 threads, i64 K, i64 C, const Source<M, D> &source, Use use) {
-    const i64 tiles = (C + DRAWN<D> - 1) / DRAWN<D>, many = threads < tiles ? threads : tiles;
+// Runs use(k, first channel, channels, mean, variance) over all K ghost batches, by tiles of P packs of channels.
+template <i64 P, class M, class D, class Use>
+int for_ghosts(i64 threads, i64 K, i64 C, const Source<M, D> &source, Use use) {
+    constexpr i64 WIDE = DRAWN<D, P>;
+    const i64 tiles = (C + WIDE - 1) / WIDE, many = threads < tiles ? threads : tiles;
     if (!source.indices) {
-        for_columns<DRAWN<D>>(1, C, many, [=](i64, i64 c0, i64 wide) {
+        for_columns<WIDE>(1, C, many, [=](i64, i64 c0, i64 wide) {
             const auto row = [=](const D *table, i64 k) { return table ? table + k * C + c0 : nullptr; };
             for (i64 k = 0; k < K; ++k)
                 use(k, c0, wide, row(source.ghost_mean, k), row(source.ghost_var, k));
@@ -94,25 +96,34 @@ template <class M, class D, class Use> int for_ghosts(i64 threads, i64 K, i64 C,
     }
     if (!in_range(source.indices, K * source.N, source.B))
         return INDEX_OUT_OF_RANGE;
-    const i64 size = Copied<D>::size(source.B, source.var);
+    const i64 size = Copied<D, P>::size(source.B, source.var);
     const Scratch<D> copies(many * size);
     if (!copies.at)
         return OUT_OF_MEMORY;
-    for_columns<DRAWN<D>>(1, C, many, [=, &copies](i64, i64 c0, i64 wide) {
+    for_columns<WIDE>(1, C, many, [=, &copies](i64, i64 c0, i64 wide) {
         const Block<M> samples = {source.mean + c0, source.var ? source.var + c0 : nullptr, source.B, C};
-        const Copied<D> x(samples, source.around + c0, wide, copies.at + thread_index() * size);
+        const Copied<D, P> x(samples, source.around + c0, wide, copies.at + thread_index() * size);
         with_flag(source.var, [&](auto with_var) {
-            D mean[DRAWN<D>], var[DRAWN<D>];
+            D mean[WIDE], var[WIDE];
             for (i64 k = 0; k < K; ++k) {
                 pool_drawn<decltype(with_var)::value>(x, source.indices + k * source.N, source.N, mean, var);
-                if (wide == DRAWN<D>)
-                    use(k, c0, std::integral_constant<i64, DRAWN<D>>(), mean, var);
+                if (wide == WIDE)
+                    use(k, c0, std::integral_constant<i64, WIDE>(), mean, var);
                 else
                     use(k, c0, wide, mean, var);
             }
         });
     });
     return OK;
+}
+
+// The same with tiles that fit the number of channels.
+template <class M, class D, class Use> int for_ghosts(i64 threads, i64 K, i64 C, const Source<M, D> &source, Use use) {
+    if (C <= Pack<D>::LANES)
+        return for_ghosts<1>(threads, K, C, source, use);
+    if (C <= 2 * Pack<D>::LANES)
+        return for_ghosts<2>(threads, K, C, source, use);
+    return for_ghosts<PACKS>(threads, K, C, source, use);
 }
 
 // The tables that noise makes: its own shift m and scale k, and unless null what is then applied to x. Where samples
