@@ -194,7 +194,7 @@ class _Repetition(_Call):
     __slots__ = ("at", "prepared", "state")
 
     def __init__(self, prepared: Prepared, state: State, at: list[int], noise: Noise | None) -> None:
-        super().__init__(Plan(prepared.normalizer, noise), None)
+        self.plan, self.ranks = Plan(prepared.normalizer, noise), None
         self.prepared, self.state, self.at, self.backend = prepared, state, at, prepared.backend
 
     def forward(self, x: Tensor, weight: Tensor | None, bias: Tensor | None) -> Normalized:

@@ -78,7 +78,7 @@ def batch_renorm(
 
 def _remember(recent: "deque[Pass]", pooled: Moments, reference: Reference | None) -> None:
     assert reference is not None
-    recent.append(Pass(pooled.mean.detach(), reference))
+    recent.append(Pass(pooled.mean.detach() if pooled.mean.requires_grad else pooled.mean, reference))
 
 
 def _check_running(running: Running, warmup_steps: int, transition_steps: int) -> None:

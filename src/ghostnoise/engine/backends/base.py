@@ -61,7 +61,7 @@ class NoiseTables(NamedTuple):
         Malloc keeps freed memory up to twice the largest piece that was freed before; the rest is returned to the
         system, and would have to be mapped again in the next step.
         """
-        if noise.shifts and noise.scales:
+        if noise.components == "both":
             return cls(*torch.empty((2, *shape), dtype=dtype, device=device).unbind())
         one = torch.empty(shape, dtype=dtype, device=device)
         return cls(one, None) if noise.shifts else cls(None, one)

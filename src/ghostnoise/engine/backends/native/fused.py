@@ -32,7 +32,7 @@ from ghostnoise.engine.backends.native.gate import (
     single_position,
     table,
 )
-from ghostnoise.engine.backends.native.geometry import ABSENT, Geometry, backward_tensors, forward_tensors
+from ghostnoise.engine.backends.native.geometry import Geometry, backward_tensors, forward_tensors, layer_tensors
 from ghostnoise.engine.backends.native.library import DTYPES, run
 from ghostnoise.engine.plan import Correction, Drawn, Limits, LiveReference, Noise, Normalizer, Plan, Reference, Tables
 from ghostnoise.engine.running import Running, Update
@@ -156,7 +156,7 @@ class NativePrepared(Prepared):
         weight, bias, mean, var, count = state
         alive: list[Tensor | None] = []
         geometry, dtype, _ = forward_tensors(x, weight, bias, Running(mean, var, count), plan.normalizer, alive)
-        tensors = (x, *map(_or_absent, state, ABSENT))
+        tensors = layer_tensors(x, state)
         self.alike, self.launch = Alike(tensors), Launch(geometry, plan, dtype)
         copied = alive and not (alive[0] is weight and alive[1] is bias)
         if copied or dtype is None or not _covers(plan, geometry) or self.alike.addresses(tensors) is None:
@@ -164,16 +164,12 @@ class NativePrepared(Prepared):
 
     def admitted(self, x: Tensor, state: State) -> list[int] | None:
         """Return the addresses of x and the state of the layer; None if their metadata differ."""
-        return self.alike.addresses((x, *map(_or_absent, state, ABSENT)))
+        return self.alike.addresses(layer_tensors(x, state))
 
     def forward(self, x: Tensor, state: State, at: list[int], noise: Noise | None) -> Normalized:
         """Run all steps of the forward pass."""
         running = Running(*state[2:])  # the momentum is part of the launch
         return self.launch(x, at, running, noise, self.limits)
-
-
-def _or_absent(tensor: Tensor | None, absent: Tensor) -> Tensor:
-    return absent if tensor is None else tensor
 
 
 def backward(dy: Tensor, x: Tensor, weight: Tensor | None, plan: Plan, saved: Saved, needs_x: bool) -> Gradients | None:
@@ -235,13 +231,14 @@ def _draws(noise: Noise, geometry: Geometry, alive: list[Tensor | None]) -> tupl
     if isinstance(noise, Tables):
         law = SeededLaw(noise, geometry.positions, geometry.dtype)
         alive += law.alive
-        return 0, 0, *law.addresses, float(noise.eps)
+        return 0, 0, *law.addresses, noise.eps
     assert isinstance(noise, Drawn)
-    if noise.indices.ndim != 2 or noise.indices.shape[1] == 0:
+    shape = noise.indices.shape
+    if len(shape) != 2 or shape[1] == 0 or shape[0] != geometry.batch_size:
         raise NotAdmitted
-    indices = table(noise.indices, torch.int64, (geometry.batch_size, noise.indices.shape[1]))
+    indices = table(noise.indices, torch.int64, shape)
     alive.append(indices)
-    return made_at(indices), indices.shape[1], 0, 0, 0, float(noise.eps)
+    return made_at(indices), shape[1], 0, 0, 0, noise.eps
 
 
 def _correction(
@@ -250,15 +247,17 @@ def _correction(
     """Return r and d and the reference, which the library makes, and its arguments; `alive` then owns their memory."""
     shape, live = (2, geometry.channels), isinstance(reference, Limits)
     if isinstance(reference, Limits):
-        copied = Moments(*empty(shape, torch.float64).unbind())
-        reference = Reference(copied, reference.at(running.num_batches_tracked, CPU))
-    if reference.limits is None:
+        mean, var = empty(shape, torch.float64).unbind()
+        limits = reference.at(running.num_batches_tracked, CPU)
+        reference = Reference(Moments(mean, var), limits)
+    elif reference.limits is None:
         return None, reference, NO_CORRECTION
+    else:
+        mean, var = (table(one, torch.float64, shape[1:]) for one in reference.moments)
+        limits = table(reference.limits, torch.float64, (2,))
+    alive += [mean, var, limits]
     correction = Correction(*empty(shape, geometry.dtype).unbind())
-    known = [table(one, torch.float64, shape[1:]) for one in reference.moments]
-    known.append(table(reference.limits, torch.float64, (2,)))
-    alive += known
-    return correction, reference, (live, *addresses(*known), *addresses(*correction))
+    return correction, reference, (live, *addresses(mean, var, limits, *correction))
 
 
 def _in_law(noise: Noise) -> bool:

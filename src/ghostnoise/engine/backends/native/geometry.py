@@ -13,7 +13,7 @@ from typing import Any, NamedTuple
 import torch
 from torch import Tensor
 
-from ghostnoise.engine.backends.base import Saved
+from ghostnoise.engine.backends.base import Saved, State
 from ghostnoise.engine.backends.native.gate import (
     ARITHMETIC,
     Admissions,
@@ -37,6 +37,19 @@ from ghostnoise.engine.running import Running
 from ghostnoise.statistics.samples import Contributors, Exclusive, ghost_sizes
 
 ABSENT = tuple(empty((0,), torch.float32) for _ in range(5))  # stand for None where tensors are compared
+
+
+def layer_tensors(x: Tensor, state: State) -> tuple[Tensor, ...]:
+    """Return x and the tensors of a layer, with empty ones for those that are None."""
+    weight, bias, mean, var, count = state
+    return (
+        x,
+        ABSENT[0] if weight is None else weight,
+        ABSENT[1] if bias is None else bias,
+        ABSENT[2] if mean is None else mean,
+        ABSENT[3] if var is None else var,
+        ABSENT[4] if count is None else count,
+    )
 
 
 class Geometry(NamedTuple):
@@ -72,14 +85,7 @@ def forward_tensors(
     contributors: Any = normalizer.contributors
     key = type(contributors), contributors.ghost_size, torch.get_num_threads(), x.shape
     mean, var, count, _ = running
-    tensors = (
-        x,
-        ABSENT[0] if weight is None else weight,
-        ABSENT[1] if bias is None else bias,
-        ABSENT[2] if mean is None else mean,
-        ABSENT[3] if var is None else var,
-        ABSENT[4] if count is None else count,
-    )
+    tensors = layer_tensors(x, (weight, bias, mean, var, count))
     found = _FORWARD.get(key, tensors)
     if found is not None:
         return *found[0], found[1]
