@@ -172,6 +172,23 @@ def test_a_layer_that_changes_between_calls(modify):
         assert_same(*results)
 
 
+def test_equal_settings():
+    """Integers above 256 are new objects when a schedule sets them; equal settings of another type are checked."""
+    layer = ghostnoise.GhostNoiseBatchNorm(6, ghost_size=300)
+    x, _ = batches(1)[0]
+    with first_calls() as called:
+        for _ in range(3):
+            layer.ghost_size = int("300")
+            layer(x)
+        assert called.call_count == 1
+        with torch.no_grad():
+            layer(x)
+        layer(x)
+        with torch.no_grad():
+            layer(x)
+        assert called.call_count == 2
+
+
 def test_settings_are_checked_again_after_a_change():
     layer = LAYERS["gni"]()
     x, _ = batches(1)[0]

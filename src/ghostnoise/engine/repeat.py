@@ -1,13 +1,13 @@
 """Calls of a layer that repeat an earlier one: the same settings, and tensors with the same metadata.
 
 With small inputs, the checks of a call and the choice of a backend take longer than the computation. The first call of
-a layer runs as calls of functions do, and is recorded. Later calls compare the settings of the layer by identity and
-the metadata of all tensors in one call, draw noise anew, and go to the backend. A call that differs in anything runs
-like the first one.
+a layer runs as calls of functions do, and is recorded. Later calls compare the settings of the layer, and the metadata
+of all tensors in one call, draw noise anew, and go to the backend. A call that differs in anything runs like the first
+one.
 """
 
 import threading
-from collections.abc import Callable
+from collections.abc import Callable, Hashable
 from operator import is_
 from typing import Any, NamedTuple, TypeAlias
 
@@ -47,6 +47,15 @@ def record(plan: Plan, draw: Callable[[], Noise] | None, after: After | None, y:
         _recorder.recorded = Recorded(plan, draw, after, y)
 
 
+def _key(x: Tensor) -> Hashable:
+    return x.shape, x.dtype, x.requires_grad, torch.is_grad_enabled()
+
+
+def _equal(one: object, other: object) -> bool:
+    """Compare settings that are not the same object, such as large integers; other objects may have changed inside."""
+    return one is other or (type(one) is type(other) and isinstance(one, int | float | str) and one == other)
+
+
 class Repeatable(NamedTuple):
     """What a call must have in common with the recorded one, and what is then run."""
 
@@ -58,29 +67,32 @@ class Repeatable(NamedTuple):
 
 
 class Repeats:
-    """The recorded calls of a layer, by the shape of the input. A copied or unpickled layer starts without them.
+    """The recorded calls of a layer, by the kind of the input. A copied or unpickled layer starts without them.
 
     `names` are the attributes of the layer that its calls depend on, beside its tensors.
     """
 
-    SHAPES, PATIENCE = 64, 32  # the most that are kept; the most that are recorded in a row without being repeated
+    KINDS, PATIENCE = 64, 32  # the most that are kept; the most that are recorded in a row without being repeated
 
     __slots__ = ("found", "names", "patience")
 
     def __init__(self, names: tuple[str, ...]) -> None:
         self.names, self.patience = names, self.PATIENCE
-        self.found: dict[torch.Size, Repeatable] = {}
+        self.found: dict[Hashable, Repeatable] = {}
 
     def __reduce__(self) -> tuple[type["Repeats"], tuple[tuple[str, ...]]]:
         return Repeats, (self.names,)
 
     def run(self, layer: nn.Module, x: Tensor, state: State) -> Tensor | None:
         """Repeat the recorded call; None if there is none like this one."""
-        if type(x) is not Tensor or (found := self.found.get(x.shape)) is None or not is_plain_eager():
+        if type(x) is not Tensor or (found := self.found.get(_key(x))) is None or not is_plain_eager():
             return None
         settings, threads, prepared, draw, after = found
         if (
-            not all(map(is_, map(layer.__dict__.get, self.names), settings))
+            (
+                not all(map(is_, map(layer.__dict__.get, self.names), settings))
+                and not all(map(_equal, map(layer.__dict__.get, self.names), settings))
+            )
             or torch.get_num_threads() != threads
             or chosen() not in ("auto", prepared.backend.name)
         ):
@@ -115,7 +127,7 @@ class Repeats:
         self.patience -= 1
         if prepared is None:
             return
-        if len(self.found) >= self.SHAPES:
+        if len(self.found) >= self.KINDS:
             self.found.clear()
         settings, threads = tuple(map(layer.__dict__.get, self.names)), torch.get_num_threads()
-        self.found[x.shape] = Repeatable(settings, threads, prepared, recorded.draw, recorded.after)
+        self.found[_key(x)] = Repeatable(settings, threads, prepared, recorded.draw, recorded.after)
