@@ -361,8 +361,7 @@ def decode(
 ) -> Plan:
     """Return the plan that `Plan.encode` described, with its tensors; without noise if `drawn` is None."""
     contributors, *kind = names.split(" ")
-    numbers = [None if value < 0 else value for value in integers], floats[2:]
-    normalizer = Normalizer(Contributors.kinds[contributors].from_numbers(*numbers), floats[0], floats[1])
+    normalizer = _normalizer(Contributors.kinds[contributors], tuple(integers), tuple(floats))
     known = Reference(Moments(*reference[:2]), reference[2] if len(reference) > 2 else None) if reference else None
     noise: Noise | None = None
     if kind and drawn is not None:
@@ -381,6 +380,13 @@ def decode(
             draws = LawDraws(*drawn) if len(drawn) > 1 else drawn[0]
             noise = Tables(floats[-1], components, law, draws, kind[4] == "normalized")
     return Plan(normalizer, noise, known, update, Valid(*valid) if valid else None)
+
+
+@functools.lru_cache(maxsize=1024)
+def _normalizer(contributors: type[Contributors], integers: tuple[int, ...], floats: tuple[float, ...]) -> Normalizer:
+    """Return the normalizer that `Plan.encode` described, which is the same in every call of a graph."""
+    sizes = [None if value < 0 else value for value in integers]
+    return Normalizer(contributors.from_numbers(sizes, floats[2:]), floats[0], floats[1])
 
 
 def is_plain_number(count: Tensor) -> bool:

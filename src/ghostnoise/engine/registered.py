@@ -1,12 +1,16 @@
 """The steps of the engine as `torch.library` ops, which `torch.compile` and dispatch modes see as single operators.
 
-There is one op per direction, for every device, with a fake implementation and its autograd formula. A plan crosses the
-boundary as names, numbers and lists of tensors (`Plan.encode`). An op returns lists of the tables that the backward
-pass and the caller need. An op with an autograd formula cannot write to its arguments, so it returns updated copies of
-the running statistics, and the caller writes them to the buffers.
+There is one op per direction, for every device, with a fake implementation. A plan crosses the boundary as names,
+numbers and lists of tensors (`Plan.encode`). An op returns lists of the tables that the backward pass and the caller
+need. It does not write to its arguments: `normalize` returns updated copies of the running statistics, and the caller
+writes them to the buffers.
+
+These ops have no autograd formula. In a compiled graph, nothing is left to differentiate, but torch would still run the
+Python function of a formula in every call of the op. Instead, `normalize_autograd` and `inject_autograd` are composite
+ops around an autograd function, and a captured graph has only the ops that they call.
 """
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable
 from typing import Any
 
 import torch
@@ -30,7 +34,7 @@ def normalize(x: Tensor, weight: Tensor | None, bias: Tensor | None, plan: Plan)
     """
     running, population = plan.update or NO_UPDATE
     given = (*plan.tensors(), *plan.encode(), *running, *population)
-    y, kept, _, _, samples, updated = torch.ops.ghostnoise.normalize(x, weight, bias, *given)
+    y, kept, samples, updated = torch.ops.ghostnoise.normalize_autograd(x, weight, bias, *given)
     buffers = [buffer for buffer in running[:3] if buffer is not None]
     for buffer, value in zip(buffers, updated, strict=True):
         buffer.copy_(value)
@@ -45,7 +49,7 @@ def inject(x: Tensor, noise: Noise, valid: Valid | None = None) -> tuple[Tensor,
     """Return x with the noise, and the moments of the samples if they are kept for a history."""
     plan = Plan(Normalizer(SampleItself(), 0.0), noise, valid=valid)
     drawn, _, masked = plan.tensors()
-    y, _, moments = torch.ops.ghostnoise.inject(x, drawn, masked, *plan.encode())
+    y, moments = torch.ops.ghostnoise.inject_autograd(x, drawn, masked, *plan.encode())
     return y, Moments(*moments) if moments else None
 
 
@@ -56,22 +60,21 @@ _LIBRARY = torch.library.Library("ghostnoise", "DEF")
 # strides that they had when the graph was captured.
 _TAGS = (torch.Tag.flexible_layout,)
 _HOW = "Tensor[] valid, str names, int[] integers, float[] floats"
-_UPDATE = (
-    "Tensor? running_mean, Tensor? running_var, Tensor? num_batches_tracked, float? momentum, "
-    "bool ghosts, bool unbiased"
+_GIVEN = (
+    f"Tensor x, Tensor? weight, Tensor? bias, Tensor[] drawn, Tensor[] reference, {_HOW}, Tensor? running_mean, "
+    "Tensor? running_var, Tensor? num_batches_tracked, float? momentum, bool ghosts, bool unbiased"
 )
-_LIBRARY.define(
-    f"normalize(Tensor x, Tensor? weight, Tensor? bias, Tensor[] drawn, Tensor[] reference, {_HOW}, {_UPDATE}) -> "
+for _schema in (
+    f"normalize({_GIVEN}) -> "
     "(Tensor y, Tensor[] kept, Tensor[] noise, Tensor[] correction, Tensor[] samples, Tensor[] running)",
-    tags=_TAGS,
-)
-_LIBRARY.define(
+    f"normalize_autograd({_GIVEN}) -> (Tensor y, Tensor[] kept, Tensor[] samples, Tensor[] running)",
     "normalize_backward(Tensor dy, Tensor x, Tensor? weight, Tensor[] kept, Tensor[] noise, Tensor[] correction, "
     f"Tensor[] reference, {_HOW}, bool needs_x) -> (Tensor, Tensor, Tensor)",
-    tags=_TAGS,
-)
-_LIBRARY.define(f"inject(Tensor x, Tensor[] drawn, {_HOW}) -> (Tensor y, Tensor scale, Tensor[] samples)", tags=_TAGS)
-_LIBRARY.define("inject_backward(Tensor dy, Tensor scale) -> Tensor", tags=_TAGS)
+    f"inject(Tensor x, Tensor[] drawn, {_HOW}) -> (Tensor y, Tensor scale, Tensor[] samples)",
+    f"inject_autograd(Tensor x, Tensor[] drawn, {_HOW}) -> (Tensor y, Tensor[] samples)",
+    "inject_backward(Tensor dy, Tensor scale) -> Tensor",
+):
+    _LIBRARY.define(_schema, tags=_TAGS)
 
 
 def _normalize(
@@ -92,7 +95,7 @@ def _normalize(
     samples = made.moments if remembers else ()
     wide = table_dtype(x.device)
     tables = [[one.to(wide).contiguous() for one in group] for group in (kept, samples)]
-    return made.y, *_outputs(x, tables[0], _joined(x, made.noise), made.correction or (), tables[1], updated)
+    return made.y, *_outputs(x, tables[0], _joined(x, made.noise), made.correction or (), tables[1]), updated
 
 
 def _fake_normalize(
@@ -211,62 +214,76 @@ for _name, _run, _fake in (
 ):
     for _device in ("CPU", "CUDA"):
         _LIBRARY.impl(_name, _run, _device)
+    _LIBRARY.impl(_name, torch.library.fallthrough_kernel, "Autograd")
     torch.library.register_fake(f"ghostnoise::{_name}", _fake, lib=_LIBRARY)
 
 
-def _setup_normalize(ctx: Any, inputs: tuple[Any, ...], output: tuple[Any, ...]) -> None:
-    x, weight, bias, drawn, reference, valid, *how = inputs
-    _, *tables = output
-    given = (*tables[:3], drawn, reference, valid)
-    ctx.how, ctx.sizes = how[:3], [len(each) for each in given]
-    ctx.mark_non_differentiable(*(table for each in tables for table in each))
-    ctx.set_materialize_grads(False)
-    ctx.save_for_backward(x, weight, bias, *(tensor for each in given for tensor in each))
+class _Call:
+    """What a call of an autograd function takes beside tensors with a gradient, and the tables that its op returned."""
+
+    def __init__(self, *how: Any) -> None:
+        self.how = how
+        self.tables: tuple[list[Tensor], ...]
 
 
-def _backward_of_normalize(ctx: Any, dy: Tensor | None, *tables: Any) -> tuple[Any, ...]:
-    x, weight, bias, *given = ctx.saved_tensors
-    lists = [[None] * size for size in ctx.sizes[3:]]
-    others = (*lists, *_no_gradients(ctx.how), *[None] * 6)
-    if dy is None:
-        return None, None, None, *others
-    left = iter(given)
-    kept, noise, correction, drawn, reference, valid = ([next(left) for _ in range(size)] for size in ctx.sizes)
-    if torch.is_grad_enabled():  # for a second derivative, which the op of the backward pass does not have
-        plan = decode(drawn, reference, valid, *ctx.how)
-        return *composite.gradient(plan, x, weight, bias, dy), *others
-    needs_x = ctx.needs_input_grad[0]
-    arguments = (dy, x, weight, kept, noise, correction, reference, valid, *ctx.how, needs_x)
-    dx, g_weight, g_bias = torch.ops.ghostnoise.normalize_backward(*arguments)
-    return dx if needs_x else None, _cast(g_weight, weight), _cast(g_bias, bias), *others
+class _Normalize(torch.autograd.Function):
+    """The op `normalize` with its gradient."""
+
+    @staticmethod
+    def forward(ctx: Any, x: Tensor, weight: Tensor | None, bias: Tensor | None, call: _Call) -> Tensor:
+        y, *call.tables = torch.ops.ghostnoise.normalize(x, weight, bias, *call.how)
+        drawn, reference, valid, *how = call.how
+        given = (*call.tables[:3], drawn, reference, valid)
+        ctx.how, ctx.sizes = how[:3], [len(each) for each in given]
+        ctx.save_for_backward(x, weight, bias, *(tensor for each in given for tensor in each))
+        return y
+
+    @staticmethod
+    def backward(ctx: Any, dy: Tensor) -> tuple[Tensor | None, ...]:
+        x, weight, bias, *given = ctx.saved_tensors
+        left = iter(given)
+        kept, noise, correction, drawn, reference, valid = ([next(left) for _ in range(size)] for size in ctx.sizes)
+        if torch.is_grad_enabled():  # for a second derivative, which the op of the backward pass does not have
+            plan = decode(drawn, reference, valid, *ctx.how)
+            return *composite.gradient(plan, x, weight, bias, dy), None
+        needs_x = ctx.needs_input_grad[0]
+        arguments = (dy, x, weight, kept, noise, correction, reference, valid, *ctx.how, needs_x)
+        dx, g_weight, g_bias = torch.ops.ghostnoise.normalize_backward(*arguments)
+        return dx if needs_x else None, _cast(g_weight, weight), _cast(g_bias, bias), None
 
 
-def _setup_inject(ctx: Any, inputs: tuple[Any, ...], output: tuple[Any, ...]) -> None:
-    _, scale, moments = output
-    ctx.lists, ctx.how = [[None] * len(each) for each in inputs[1:3]], inputs[3:]
-    ctx.mark_non_differentiable(scale, *moments)
-    ctx.set_materialize_grads(False)
-    ctx.save_for_backward(scale)
+class _Inject(torch.autograd.Function):
+    """The op `inject` with its gradient."""
+
+    @staticmethod
+    def forward(ctx: Any, x: Tensor, call: _Call) -> Tensor:
+        y, scale, *call.tables = torch.ops.ghostnoise.inject(x, *call.how)
+        ctx.save_for_backward(scale)
+        return y
+
+    @staticmethod
+    def backward(ctx: Any, dy: Tensor) -> tuple[Tensor | None, ...]:
+        (scale,) = ctx.saved_tensors
+        if torch.is_grad_enabled():
+            return aten.rescale(dy, scale).to(dy.dtype), None
+        return torch.ops.ghostnoise.inject_backward(dy, scale), None
 
 
-def _backward_of_inject(ctx: Any, dy: Tensor | None, *tables: Any) -> tuple[Any, ...]:
-    (scale,) = ctx.saved_tensors
-    if dy is None:
-        return None, *ctx.lists, *_no_gradients(ctx.how)
-    if torch.is_grad_enabled():
-        return aten.rescale(dy, scale).to(dy.dtype), *ctx.lists, *_no_gradients(ctx.how)
-    return torch.ops.ghostnoise.inject_backward(dy, scale), *ctx.lists, *_no_gradients(ctx.how)
+def _normalize_autograd(x: Tensor, weight: Tensor | None, bias: Tensor | None, *how: Any) -> tuple[Any, ...]:
+    call = _Call(*how)
+    y = _Normalize.apply(x, weight, bias, call)
+    kept, _, _, samples, running = call.tables
+    return y, kept, samples, running
 
 
-torch.library.register_autograd(
-    "ghostnoise::normalize", _backward_of_normalize, setup_context=_setup_normalize, lib=_LIBRARY
-)
-torch.library.register_autograd("ghostnoise::inject", _backward_of_inject, setup_context=_setup_inject, lib=_LIBRARY)
+def _inject_autograd(x: Tensor, *how: Any) -> tuple[Any, ...]:
+    call = _Call(*how)
+    y = _Inject.apply(x, call)
+    return y, *call.tables
 
 
-def _no_gradients(how: Sequence[Any]) -> list[Any]:
-    """Return the gradients of the names and numbers of a plan in the structure that torch expects: [] for []."""
-    return [[] if each == [] else None for each in how]
+_LIBRARY.impl("normalize_autograd", _normalize_autograd, "CompositeImplicitAutograd")
+_LIBRARY.impl("inject_autograd", _inject_autograd, "CompositeImplicitAutograd")
 
 
 def _outputs(x: Tensor, *groups: Iterable[Tensor]) -> list[list[Tensor]]:
