@@ -6,6 +6,8 @@ from dataclasses import dataclass
 
 import pytest
 import torch
+from functorch.compile import make_boxed_func
+from torch._dynamo.backends.common import aot_autograd
 from torch._subclasses.fake_tensor import FakeTensorMode
 from torch.library import opcheck
 from torch.utils._python_dispatch import TorchDispatchMode
@@ -62,6 +64,12 @@ def arguments(plan, shape, dtype, layout, requires_grad=True):
     return x, weight, bias, *plan.tensors(), *plan.encode(), *buffers(plan)
 
 
+def check(name, given):
+    """Check an op, and the composite op around it, which has the gradient."""
+    opcheck(getattr(OPS, name).default, given)
+    opcheck(getattr(OPS, f"{name}_autograd").default, given)
+
+
 def backward_arguments(plan, forward, needs_x=True):
     x, weight, _, _, reference, valid, *_ = forward
     _, kept, noise, correction, *_ = OPS.normalize(*forward)
@@ -72,7 +80,7 @@ def backward_arguments(plan, forward, needs_x=True):
 @every_input
 def test_normalize(name, shape, dtype, layout):
     plan = plans.PLANS[name]
-    opcheck(OPS.normalize.default, arguments(plan, shape, dtype, layout))
+    check("normalize", arguments(plan, shape, dtype, layout))
     x, _, _, *rest = arguments(plan, shape, dtype, layout)
     opcheck(OPS.normalize.default, (x, None, None, *rest), test_utils=("test_schema", "test_faketensor"))
 
@@ -87,7 +95,7 @@ def test_normalize_with_running_statistics(name, dtype, present):
     plan = plans.PLANS[name]._replace(update=Update(running, Population(unbiased=True)))
     given = [buffer for buffer in running[:3] if buffer is not None]
     before = [buffer.clone() for buffer in given]
-    opcheck(OPS.normalize.default, arguments(plan, SHAPES["S > 1"], torch.float32, torch.contiguous_format))
+    check("normalize", arguments(plan, SHAPES["S > 1"], torch.float32, torch.contiguous_format))
     found = OPS.normalize(*arguments(plan, SHAPES["S > 1"], torch.float32, torch.contiguous_format))[-1]
     for old, buffer, updated in zip(before, given, found, strict=True):
         assert torch.equal(buffer, old)
@@ -108,14 +116,14 @@ def test_masked(name):
     counts = torch.tensor([6, 2, 0, 5, 3, 4], dtype=torch.float64).unsqueeze(1)
     plan = plans.PLANS[name]._replace(valid=Valid(counts, torch.zeros(6, 2, dtype=torch.float64)))
     given = (SHAPES["S > 1"], torch.float32, torch.contiguous_format)
-    opcheck(OPS.normalize.default, arguments(plan, *given))
+    check("normalize", arguments(plan, *given))
     forward = arguments(plan, *given, requires_grad=False)
     x, _, _, drawn, _, valid, *_ = forward
     backward = backward_arguments(plan, forward)
     opcheck(OPS.normalize_backward.default, backward, test_utils=("test_schema", "test_faketensor"))
     if plan.noise is not None:
         plan = plan._replace(normalizer=Normalizer(SampleItself(), 0.0))
-        opcheck(OPS.inject.default, (x.requires_grad_(), drawn, valid, *plan.encode()))
+        check("inject", (x.requires_grad_(), drawn, valid, *plan.encode()))
 
 
 def noise_plan(name, spatial):
@@ -130,9 +138,34 @@ def noise_plan(name, spatial):
 def test_inject(name, shape, dtype, layout):
     x, _, _ = plans.inputs(dtype, shape, layout)
     plan = noise_plan(name, x[0, 0].numel())
-    opcheck(OPS.inject.default, (x, plan.tensors()[0], plan.tensors()[2], *plan.encode()))
+    check("inject", (x, plan.tensors()[0], plan.tensors()[2], *plan.encode()))
     _, scale, *_ = OPS.inject(x.detach(), plan.tensors()[0], plan.tensors()[2], *plan.encode())
     opcheck(OPS.inject_backward.default, (torch.randn_like(x), scale), test_utils=("test_schema", "test_faketensor"))
+
+
+def graphs(run, *given):
+    """Return the names of our operators in the graphs that `torch.compile` makes, forward and backward."""
+    found = []
+
+    def record(graph, inputs):
+        names = (str(node.target) for node in graph.graph.nodes if node.op == "call_function")
+        found.append([name for name in names if name.startswith("ghostnoise.")])
+        return make_boxed_func(graph.forward)
+
+    backend = aot_autograd(fw_compiler=record, bw_compiler=record)
+    torch.compile(run, fullgraph=True, backend=backend)(*given).sum().backward()
+    return found
+
+
+def test_graphs_have_the_ops_without_an_autograd_formula():
+    """Torch would run the formula of an op in every call, although a graph is not differentiated again."""
+    x, weight, bias = plans.inputs()
+    gni = calls(6)["gni"], x, weight, bias
+    assert graphs(*gni) == [["ghostnoise.normalize.default"], ["ghostnoise.normalize_backward.default"]]
+    noise = calls(6)["noise"], x, weight, bias
+    assert graphs(*noise) == [["ghostnoise.inject.default"], ["ghostnoise.inject_backward.default"]]
+    plan = plans.PLANS["bn"]
+    assert not OPS.normalize(*arguments(plan, SHAPES["S > 1"], torch.float32, torch.contiguous_format))[0].requires_grad
 
 
 # Compiled and eager.
