@@ -175,6 +175,44 @@ def test_large_tensors_on_any_number_of_threads(name, shape, dtype, layout):
         torch.set_num_threads(before)
 
 
+# The first two are large, and are processed in parts of one and of several ghost batches. The last two have fewer tiles
+# of channels than threads, and more samples in a ghost batch than a tile has.
+@pytest.mark.parametrize("layout", ["contiguous", "channels_last"])
+@pytest.mark.parametrize(
+    ("shape", "size"), [((140, 260, 8, 8), 32), ((301, 520, 3, 5), 4), ((70, 60, 4, 4), 8), ((270, 70, 2, 2), 260)]
+)
+@pytest.mark.parametrize("name", ["ghost", "exclusive", "floored exclusive"])
+def test_tables_of_several_positions_in_parts_and_tiles(name, shape, size, layout):
+    for dtype in (torch.float32, torch.bfloat16):
+        x, dy, parameters = given_tensors(shape, dtype, layout, layout)
+        plan, before = METHODS[name](size, drawn(shape[0])), torch.get_num_threads()
+        expected, _ = results(False, x, dy, parameters, plan)
+        try:
+            for threads in (1, 2, 3):
+                torch.set_num_threads(threads)
+                assert_same(results(True, x, dy, parameters, plan)[0], expected)
+        finally:
+            torch.set_num_threads(before)
+        assert_same(
+            results(True, x, dy, parameters, plan, needs_x=False)[0],
+            results(False, x, dy, parameters, plan, needs_x=False)[0],
+        )
+
+
+@pytest.mark.parametrize("positions", [1, 2, 16, 63, 64, 65, 300])
+@pytest.mark.parametrize("channels", [1, 15, 16, 64, 83, 600])
+def test_moments_and_sums_of_any_number_of_channels_and_positions(channels, positions):
+    """Up to 64 positions, channels-last passes sum a few packs of channels in registers."""
+    for dtype in ALL_DTYPES:
+        x, dy, parameters = given_tensors((3, channels, positions), dtype, "contiguous")
+        plan = METHODS["batch"](1, None)
+        rows, _ = results(True, x, dy, parameters, plan)
+        last = [tensor.transpose(1, 2).contiguous().transpose(1, 2) for tensor in (x, dy)]
+        close = {torch.float64: 1e-12, torch.float32: 1e-5}.get(dtype, 2e-2)
+        for one, other in zip(results(True, *last, parameters, plan)[0], rows, strict=True):
+            torch.testing.assert_close(one, other, rtol=close, atol=close * float(other.detach().abs().max()))
+
+
 @pytest.mark.parametrize("name", ["ghost", "exclusive", "noisy"])
 @pytest.mark.parametrize("shape", [(2100, 70, 1), (33000, 70, 1)])  # more than a tile, and more than a part
 def test_many_samples(name, shape):

@@ -53,11 +53,40 @@ void gradient_sums_single(Shape n, Tensor<const T> dy, Tensor<const T> x, Rows<A
     });
 }
 
+// The sums of some packs of channels, which have `count` channels each.
+template <class T, class A, class Packs, class Count>
+void gradient_sums_of_packs(const T *dy, i64 dy_step, const T *x, i64 x_step, i64 S, Packs packs, Count count,
+                            const A *center, A *total, A *moment) {
+    constexpr i64 PACKS = Packs::value, LANES = Pack<A>::LANES;
+    Pack<A> around[PACKS], sum[PACKS] = {}, product[PACKS] = {};
+    for (i64 p = 0; p < packs; ++p)
+        around[p] = values<A>(center + p * LANES, count, A(0));
+    for (i64 s = 0; s < S; ++s)
+        for (i64 p = 0; p < packs; ++p) {
+            const Pack<A> g = values<A>(dy + s * dy_step + p * LANES, count, A(0));
+            Pack<A> d = values<A>(x + s * x_step + p * LANES, count, A(0));
+            d.lanes -= around[p].lanes;
+            sum[p].lanes += g.lanes;
+            product[p].lanes += g.lanes * d.lanes;
+        }
+    std::memcpy(total, sum, sizeof(A) * ((packs - 1) * LANES + count));
+    std::memcpy(moment, product, sizeof(A) * ((packs - 1) * LANES + count));
+}
+
 template <class T, class A>
 void gradient_sums_last(Shape n, Tensor<const T> dy, Tensor<const T> x, Rows<A> center, A *total, A *moment,
                         int threads) {
     if (n.S == 1)
         return gradient_sums_single(n, dy, x, center, total, moment, threads);
+    if (n.S <= FEW_POSITIONS) {
+        for_parts(n.B, n.C, TILE, threads, [=](i64 b, i64 c0, i64 c1) {
+            for_channel_packs<A>(c0, c1, [=](i64 c, auto packs, auto count) {
+                gradient_sums_of_packs(dy.row(b, 0) + c, dy.inner, x.row(b, 0) + c, x.inner, n.S, packs, count,
+                                       center.of(b) + c, total + b * n.C + c, moment + b * n.C + c);
+            });
+        });
+        return;
+    }
     for_parts(n.B, n.C, TILE, threads, [=](i64 b, i64 c0, i64 c1) {
         const i64 wide = c1 - c0;
         alignas(64) A around[TILE], part[TILE], part_product[TILE];
@@ -92,7 +121,7 @@ void gradient_sums_last(Shape n, Tensor<const T> dy, Tensor<const T> x, Rows<A> 
 template <class T, class A>
 void input_gradient_rows(Shape n, Tensor<const T> dy, Tensor<const T> x, Rows<A> scale, Rows<A> gain, Rows<A> center,
                          Rows<A> slope, Rows<A> offset, Tensor<T> dx, int threads) {
-    const bool non_temporal = streams(n, n.S, dx);
+    const bool non_temporal = streams(n, n.S, dx, threads);
     with_positions(n.S, [=](auto S) {
         for_parts(n.B, n.C, rows_step<A>(S), threads, [=](i64 b, i64 from, i64 to) {
             const A *scales = scale.of(b), *gains = gain.of(b), *centers = center.of(b);
@@ -110,7 +139,7 @@ void input_gradient_rows(Shape n, Tensor<const T> dy, Tensor<const T> x, Rows<A>
 template <class T, class A>
 void input_gradient_last(Shape n, Tensor<const T> dy, Tensor<const T> x, Rows<A> scale, Rows<A> gain, Rows<A> center,
                          Rows<A> slope, Rows<A> offset, Tensor<T> dx, int threads) {
-    const bool non_temporal = streams(n, n.C, dx);
+    const bool non_temporal = streams(n, n.C, dx, threads);
     for_parts(n.B, n.S, 16, threads, [=](i64 b, i64 from, i64 to) {
         const A *k = scale.of(b), *g = gain.of(b), *m = center.of(b), *p = slope.of(b), *q = offset.of(b);
         for (i64 s = from; s < to; ++s) {
@@ -125,7 +154,7 @@ void input_gradient_last(Shape n, Tensor<const T> dy, Tensor<const T> x, Rows<A>
 
 template <class T, class A>
 void scale_gradient_rows(Shape n, Tensor<const T> dy, Rows<A> scale, Tensor<T> dx, int threads) {
-    const bool non_temporal = streams(n, n.S, dx);
+    const bool non_temporal = streams(n, n.S, dx, threads);
     with_positions(n.S, [=](auto S) {
         for_parts(n.B, n.C, rows_step<A>(S), threads, [=](i64 b, i64 from, i64 to) {
             const A *scales = scale.of(b);
@@ -140,7 +169,7 @@ void scale_gradient_rows(Shape n, Tensor<const T> dy, Rows<A> scale, Tensor<T> d
 
 template <class T, class A>
 void scale_gradient_last(Shape n, Tensor<const T> dy, Rows<A> scale, Tensor<T> dx, int threads) {
-    const bool non_temporal = streams(n, n.C, dx);
+    const bool non_temporal = streams(n, n.C, dx, threads);
     for_parts(n.B, n.S, 16, threads, [=](i64 b, i64 from, i64 to) {
         const A *k = scale.of(b);
         for (i64 s = from; s < to; ++s) {

@@ -6,6 +6,9 @@
 // samples that a row serves, and the index of its last row. In functions of tables alone, `dtype` is that of the
 // tables, and `means` that of the samples' means: 0 float, 1 double. `starts` has the first sample of each of G ghost
 // batches, and the number of samples. All functions return a Status.
+//
+// A negative number of threads in a pass over x stands for its absolute value, and for a part of a result that is
+// written with non-temporal stores, although the part alone would be too small for these.
 
 #pragma once
 

@@ -7,7 +7,7 @@ namespace {
 // moments: two passes within a row, the second around a rough mean, so that nothing cancels.
 
 template <class A> void write_moments(A rough, double rest, double square, i64 S, double &mean, double &var) {
-    const double correction = rest / double(S), value = square / double(S) - correction * correction;
+    const double share = 1 / double(S), correction = rest * share, value = square * share - correction * correction;
     mean = double(rough) + correction;
     var = value < 0 ? 0 : value;
 }
@@ -60,8 +60,43 @@ template <class T> void moments_rows(Shape n, Tensor<const T> x, double *mean, d
     });
 }
 
+// The moments of some packs of channels, which have `count` channels each.
+template <class T, class Packs, class Count>
+void moments_of_packs(const T *x, i64 step, i64 S, Packs packs, Count count, double *mean, double *var) {
+    using A = typename Arithmetic<T>::type;
+    constexpr i64 PACKS = Packs::value, LANES = Pack<A>::LANES;
+    Pack<A> rough[PACKS] = {}, rest[PACKS] = {}, square[PACKS] = {};
+    for (i64 s = 0; s < S; ++s)
+        for (i64 p = 0; p < packs; ++p)
+            rough[p].lanes += values<A>(x + s * step + p * LANES, count, A(0)).lanes;
+    for (i64 p = 0; p < packs; ++p)
+        rough[p].lanes *= A(1) / A(S);
+    for (i64 s = 0; s < S; ++s)
+        for (i64 p = 0; p < packs; ++p) {
+            Pack<A> d = values<A>(x + s * step + p * LANES, count, A(0));
+            d.lanes -= rough[p].lanes;
+            rest[p].lanes += d.lanes;
+            square[p].lanes += d.lanes * d.lanes;
+        }
+    alignas(64) A made[3][PACKS * LANES];
+    std::memcpy(made[0], rough, sizeof(rough));
+    std::memcpy(made[1], rest, sizeof(rest));
+    std::memcpy(made[2], square, sizeof(square));
+#pragma omp simd
+    for (i64 c = 0; c < (packs - 1) * LANES + count; ++c)
+        write_moments(made[0][c], double(made[1][c]), double(made[2][c]), S, mean[c], var[c]);
+}
+
 template <class T> void moments_last(Shape n, Tensor<const T> x, double *mean, double *var, int threads) {
     using A = typename Arithmetic<T>::type;
+    if (n.S <= FEW_POSITIONS) {
+        for_parts(n.B, n.C, TILE, threads, [=](i64 b, i64 c0, i64 c1) {
+            for_channel_packs<A>(c0, c1, [=](i64 c, auto packs, auto count) {
+                moments_of_packs(x.row(b, 0) + c, x.inner, n.S, packs, count, mean + b * n.C + c, var + b * n.C + c);
+            });
+        });
+        return;
+    }
     for_parts(n.B, n.C, TILE, threads, [=](i64 b, i64 c0, i64 c1) {
         const i64 wide = c1 - c0;
         alignas(64) A rough[TILE], part[TILE], part_square[TILE];
@@ -104,7 +139,7 @@ template <class T> void moments_last(Shape n, Tensor<const T> x, double *mean, d
 template <class T, class A>
 void transform_rows(Shape n, Tensor<const T> x, Rows<A> center, Rows<A> scale, Rows<A> shift, Tensor<T> y,
                     int threads) {
-    const bool non_temporal = streams(n, n.S, y);
+    const bool non_temporal = streams(n, n.S, y, threads);
     with_positions(n.S, [=](auto S) {
         for_parts(n.B, n.C, rows_step<A>(S), threads, [=](i64 b, i64 from, i64 to) {
             const A *centers = center.of(b), *scales = scale.of(b), *shifts = shift.of(b);
@@ -120,7 +155,7 @@ void transform_rows(Shape n, Tensor<const T> x, Rows<A> center, Rows<A> scale, R
 template <class T, class A>
 void transform_last(Shape n, Tensor<const T> x, Rows<A> center, Rows<A> scale, Rows<A> shift, Tensor<T> y,
                     int threads) {
-    const bool non_temporal = streams(n, n.C, y);
+    const bool non_temporal = streams(n, n.C, y, threads);
     for_parts(n.B, n.S, 16, threads, [=](i64 b, i64 from, i64 to) {
         const A *m = center.of(b), *k = scale.of(b), *h = shift.of(b);
         for (i64 s = from; s < to; ++s) {
@@ -135,7 +170,7 @@ void transform_last(Shape n, Tensor<const T> x, Rows<A> center, Rows<A> scale, R
 template <class T, class A>
 void noisy_transform_rows(Shape n, Tensor<const T> x, NoisyAffine<A> affine, const A *m, const A *k, Tensor<T> y,
                           int threads) {
-    const bool non_temporal = streams(n, n.S, y);
+    const bool non_temporal = streams(n, n.S, y, threads);
     with_positions(n.S, [=](auto S) {
         for_parts(n.B, n.C, rows_step<A>(S), threads, [=](i64 b, i64 from, i64 to) {
             for (i64 c = from; c < to; ++c) {
@@ -151,7 +186,7 @@ void noisy_transform_rows(Shape n, Tensor<const T> x, NoisyAffine<A> affine, con
 template <class T, class A>
 void noisy_transform_last(Shape n, Tensor<const T> x, NoisyAffine<A> affine, const A *m, const A *k, Tensor<T> y,
                           int threads) {
-    const bool non_temporal = streams(n, n.C, y);
+    const bool non_temporal = streams(n, n.C, y, threads);
     for_parts(n.B, n.S, 16, threads, [=](i64 b, i64 from, i64 to) {
         for (i64 c0 = 0; c0 < n.C; c0 += TILE) {
             const i64 wide = n.C - c0 < TILE ? n.C - c0 : TILE;

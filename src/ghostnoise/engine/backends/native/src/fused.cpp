@@ -5,9 +5,9 @@
 // Ghost batches do not depend on each other, so all steps run on a few of them, then on the next few: where tables are
 // large, as with few positions, they stay in the caches from step to step.
 
+#include "exclusive.h"
 #include "gradients.h"
 #include "passes.h"
-#include "single_position.h"
 
 namespace {
 
@@ -25,6 +25,12 @@ struct Geometry {
         return S == 1 && last && available >= many(B * C) && samples <= most;
     }
     bool exclusive_tiles(const i64 *starts) const { return exclusive && tiles(largest(G, starts), EXCLUSIVE_SAMPLES); }
+    // Whether to make the tables of exclusive statistics on tiles of channels (exclusive.h).
+    bool exclusive_tables(const i64 *starts) const {
+        const i64 available = (C + TILE_CHANNELS - 1) / TILE_CHANNELS;
+        return exclusive && S > 1 && available >= table_threads() && largest(G, starts) <= EXCLUSIVE_SAMPLES;
+    }
+    i64 table_threads() const { return many(B * C * EXCLUSIVE_WORK); }
 };
 
 // Noise from N drawn samples, or from a law.
@@ -64,27 +70,35 @@ struct Part {
     Geometry geometry;
     const i64 *starts;
     i64 sample, pool;
+    bool large;  // whether the whole result is written with non-temporal stores
+
+    // Threads of a pass over x.
+    i64 many() const {
+        const i64 threads = geometry.many(geometry.B * geometry.C * geometry.S);
+        return large ? -threads : threads;
+    }
 };
 
-constexpr i64 LARGE =
-    i64(1) << 23;  // bytes of a result that passes write with non-temporal stores; keep parts as large
+constexpr i64 LARGE = i64(1) << 23;   // bytes of a result that passes write with non-temporal stores
+constexpr i64 CACHED = i64(1) << 21;  // bytes of x in a part of a large batch: the next step finds it in the caches
 
 // Runs step(part) over all ghost batches, until it returns other than OK.
 template <class Step> int for_parts_of_batch(const Geometry &n, const i64 *starts, i64 bytes, Step step) {
     const bool large = n.B * n.C * n.S * bytes >= LARGE;
-    // Where a dozen tables have a row for each sample, the least that is worth the threads. Tables of ghost batches are
-    // smaller, and are passed between cores at each step, so few steps matter more than caches.
+    // A small x stays in the caches, but where a dozen tables have a row for each sample, these may not: then a part is
+    // the least that is worth the threads. Tables of ghost batches are smaller, and are passed between cores at each
+    // step, so few steps matter more than caches.
     const i64 entries = n.exclusive ? n.grain : 64 * n.grain;
     const Scratch<i64> relative(n.G + 1);
     if (!relative.at)
         return OUT_OF_MEMORY;
     for (i64 g = 0, end = 0; g < n.G; g = end) {
         i64 count = 0;
-        for (; end < n.G && (count * n.C < entries || (large && count * n.C * n.S * bytes < LARGE)); ++end)
+        for (; end < n.G && (large ? count * n.C * n.S * bytes < CACHED : count * n.C < entries); ++end)
             count = starts[end + 1] - starts[g];
         for (i64 k = g; k <= end; ++k)
             relative.at[k - g] = starts[k] - starts[g];
-        Part part = {n, relative.at, starts[g], n.exclusive ? starts[g] : g};
+        Part part = {n, relative.at, starts[g], n.exclusive ? starts[g] : g, large};
         part.geometry.B = count;
         part.geometry.G = end - g;
         if (const int status = step(part))
@@ -110,9 +124,10 @@ template <class A> struct Forward {
 
     int operator()(const Part &part) const {
         const Geometry &n = part.geometry;
-        const i64 B = n.B, C = n.C, S = n.S, R = n.pools(), many = n.many(B * C * S), at = part.sample * C;
+        const i64 B = n.B, C = n.C, S = n.S, R = n.pools(), many = part.many(), at = part.sample * C;
+        const bool exclusive = n.exclusive_tables(part.starts);
         const Scratch<A> tables(Coefficients<A>::TABLES * R * C);
-        const Scratch<double> pooled(means ? 0 : 2 * R * C);
+        const Scratch<double> pooled(means || exclusive ? 0 : 2 * R * C);
         if (!tables.at || !pooled.at)
             return OUT_OF_MEMORY;
         const Samples own = samples.from(at);
@@ -121,6 +136,15 @@ template <class A> struct Forward {
             if (const int status = GN_FUNCTION(moments)(dtype, n.last, many, B, C, S, from, n.x_b, n.x_inner,
                                                         static_cast<double *>(own.mean), own.var))
                 return status;
+        if (exclusive) {
+            A *center = tables.at, *factor = center + R * C, *shift = factor + R * C;
+            if (const int status =
+                    exclusive_affine(n.table_threads(), n.G, part.starts, C, static_cast<double *>(own.mean), own.var,
+                                     floor, weight, bias, center, factor, shift))
+                return status;
+            return GN_FUNCTION(transform)(dtype, n.last, many, B, C, S, from, n.x_b, n.x_inner, center, 1, R - 1,
+                                          factor, 1, R - 1, shift, 1, R - 1, to, n.made_b, n.made_inner);
+        }
         double *mean = means ? means + part.pool * C : pooled.at, *var = means ? vars + part.pool * C : mean + R * C;
         GN_FUNCTION(pool)(own.means, n.exclusive, n.many(B * C), n.G, part.starts, C, own.mean, own.var, mean, var);
         const Coefficients<A> pools(tables.at, R * C);
@@ -205,8 +229,9 @@ template <class A> struct Backward {
 
     int operator()(const Part &part) const {
         const Geometry &n = part.geometry;
-        const i64 B = n.B, C = n.C, S = n.S, R = n.pools(), size = R * C, many = n.many(B * C * S),
-                  at = part.sample * C;
+        if (n.exclusive_tables(part.starts) && saved.means == 1 && saved.var && !m && !k)
+            return exclusive(part);
+        const i64 B = n.B, C = n.C, S = n.S, R = n.pools(), size = R * C, many = part.many(), at = part.sample * C;
         const Scratch<double> pooled(n.exclusive ? 2 * size : 0);
         const bool single = S == 1 && n.last && !n.exclusive;  // dy and x themselves serve as sums
         const Scratch<A> tables((Coefficients<A>::TABLES + 5) * size + (single ? C : 2 * B * C));
@@ -257,6 +282,38 @@ template <class A> struct Backward {
             dtype, n.last, many, B, C, S, gradient, n.dy_b, n.dy_inner, from, n.x_b, n.x_inner, pools.factor,
             n.per_pool, R - 1, k ? gain : ones, 1, k ? B - 1 : 0, center, n.per_pool, R - 1, slope, n.per_pool, R - 1,
             shift, n.per_pool, R - 1, offset(dx, part.sample * n.made_b, bytes), n.made_b, n.made_inner);
+    }
+
+    // Exclusive statistics of samples with several positions.
+    int exclusive(const Part &part) const {
+        const Geometry &n = part.geometry;
+        const i64 B = n.B, C = n.C, S = n.S, size = B * C, many = part.many(), threads = n.table_threads();
+        const PooledTiles pooled(B, C);
+        const Scratch<A> tables(6 * size + C);
+        if (!tables.at)
+            return OUT_OF_MEMORY;
+        void *gradient = offset(dy, part.sample * n.dy_b, bytes), *from = offset(x, part.sample * n.x_b, bytes);
+        const Samples own = saved.from(part.sample * C);
+        const double *mean = static_cast<double *>(own.mean);
+        A *center = tables.at, *factor = center + size, *slope = factor + size, *shift = slope + size;
+        A *total = shift + size, *moment = total + size, *ones = moment + size;
+        if (const int status = exclusive_centers(threads, n.G, part.starts, C, mean, own.var, pooled, center))
+            return status;
+        if (const int status = GN_FUNCTION(gradient_sums)(dtype, n.last, many, B, C, S, gradient, n.dy_b, n.dy_inner,
+                                                          from, n.x_b, n.x_inner, center, 1, B - 1, total, moment))
+            return status;
+        if (const int status =
+                exclusive_terms(threads, n.G, part.starts, C, S, mean, pooled, floor, weight, total, moment, g_weight,
+                                g_weight + C, carried, factor, center, dx ? slope : nullptr, shift))
+            return status;
+        if (!dx)
+            return OK;
+        for (i64 c = 0; c < C; ++c)
+            ones[c] = 1;
+        return GN_FUNCTION(input_gradient)(dtype, n.last, many, B, C, S, gradient, n.dy_b, n.dy_inner, from, n.x_b,
+                                           n.x_inner, factor, 1, B - 1, ones, B, 0, center, 1, B - 1, slope, 1, B - 1,
+                                           shift, 1, B - 1, offset(dx, part.sample * n.made_b, bytes), n.made_b,
+                                           n.made_inner);
     }
 };
 
@@ -363,11 +420,12 @@ GN_EXPORT(fused_forward)(const ForwardCall *call) {
     const Samples samples = {means, mean ? mean : moments.at, mean || n.S == 1 ? var : moments.at + n.B * C};
     for (void *table : {m, k})  // in the arithmetic of x
         request_huge_pages(table, table ? n.B * C * (dtype == 1 ? 8 : 4) : 0);
-    if (tiles && n.made_b == C)
-        request_huge_pages(y, n.B * C * bytes);
-    if (live)
-        buffers == 1 ? copy_reference(C, in<double>(running_mean), in<double>(running_var), reference_mean, reference_var)
-                     : copy_reference(C, in<float>(running_mean), in<float>(running_var), reference_mean, reference_var);
+    if (n.made_b == C * n.S)
+        request_huge_pages(y, n.B * C * n.S * bytes);
+    if (live && buffers == 1)
+        copy_reference(C, in<double>(running_mean), in<double>(running_var), reference_mean, reference_var);
+    else if (live)
+        copy_reference(C, in<float>(running_mean), in<float>(running_var), reference_mean, reference_var);
     if (exclusive_tiles) {
         GN_TILES((exclusive_forward<T, A>(many, n.G, starts, C, in<T>(x), n.x_b, in<A>(weight), in<A>(bias),
                                           {eps, least}, out<T>(y), n.made_b)));
@@ -415,9 +473,9 @@ GN_EXPORT(fused_backward)(const BackwardCall *call) {
         fold_weight(C, in<double>(given_weight), in<double>(r), folded.at);
     else if (r)
         fold_weight(C, in<float>(given_weight), in<float>(r), reinterpret_cast<float *>(folded.at));
-    if (!m && !k && n.exclusive_tiles(starts)) {
-        if (dx && n.made_b == C)
-            request_huge_pages(dx, n.B * C * bytes);
+    if (dx && n.made_b == C * n.S)
+        request_huge_pages(dx, n.B * C * n.S * bytes);
+    if (!m && !k && !r && n.exclusive_tiles(starts)) {
         GN_TILES((exclusive_backward<T, A>(n.many(n.B * C), n.G, starts, C, in<T>(dy), n.dy_b, in<T>(x), n.x_b,
                                            in<A>(weight), {eps, least}, out<A>(parameters), out<A>(parameters) + C,
                                            out<T>(dx), n.made_b)));

@@ -34,6 +34,7 @@ template <class T> struct Tensor {  // strides over b, and over c (rows) or s (c
 constexpr i64 TILE = 512;  // channels of a tile in channels-last passes, whose accumulators fit a core's first cache
 constexpr i64 RUN =
     256;  // positions that a lane or a channel sums in the arithmetic of x before the sum is added in double
+constexpr i64 FEW_POSITIONS = 64;  // up to which some packs of channels fit a core's first cache
 constexpr i64 SHORT = 1024;  // positions up to which several rows are processed together
 
 template <class Part> void for_steps(i64 end, i64 step, Part part) {
@@ -44,7 +45,7 @@ template <class Part> void for_steps(i64 end, i64 step, Part part) {
 // Runs part(b, from, to) over the samples and over steps of `count` channels or positions.
 template <class Part> void for_parts(i64 B, i64 count, i64 step, int threads, Part part) {
     const i64 parts = (count + step - 1) / step;
-#pragma omp parallel num_threads(threads)
+#pragma omp parallel num_threads(threads < 0 ? -threads : threads)
     {
 #pragma omp for collapse(2) schedule(static)
         for (i64 b = 0; b < B; ++b)
@@ -67,12 +68,14 @@ template <class Run> void with_positions(i64 S, Run run) {
         run(S);
 }
 
-// Whether to use non-temporal stores: for results that the caches could not hold, in rows of whole, aligned lines.
-template <class T> bool streams(const Shape &n, i64 row, const Tensor<T> &to) {
+// Whether to use non-temporal stores: for results that the caches could not hold, or parts of them (a negative number of
+// threads), in rows of whole, aligned lines.
+template <class T> bool streams(const Shape &n, i64 row, const Tensor<T> &to, i64 threads) {
     constexpr i64 LANES = 64 / sizeof(T), LARGE = i64(1) << 23;
     const bool aligned =
         reinterpret_cast<std::uintptr_t>(to.at) % 64 == 0 && to.b % LANES == 0 && to.inner % LANES == 0;
-    return n.B * n.C * n.S * i64(sizeof(T)) >= LARGE && row % LANES == 0 && aligned;
+    const bool large = n.B * n.C * n.S * i64(sizeof(T)) >= LARGE || threads < 0;
+    return large && row % LANES == 0 && aligned;
 }
 
 // Requests huge pages for the memory of a large result. Where malloc returns freed memory to the system, a large result
@@ -148,6 +151,20 @@ template <class A, class Part> void for_tile_packs(i64 from, i64 to, i64 wide, P
         if (c < wide)
             part(s, c, wide - c);
     }
+}
+
+// Runs part(c, packs, count) over the channels from `from` to `to`, a few packs at a time, whose sums stay in registers.
+// Each pack has `count` channels.
+template <class A, class Part> void for_channel_packs(i64 from, i64 to, Part part) {
+    constexpr i64 LANES = Pack<A>::LANES, PACKS = 4;
+    const std::integral_constant<i64, LANES> full;
+    const std::integral_constant<i64, 1> one;
+    for (; from + PACKS * LANES <= to; from += PACKS * LANES)
+        part(from, std::integral_constant<i64, PACKS>(), full);
+    for (; from + LANES <= to; from += LANES)
+        part(from, one, full);
+    if (from < to)
+        part(from, one, to - from);
 }
 
 // Adds a pack to the values at `to`, an array whose length is a multiple of a pack.

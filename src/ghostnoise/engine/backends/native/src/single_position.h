@@ -9,6 +9,7 @@
 #pragma once
 
 #include "drawn.h"
+#include "exports.h"
 #include "pools.h"
 
 namespace {
