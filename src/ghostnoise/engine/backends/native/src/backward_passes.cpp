@@ -78,7 +78,7 @@ void gradient_sums_last(Shape n, Tensor<const T> dy, Tensor<const T> x, Rows<A> 
                         int threads) {
     if (n.S == 1)
         return gradient_sums_single(n, dy, x, center, total, moment, threads);
-    if (n.S <= FEW_POSITIONS) {
+    if (n.S <= FEW_SUMMED) {
         for_parts(n.B, n.C, TILE, threads, [=](i64 b, i64 c0, i64 c1) {
             for_channel_packs<A>(c0, c1, [=](i64 c, auto packs, auto count) {
                 gradient_sums_of_packs(dy.row(b, 0) + c, dy.inner, x.row(b, 0) + c, x.inner, n.S, packs, count,

@@ -34,7 +34,10 @@ template <class T> struct Tensor {  // strides over b, and over c (rows) or s (c
 constexpr i64 TILE = 512;  // channels of a tile in channels-last passes, whose accumulators fit a core's first cache
 constexpr i64 RUN =
     256;  // positions that a lane or a channel sums in the arithmetic of x before the sum is added in double
-constexpr i64 FEW_POSITIONS = 64;  // up to which some packs of channels fit a core's first cache
+// Positions up to which the sums of a few packs of channels are made at a time, in registers: of moments, which read x
+// twice, while it fits a core's first cache, and of gradients. With 64 positions of x and dy, the latter were slower
+// than rows of all channels, which the processor foresees.
+constexpr i64 FEW_POSITIONS = 64, FEW_SUMMED = 16;
 constexpr i64 SHORT = 1024;  // positions up to which several rows are processed together
 
 template <class Part> void for_steps(i64 end, i64 step, Part part) {
@@ -68,8 +71,8 @@ template <class Run> void with_positions(i64 S, Run run) {
         run(S);
 }
 
-// Whether to use non-temporal stores: for results that the caches could not hold, or parts of them (a negative number of
-// threads), in rows of whole, aligned lines.
+// Whether to use non-temporal stores: for results that the caches could not hold, or parts of such (a negative number
+// of threads), in rows of whole, aligned lines.
 template <class T> bool streams(const Shape &n, i64 row, const Tensor<T> &to, i64 threads) {
     constexpr i64 LANES = 64 / sizeof(T), LARGE = i64(1) << 23;
     const bool aligned =
@@ -153,8 +156,8 @@ template <class A, class Part> void for_tile_packs(i64 from, i64 to, i64 wide, P
     }
 }
 
-// Runs part(c, packs, count) over the channels from `from` to `to`, a few packs at a time, whose sums stay in registers.
-// Each pack has `count` channels.
+// Runs part(c, packs, count) over channels, a few packs at a time, whose sums stay in registers; a pack has `count`
+// channels.
 template <class A, class Part> void for_channel_packs(i64 from, i64 to, Part part) {
     constexpr i64 LANES = Pack<A>::LANES, PACKS = 4;
     const std::integral_constant<i64, LANES> full;
