@@ -361,7 +361,8 @@ def decode(
 ) -> Plan:
     """Return the plan that `Plan.encode` described, with its tensors; without noise if `drawn` is None."""
     contributors, *kind = names.split(" ")
-    normalizer = _normalizer(Contributors.kinds[contributors], tuple(integers), tuple(floats))
+    chosen: Any = Contributors.kinds[contributors]  # not by name: a class may be defined again
+    normalizer = _normalizer(chosen, tuple(integers), tuple(floats))
     known = Reference(Moments(*reference[:2]), reference[2] if len(reference) > 2 else None) if reference else None
     noise: Noise | None = None
     if kind and drawn is not None:

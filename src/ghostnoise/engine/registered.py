@@ -223,7 +223,7 @@ class _Call:
 
     def __init__(self, *how: Any) -> None:
         self.how = how
-        self.tables: tuple[list[Tensor], ...]
+        self.tables: list[list[Tensor]]
 
 
 class _Normalize(torch.autograd.Function):
@@ -231,6 +231,7 @@ class _Normalize(torch.autograd.Function):
 
     @staticmethod
     def forward(ctx: Any, x: Tensor, weight: Tensor | None, bias: Tensor | None, call: _Call) -> Tensor:
+        y: Tensor
         y, *call.tables = torch.ops.ghostnoise.normalize(x, weight, bias, *call.how)
         drawn, reference, valid, *how = call.how
         given = (*call.tables[:3], drawn, reference, valid)
@@ -257,6 +258,7 @@ class _Inject(torch.autograd.Function):
 
     @staticmethod
     def forward(ctx: Any, x: Tensor, call: _Call) -> Tensor:
+        y: Tensor
         y, scale, *call.tables = torch.ops.ghostnoise.inject(x, *call.how)
         ctx.save_for_backward(scale)
         return y

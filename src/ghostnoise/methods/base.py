@@ -184,7 +184,7 @@ def _specialized(value: Any) -> Any:
 
 
 def one_node(function: Callable[..., Tensor]) -> Callable[..., Tensor]:
-    """Return a function that is one node in the graph of Dynamo, and is traced when the graph is divided into operators.
+    """Return a function that is one node in the graph of Dynamo, and is traced afterwards, by AOTAutograd.
 
     Dynamo guards on every function, class and constant that it finds on its way through the code of a function. It
     checks these guards before each call of the graph, which takes longer than the layer's own code in Python.
