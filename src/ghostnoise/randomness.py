@@ -5,7 +5,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from ghostnoise.torch_private import break_graph, intercepted
+from ghostnoise.torch_private import break_graph
 
 
 def drawn_by(generator: torch.Generator | None) -> dict[str, Any]:
@@ -22,8 +22,12 @@ def drawn_by(generator: torch.Generator | None) -> dict[str, Any]:
 
 def draw_rows(high: int, rows: int, columns: int, device: torch.device, generator: torch.Generator | None) -> Tensor:
     """Draw integers in [0, high), uniformly and independently: (rows, columns)."""
-    traced = torch.compiler.is_compiling() or intercepted()  # older torch traces a layer without the former
-    if generator is None and device.type == "cpu" and traced and not torch.compiler.is_exporting():
+    if (
+        generator is None
+        and device.type == "cpu"
+        and torch.compiler.is_compiling()
+        and not torch.compiler.is_exporting()
+    ):
         drawn: Tensor = torch.ops.ghostnoise.draw_rows(torch.empty(0, device=device), high, rows, columns)
         return drawn
     return torch.randint(high, (rows, columns), device=device, **drawn_by(generator))

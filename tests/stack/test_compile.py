@@ -9,7 +9,6 @@ from torch._dynamo.testing import CompileCounterWithBackend
 
 import ghostnoise
 from ghostnoise.engine import steps
-from ghostnoise.methods.base import NormLayer
 from support.converted import assert_same, converted, step, twins
 from support.models import images, tokens, transformer
 
@@ -84,29 +83,6 @@ def test_no_more_compilations_than_batch_norm(dynamic):
     most = compilations(nn.BatchNorm2d(3))
     assert compilations(ghostnoise.GhostNoiseBatchNorm2d(3, ghost_size=8)) <= most
     assert compilations(ghostnoise.ExclusiveBatchNorm2d(3, ghost_size=8)) <= most
-
-
-@pytest.mark.parametrize("method", ["bn", "gbn", "xbn", "gni", "agni-conv"])
-def test_a_layer_in_training_is_one_node(method):
-    """Dynamo guards on all that it traces; it checks these guards in every call, and the layer would be slower."""
-    graphs = []
-
-    def record(graph, inputs):
-        graphs.append([node for node in graph.graph.nodes if node.op.startswith("call")])
-        return graph.forward
-
-    layer = next(each for each in converted(method).modules() if isinstance(each, NormLayer))
-    run = torch.compile(layer, fullgraph=True, backend=record)
-    run(torch.randn(8, layer.num_features, 3, 3))
-    run(torch.randn(16, layer.num_features, 3, 3))
-    assert [len(nodes) for nodes in graphs] == [1, 1]
-
-
-def test_a_batch_that_is_too_small_raises_the_same_error():
-    layer = ghostnoise.ExclusiveBatchNorm2d(3, ghost_size=2)
-    for run in (layer, torch.compile(layer, backend="aot_eager")):
-        with pytest.raises(ValueError, match="batch of 1 sample"):
-            run(torch.randn(1, 3, 2, 2))
 
 
 def drawing_by_itself(method):

@@ -30,6 +30,7 @@ from ghostnoise.bench.settings import Record, Settings, conditions
 from ghostnoise.bench.timing import Length, interleave
 from ghostnoise.engine.backends import select as backends
 from ghostnoise.engine.backends.native.library import Library, library
+from ghostnoise.engine.repeat import Repeats
 from ghostnoise.lab.errors import UserError
 
 METHODS = ("BN", "GBN-32", "XBN-32", "BN+GNI-32")
@@ -108,8 +109,11 @@ class Recorded:
         with ExitStack() as stack:
             stack.enter_context(patch.object(self.library, "functions", self.functions))
             stack.enter_context(patch.object(torch, "randint", self.randint))
-            for name in () if self.fused else ("fused_forward", "fused_backward"):
+            without = () if self.fused else ("fused_forward", "fused_backward", "prepare")
+            for name in without:
                 stack.enter_context(patch.object(backends.load("native"), name, lambda *given: None))
+            if without:
+                stack.enter_context(patch.object(Repeats, "run", lambda *given: None))
             self.step()
 
     def medians(self, warmup: int) -> dict[str, float]:

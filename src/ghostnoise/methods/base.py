@@ -1,6 +1,5 @@
 """What all batch norms share: the layer, its running statistics, and the calls of the engine."""
 
-import functools
 from collections.abc import Callable
 from typing import Any, ClassVar, NamedTuple
 
@@ -178,26 +177,6 @@ def is_recomputed() -> bool:
     return not torch.compiler.is_compiling() and in_backward()
 
 
-def _specialized(value: Any) -> Any:
-    """Return a number of a layer as a constant of the graph; with `dynamic=True`, Dynamo makes floats symbolic."""
-    return float(value) if isinstance(value, torch.SymFloat) else value
-
-
-def one_node(function: Callable[..., Tensor]) -> Callable[..., Tensor]:
-    """Return a function that is one node in the graph of Dynamo, and is traced afterwards, by AOTAutograd.
-
-    Dynamo guards on every function, class and constant that it finds on its way through the code of a function. It
-    checks these guards before each call of the graph, which takes longer than the layer's own code in Python.
-    """
-
-    @functools.wraps(function)
-    def node(*args: Any, **kwargs: Any) -> Tensor:
-        numbers = {name: _specialized(value) for name, value in kwargs.items()}
-        return function(*map(_specialized, args), **numbers)
-
-    return torch.compiler.allow_in_graph(node)  # type: ignore[no-any-return]
-
-
 # The moments of a batch that the running statistics are updated towards.
 
 whole_batch = Population()
@@ -233,7 +212,6 @@ class NormLayer(Sampled, Leaf, AnyBatchNorm):
     _repeats: Repeats | None = None
 
     function: ClassVar[Callable[..., Tensor]]
-    _node: ClassVar[Callable[..., Tensor]]
     options: ClassVar[tuple[str, ...]] = ("process_group", "uneven")
     repeatable: ClassVar[bool] = False  # whether the function does nothing in training but check, and call `Call.train`
     least_ghost_size: ClassVar[int] = 1
@@ -242,8 +220,6 @@ class NormLayer(Sampled, Leaf, AnyBatchNorm):
     def __init_subclass__(cls, **kwargs: Any) -> None:
         super().__init_subclass__(**kwargs)
         docstrings.complete(cls, docstrings.BATCH_NORM, cls.ndims)
-        if "function" in cls.__dict__:
-            cls._node = staticmethod(one_node(cls.function))
 
     def __init__(
         self,
@@ -291,18 +267,7 @@ class NormLayer(Sampled, Leaf, AnyBatchNorm):
         weight, bias, mean, var, count = state
         options = {name: getattr(self, name) for name in self.options}
         given = (input, mean, var, weight, bias, self.training, self.momentum, self.eps)
-        if torch.compiler.is_compiling() and mask is None and self._is_one_node(input, options):
-            return self._node(*given, num_batches_tracked=count, **options)
         return self.function(*given, num_batches_tracked=count, mask=mask, **options)
-
-    def _is_one_node(self, input: Tensor, options: dict[str, Any]) -> bool:
-        """Return whether `torch.compile` may take the call of the function as one node of its graph.
-
-        It cannot if a process group, a generator or a history is involved, and an error would have another type.
-        """
-        simple = all(value is None or isinstance(value, int | float | str) for value in options.values())
-        alone = options["process_group"] is None
-        return simple and alone and self.training and input.shape[0] > 1 and not torch.compiler.is_exporting()
 
     def extra_repr(self) -> str:
         """Return the settings of `nn.BatchNorm*d` and those of this layer."""
