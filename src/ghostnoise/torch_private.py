@@ -19,7 +19,6 @@ __all__ = [
     "AnyBatchNorm",
     "AnyConvolution",
     "AnyLazyNorm",
-    "allow_compilations",
     "at_end_of_backward",
     "backward_hooks",
     "batch_norm_state",
@@ -205,11 +204,6 @@ def standard_gamma(concentration: Tensor, **generator: torch.Generator) -> Tenso
 def break_graph(message: str) -> None:
     """Break the graph that `torch.compile` captures, and give the reason."""
     torch._dynamo.graph_break(msg=message)
-
-
-def allow_compilations(count: int) -> None:
-    """Let `torch.compile` compile the same code this many times: all of our layers share the code of their call."""
-    torch._dynamo.config.recompile_limit = max(torch._dynamo.config.recompile_limit, count)
 
 
 def process_group_by_name(name: str) -> Any:

@@ -15,7 +15,7 @@ from torch.autograd.profiler_util import FunctionEvent
 
 from ghostnoise.bench import net, recipe
 from ghostnoise.bench import rows as shapes
-from ghostnoise.bench.contenders import Contender, normalizers
+from ghostnoise.bench.contenders import Compiled, Contender, normalizers
 from ghostnoise.bench.parts import Divided, records, with_rest
 from ghostnoise.bench.profiler import profiled
 from ghostnoise.bench.settings import Record, Settings
@@ -92,10 +92,10 @@ def _recipe(row: recipe.Row, settings: Settings) -> dict[str, Step]:
 def _compiled_layer(row: shapes.Row, settings: Settings) -> dict[str, Step]:
     x, dy = row.draw(settings.device)
     layer = normalizers(row)[LAYER]
-    compiled = torch.compile(layer, fullgraph=True)
+    compiled = Compiled(layer)
     return {
         LAYER: Contender(LAYER, "ours", layer).step(x, dy),
-        f"{LAYER} compiled": Contender(LAYER, "ours", compiled).step(x, dy),  # type: ignore[arg-type]
+        f"{LAYER} compiled": Contender(LAYER, "ours", compiled).step(x, dy),
     }
 
 
