@@ -92,6 +92,11 @@ def test_a_layer_whose_positions_differ_raises_with_its_name():
     assert_same(model[4].state_dict(), before)
     with ghostnoise.masked(MASK), pytest.raises(ValueError, match=r"^BatchNorm1d\(3, .*\) got an input of shape"):
         ghostnoise.BatchNorm1d(3).double()(x(length=5))
+    with (
+        ghostnoise.masked(MASK),
+        pytest.raises(ValueError, match=r"^BatchNorm1d got .*expected 2 or 3D input \(got 4D"),
+    ):
+        ghostnoise.BatchNorm1d(3).double()(x().unsqueeze(2))
 
 
 def test_inserted_noise_raises_with_its_name_and_is_masked_in_eval_too():

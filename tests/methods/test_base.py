@@ -147,6 +147,22 @@ def test_wrong_rank_and_channel_count(family):
 
 
 @every_family
+@pytest.mark.parametrize("momentum", ["a", 1.5, -0.1, float("nan"), True])
+def test_wrong_momentum(family, momentum):
+    """Both when a layer is made, and when its attribute was set afterwards."""
+    message = r"^momentum=.*: must be a number in \[0, 1\]$"
+    with pytest.raises(ValueError, match=message):
+        build(family, 2, momentum=momentum)
+    layer = build(family, 2)
+    layer(example(2))
+    before = copy.deepcopy(layer.state_dict())
+    layer.momentum = momentum
+    with pytest.raises(ValueError, match=message):
+        layer(example(2))
+    assert all(torch.equal(value, before[name]) for name, value in layer.state_dict().items())
+
+
+@every_family
 def test_an_empty_batch_in_eval(family):
     assert build(family, 2).eval()(torch.randn(0, 3, 4, 5)).shape == (0, 3, 4, 5)
 

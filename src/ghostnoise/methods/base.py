@@ -15,6 +15,7 @@ from ghostnoise.engine.plan import LiveReference, Noise, Normalizer, Plan, Refer
 from ghostnoise.engine.ranks import Extent, Group
 from ghostnoise.engine.repeat import After, Repeats
 from ghostnoise.engine.running import Population, Running, Update
+from ghostnoise.masking import active as masks_active
 from ghostnoise.masking import mask_of
 from ghostnoise.statistics.moments import Stored
 from ghostnoise.statistics.samples import Exclusive, GhostBatch
@@ -132,6 +133,8 @@ def checked(
     """Check the arguments that all batch norms share, and in training meet the other ranks."""
     _, spatial = checks.layout(input, name, channel_dim, (running_mean, running_var, weight, bias))
     checks.number("eps", eps, 0)
+    if momentum is not None:
+        checks.number("momentum", momentum, 0, 1)
     extent = met(name, input, spatial, channel_dim, process_group if training else None, uneven, mask)
     if training and (extent.mask is not None or not spatial or extent.shape[0] * spatial < 2):
         checks.trainable(extent.shape, name)
@@ -236,6 +239,8 @@ class NormLayer(Sampled, Leaf, AnyBatchNorm):
         bias: bool = True,
     ) -> None:
         checks.number("eps", eps, 0)
+        if momentum is not None:
+            checks.number("momentum", momentum, 0, 1)
         checks.flag("uneven", uneven)
         newer: dict[str, Any] = {} if bias else {"bias": False}  # a keyword that older torch does not have
         super().__init__(num_features, eps, momentum, affine, track_running_stats, device, dtype, **newer)
@@ -246,6 +251,8 @@ class NormLayer(Sampled, Leaf, AnyBatchNorm):
 
         `mask` (B, *positions) is True at the valid positions of a padded batch; None is that of `ghostnoise.masked`.
         """
+        if mask is None and masks_active():
+            self._check_input_dim(input)  # an input of a wrong rank has no mask either
         mask, training = mask_of(self, input, mask), self.training
         state = batch_norm_state(self)
         if training and not self.track_running_stats:

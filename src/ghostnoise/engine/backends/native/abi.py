@@ -26,10 +26,10 @@ _UPDATE = I64 + F64 + I64 + PTR * 3 + F64  # population, bessel, dtype, mean, va
 
 SIGNATURES = {
     "moments": _PASS + _TENSOR + PTR * 2,
-    "transform": _PASS + _TENSOR + _TABLE * 3 + _TENSOR,
+    "transform": _PASS + I64 + _TENSOR + _TABLE * 3 + _TENSOR,
     "noisy_transform": _PASS + _TENSOR + PTR * 3 + _TENSOR,
     "gradient_sums": _PASS + _TENSOR * 2 + _TABLE + PTR * 2,
-    "input_gradient": _PASS + _TENSOR * 2 + _TABLE * 5 + _TENSOR,
+    "input_gradient": _PASS + I64 + _TENSOR * 2 + _TABLE * 5 + _TENSOR,
     "scale_gradient": _PASS + _TENSOR + _TABLE + _TENSOR,
     "pool": I64 * 4 + PTR + I64 + PTR * 4,
     "coefficients": I64 * 4 + PTR * 2 + F64 * 2 + PTR * 3,

@@ -27,6 +27,8 @@ from ghostnoise.engine.plan import positions
 from ghostnoise.statistics.moments import Moments
 from ghostnoise.statistics.samples import LinearTerm
 
+WHOLE = 0  # the result of a pass is not a part of a larger one
+
 
 class NativePasses(Aten):
     """`Aten` with native passes over x."""
@@ -47,7 +49,7 @@ class NativePasses(Aten):
         layout, result = admitted_input(x)
         rows = _Rows(x, samples_per_pool, *affine)
         y = torch.empty_like(x)
-        _run("transform", x, layout, *_at(x, layout), *rows.arguments, *_at(y, result))
+        _run("transform", x, layout, WHOLE, *_at(x, layout), *rows.arguments, *_at(y, result))
         return y
 
     @or_aten
@@ -75,7 +77,8 @@ class NativePasses(Aten):
         gain = _ones(x.shape[1], scale.dtype) if gain is None else gain
         rows = _Rows(x, samples_per_pool, scale, gain, *term)
         dx = torch.empty_like(x)
-        _run("input_gradient", x, layout, *_at(dy, gradient), *_at(x, layout), *rows.arguments, *_at(dx, result))
+        given = (*_at(dy, gradient), *_at(x, layout), *rows.arguments)
+        _run("input_gradient", x, layout, WHOLE, *given, *_at(dx, result))
         return dx
 
     @or_aten

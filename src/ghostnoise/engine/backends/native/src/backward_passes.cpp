@@ -120,8 +120,8 @@ void gradient_sums_last(Shape n, Tensor<const T> dy, Tensor<const T> x, Rows<A> 
 
 template <class T, class A>
 void input_gradient_rows(Shape n, Tensor<const T> dy, Tensor<const T> x, Rows<A> scale, Rows<A> gain, Rows<A> center,
-                         Rows<A> slope, Rows<A> offset, Tensor<T> dx, int threads) {
-    const bool non_temporal = streams(n, n.S, dx, threads);
+                         Rows<A> slope, Rows<A> offset, Tensor<T> dx, bool part_of_large, int threads) {
+    const bool non_temporal = streams(n, n.S, dx, part_of_large);
     with_positions(n.S, [=](auto S) {
         for_parts(n.B, n.C, rows_step<A>(S), threads, [=](i64 b, i64 from, i64 to) {
             const A *scales = scale.of(b), *gains = gain.of(b), *centers = center.of(b);
@@ -138,8 +138,8 @@ void input_gradient_rows(Shape n, Tensor<const T> dy, Tensor<const T> x, Rows<A>
 
 template <class T, class A>
 void input_gradient_last(Shape n, Tensor<const T> dy, Tensor<const T> x, Rows<A> scale, Rows<A> gain, Rows<A> center,
-                         Rows<A> slope, Rows<A> offset, Tensor<T> dx, int threads) {
-    const bool non_temporal = streams(n, n.C, dx, threads);
+                         Rows<A> slope, Rows<A> offset, Tensor<T> dx, bool part_of_large, int threads) {
+    const bool non_temporal = streams(n, n.C, dx, part_of_large);
     for_parts(n.B, n.S, 16, threads, [=](i64 b, i64 from, i64 to) {
         const A *k = scale.of(b), *g = gain.of(b), *m = center.of(b), *p = slope.of(b), *q = offset.of(b);
         for (i64 s = from; s < to; ++s) {
@@ -154,7 +154,7 @@ void input_gradient_last(Shape n, Tensor<const T> dy, Tensor<const T> x, Rows<A>
 
 template <class T, class A>
 void scale_gradient_rows(Shape n, Tensor<const T> dy, Rows<A> scale, Tensor<T> dx, int threads) {
-    const bool non_temporal = streams(n, n.S, dx, threads);
+    const bool non_temporal = streams(n, n.S, dx);
     with_positions(n.S, [=](auto S) {
         for_parts(n.B, n.C, rows_step<A>(S), threads, [=](i64 b, i64 from, i64 to) {
             const A *scales = scale.of(b);
@@ -169,7 +169,7 @@ void scale_gradient_rows(Shape n, Tensor<const T> dy, Rows<A> scale, Tensor<T> d
 
 template <class T, class A>
 void scale_gradient_last(Shape n, Tensor<const T> dy, Rows<A> scale, Tensor<T> dx, int threads) {
-    const bool non_temporal = streams(n, n.C, dx, threads);
+    const bool non_temporal = streams(n, n.C, dx);
     for_parts(n.B, n.S, 16, threads, [=](i64 b, i64 from, i64 to) {
         const A *k = scale.of(b);
         for (i64 s = from; s < to; ++s) {
@@ -189,14 +189,14 @@ GN_EXPORT(gradient_sums)(i64 dtype, i64 last, i64 threads, i64 B, i64 C, i64 S, 
                                                                              static_cast<A *>(moment), int(threads)));
 }
 
-GN_EXPORT(input_gradient)(i64 dtype, i64 last, i64 threads, i64 B, i64 C, i64 S, GN_TENSOR(dy), GN_TENSOR(x),
-                          GN_TABLE(scale), GN_TABLE(gain), GN_TABLE(center), GN_TABLE(slope), GN_TABLE(offset),
-                          GN_TENSOR(dx)) {
+GN_EXPORT(input_gradient)(i64 dtype, i64 last, i64 threads, i64 B, i64 C, i64 S, i64 part_of_large, GN_TENSOR(dy),
+                          GN_TENSOR(x), GN_TABLE(scale), GN_TABLE(gain), GN_TABLE(center), GN_TABLE(slope),
+                          GN_TABLE(offset), GN_TENSOR(dx)) {
     const Shape n = {B, C, S};
-    GN_DISPATCH((last ? input_gradient_last<T, A> : input_gradient_rows<T, A>)(n, GN_IN(dy), GN_IN(x), GN_ROWS(scale),
-                                                                               GN_ROWS(gain), GN_ROWS(center),
-                                                                               GN_ROWS(slope), GN_ROWS(offset),
-                                                                               GN_OUT(dx), int(threads)));
+    GN_DISPATCH((last ? input_gradient_last<T, A>
+                      : input_gradient_rows<T, A>)(n, GN_IN(dy), GN_IN(x), GN_ROWS(scale), GN_ROWS(gain),
+                                                   GN_ROWS(center), GN_ROWS(slope), GN_ROWS(offset), GN_OUT(dx),
+                                                   part_of_large, int(threads)));
 }
 
 GN_EXPORT(scale_gradient)(i64 dtype, i64 last, i64 threads, i64 B, i64 C, i64 S, GN_TENSOR(dy), GN_TABLE(scale),

@@ -7,8 +7,8 @@
 // tables, and `means` that of the samples' means: 0 float, 1 double. `starts` has the first sample of each of G ghost
 // batches, and the number of samples. All functions return a Status.
 //
-// A negative number of threads in a pass over x stands for its absolute value, and for a part of a result that is
-// written with non-temporal stores, although the part alone would be too small for these.
+// `part_of_large` is 1 if the result is a part of one that is written with non-temporal stores, although the part alone
+// would be too small for these.
 
 #pragma once
 
@@ -29,8 +29,8 @@ enum Status { OK = 0, UNKNOWN_DTYPE = 1, OUT_OF_MEMORY = 2, INDEX_OUT_OF_RANGE =
 GN_EXPORT(moments)(i64 dtype, i64 last, i64 threads, i64 B, i64 C, i64 S, GN_TENSOR(x), double *mean, double *var);
 
 // y = scale * (x - center) + shift.
-GN_EXPORT(transform)(i64 dtype, i64 last, i64 threads, i64 B, i64 C, i64 S, GN_TENSOR(x), GN_TABLE(center),
-                     GN_TABLE(scale), GN_TABLE(shift), GN_TENSOR(y));
+GN_EXPORT(transform)(i64 dtype, i64 last, i64 threads, i64 B, i64 C, i64 S, i64 part_of_large, GN_TENSOR(x),
+                     GN_TABLE(center), GN_TABLE(scale), GN_TABLE(shift), GN_TENSOR(y));
 
 // The same for a pool that all samples share, with noise; `affine` has the rows of a NoisyAffine. The noise is (B, C),
 // and null where there is none.
@@ -43,9 +43,9 @@ GN_EXPORT(gradient_sums)(i64 dtype, i64 last, i64 threads, i64 B, i64 C, i64 S, 
                          GN_TABLE(center), void *total, void *moment);
 
 // dx = gain * scale * dy + slope * (x - center) + offset.
-GN_EXPORT(input_gradient)(i64 dtype, i64 last, i64 threads, i64 B, i64 C, i64 S, GN_TENSOR(dy), GN_TENSOR(x),
-                          GN_TABLE(scale), GN_TABLE(gain), GN_TABLE(center), GN_TABLE(slope), GN_TABLE(offset),
-                          GN_TENSOR(dx));
+GN_EXPORT(input_gradient)(i64 dtype, i64 last, i64 threads, i64 B, i64 C, i64 S, i64 part_of_large, GN_TENSOR(dy),
+                          GN_TENSOR(x), GN_TABLE(scale), GN_TABLE(gain), GN_TABLE(center), GN_TABLE(slope),
+                          GN_TABLE(offset), GN_TENSOR(dx));
 
 // dx = scale * dy.
 GN_EXPORT(scale_gradient)(i64 dtype, i64 last, i64 threads, i64 B, i64 C, i64 S, GN_TENSOR(dy), GN_TABLE(scale),
@@ -108,10 +108,10 @@ GN_EXPORT(noise_tables)(i64 means, i64 dtype, i64 threads, i64 B, i64 C, i64 K, 
 // Makes the samples' moments unless null, the pooled statistics (2, R, C), the noise, and y. With a single position the
 // samples are their own means: `mean` is x, a copy of it in the arithmetic of x, or null, and `var` is null. Weight,
 // bias, pooled statistics, noise, indices and seed may be null. Unless `reference_mean` is null, all samples share one
-// pool, Batch Renormalization corrects it towards the reference (C,), `limits` has r_max and d_max, and r and d are made
-// (C,). Unless `population` is 0, updates running buffers as `update_running` does: towards the moments of the whole
-// batch (1), or the averages over samples of the moments of their ghost batches (2), with the variance multiplied by
-// `bessel`.
+// pool, Batch Renormalization corrects it towards the reference (C,), `limits` has r_max and d_max, and r and d are
+// made (C,). Unless `population` is 0, updates running buffers as `update_running` does: towards the moments of the
+// whole batch (1), or the averages over samples of the moments of their ghost batches (2), with the variance multiplied
+// by `bessel`.
 struct ForwardCall {
     i64 dtype;
     const i64 *geometry;

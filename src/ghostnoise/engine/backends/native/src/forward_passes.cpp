@@ -138,8 +138,8 @@ template <class T> void moments_last(Shape n, Tensor<const T> x, double *mean, d
 
 template <class T, class A>
 void transform_rows(Shape n, Tensor<const T> x, Rows<A> center, Rows<A> scale, Rows<A> shift, Tensor<T> y,
-                    int threads) {
-    const bool non_temporal = streams(n, n.S, y, threads);
+                    bool part_of_large, int threads) {
+    const bool non_temporal = streams(n, n.S, y, part_of_large);
     with_positions(n.S, [=](auto S) {
         for_parts(n.B, n.C, rows_step<A>(S), threads, [=](i64 b, i64 from, i64 to) {
             const A *centers = center.of(b), *scales = scale.of(b), *shifts = shift.of(b);
@@ -154,8 +154,8 @@ void transform_rows(Shape n, Tensor<const T> x, Rows<A> center, Rows<A> scale, R
 
 template <class T, class A>
 void transform_last(Shape n, Tensor<const T> x, Rows<A> center, Rows<A> scale, Rows<A> shift, Tensor<T> y,
-                    int threads) {
-    const bool non_temporal = streams(n, n.C, y, threads);
+                    bool part_of_large, int threads) {
+    const bool non_temporal = streams(n, n.C, y, part_of_large);
     for_parts(n.B, n.S, 16, threads, [=](i64 b, i64 from, i64 to) {
         const A *m = center.of(b), *k = scale.of(b), *h = shift.of(b);
         for (i64 s = from; s < to; ++s) {
@@ -170,7 +170,7 @@ void transform_last(Shape n, Tensor<const T> x, Rows<A> center, Rows<A> scale, R
 template <class T, class A>
 void noisy_transform_rows(Shape n, Tensor<const T> x, NoisyAffine<A> affine, const A *m, const A *k, Tensor<T> y,
                           int threads) {
-    const bool non_temporal = streams(n, n.S, y, threads);
+    const bool non_temporal = streams(n, n.S, y);
     with_positions(n.S, [=](auto S) {
         for_parts(n.B, n.C, rows_step<A>(S), threads, [=](i64 b, i64 from, i64 to) {
             for (i64 c = from; c < to; ++c) {
@@ -186,7 +186,7 @@ void noisy_transform_rows(Shape n, Tensor<const T> x, NoisyAffine<A> affine, con
 template <class T, class A>
 void noisy_transform_last(Shape n, Tensor<const T> x, NoisyAffine<A> affine, const A *m, const A *k, Tensor<T> y,
                           int threads) {
-    const bool non_temporal = streams(n, n.C, y, threads);
+    const bool non_temporal = streams(n, n.C, y);
     for_parts(n.B, n.S, 16, threads, [=](i64 b, i64 from, i64 to) {
         for (i64 c0 = 0; c0 < n.C; c0 += TILE) {
             const i64 wide = n.C - c0 < TILE ? n.C - c0 : TILE;
@@ -219,11 +219,12 @@ GN_EXPORT(moments)(i64 dtype, i64 last, i64 threads, i64 B, i64 C, i64 S, GN_TEN
     GN_DISPATCH((void)sizeof(A); (last ? moments_last<T> : moments_rows<T>)(n, GN_IN(x), mean, var, int(threads)));
 }
 
-GN_EXPORT(transform)(i64 dtype, i64 last, i64 threads, i64 B, i64 C, i64 S, GN_TENSOR(x), GN_TABLE(center),
-                     GN_TABLE(scale), GN_TABLE(shift), GN_TENSOR(y)) {
+GN_EXPORT(transform)(i64 dtype, i64 last, i64 threads, i64 B, i64 C, i64 S, i64 part_of_large, GN_TENSOR(x),
+                     GN_TABLE(center), GN_TABLE(scale), GN_TABLE(shift), GN_TENSOR(y)) {
     const Shape n = {B, C, S};
     GN_DISPATCH((last ? transform_last<T, A> : transform_rows<T, A>)(n, GN_IN(x), GN_ROWS(center), GN_ROWS(scale),
-                                                                     GN_ROWS(shift), GN_OUT(y), int(threads)));
+                                                                     GN_ROWS(shift), GN_OUT(y), part_of_large,
+                                                                     int(threads)));
 }
 
 GN_EXPORT(noisy_transform)(i64 dtype, i64 last, i64 threads, i64 B, i64 C, i64 S, GN_TENSOR(x), void *affine,

@@ -73,10 +73,7 @@ struct Part {
     bool large;  // whether the whole result is written with non-temporal stores
 
     // Threads of a pass over x.
-    i64 many() const {
-        const i64 threads = geometry.many(geometry.B * geometry.C * geometry.S);
-        return large ? -threads : threads;
-    }
+    i64 many() const { return geometry.many(geometry.B * geometry.C * geometry.S); }
 };
 
 constexpr i64 LARGE = i64(1) << 23;   // bytes of a result that passes write with non-temporal stores
@@ -142,8 +139,8 @@ template <class A> struct Forward {
                     exclusive_affine(n.table_threads(), n.G, part.starts, C, static_cast<double *>(own.mean), own.var,
                                      floor, weight, bias, center, factor, shift))
                 return status;
-            return GN_FUNCTION(transform)(dtype, n.last, many, B, C, S, from, n.x_b, n.x_inner, center, 1, R - 1,
-                                          factor, 1, R - 1, shift, 1, R - 1, to, n.made_b, n.made_inner);
+            return GN_FUNCTION(transform)(dtype, n.last, many, B, C, S, part.large, from, n.x_b, n.x_inner, center, 1,
+                                          R - 1, factor, 1, R - 1, shift, 1, R - 1, to, n.made_b, n.made_inner);
         }
         double *mean = means ? means + part.pool * C : pooled.at, *var = means ? vars + part.pool * C : mean + R * C;
         GN_FUNCTION(pool)(own.means, n.exclusive, n.many(B * C), n.G, part.starts, C, own.mean, own.var, mean, var);
@@ -154,9 +151,9 @@ template <class A> struct Forward {
             return with_noise(n, from, mean, var, pools, to);
         if (renormalization.mean)
             renormalize(C, mean, var, pools);
-        return GN_FUNCTION(transform)(dtype, n.last, many, B, C, S, from, n.x_b, n.x_inner, pools.center, n.per_pool,
-                                      R - 1, pools.factor, n.per_pool, R - 1, pools.shift, n.per_pool, R - 1, to,
-                                      n.made_b, n.made_inner);
+        return GN_FUNCTION(transform)(dtype, n.last, many, B, C, S, part.large, from, n.x_b, n.x_inner, pools.center,
+                                      n.per_pool, R - 1, pools.factor, n.per_pool, R - 1, pools.shift, n.per_pool,
+                                      R - 1, to, n.made_b, n.made_inner);
     }
 
     // All samples share one pool. The affine map that follows normalization becomes weight * r and bias + weight * d.
@@ -278,10 +275,11 @@ template <class A> struct Backward {
         A *ones = total;  // the sums are no longer needed
         for (i64 c = 0; !k && c < C; ++c)
             ones[c] = 1;
-        return GN_FUNCTION(input_gradient)(
-            dtype, n.last, many, B, C, S, gradient, n.dy_b, n.dy_inner, from, n.x_b, n.x_inner, pools.factor,
-            n.per_pool, R - 1, k ? gain : ones, 1, k ? B - 1 : 0, center, n.per_pool, R - 1, slope, n.per_pool, R - 1,
-            shift, n.per_pool, R - 1, offset(dx, part.sample * n.made_b, bytes), n.made_b, n.made_inner);
+        return GN_FUNCTION(input_gradient)(dtype, n.last, many, B, C, S, part.large, gradient, n.dy_b, n.dy_inner, from,
+                                           n.x_b, n.x_inner, pools.factor, n.per_pool, R - 1, k ? gain : ones, 1,
+                                           k ? B - 1 : 0, center, n.per_pool, R - 1, slope, n.per_pool, R - 1, shift,
+                                           n.per_pool, R - 1, offset(dx, part.sample * n.made_b, bytes), n.made_b,
+                                           n.made_inner);
     }
 
     // Exclusive statistics of samples with several positions.
@@ -310,9 +308,9 @@ template <class A> struct Backward {
             return OK;
         for (i64 c = 0; c < C; ++c)
             ones[c] = 1;
-        return GN_FUNCTION(input_gradient)(dtype, n.last, many, B, C, S, gradient, n.dy_b, n.dy_inner, from, n.x_b,
-                                           n.x_inner, factor, 1, B - 1, ones, B, 0, center, 1, B - 1, slope, 1, B - 1,
-                                           shift, 1, B - 1, offset(dx, part.sample * n.made_b, bytes), n.made_b,
+        return GN_FUNCTION(input_gradient)(dtype, n.last, many, B, C, S, part.large, gradient, n.dy_b, n.dy_inner, from,
+                                           n.x_b, n.x_inner, factor, 1, B - 1, ones, B, 0, center, 1, B - 1, slope, 1,
+                                           B - 1, shift, 1, B - 1, offset(dx, part.sample * n.made_b, bytes), n.made_b,
                                            n.made_inner);
     }
 };
@@ -409,7 +407,9 @@ GN_EXPORT(fused_forward)(const ForwardCall *call) {
     const Geometry &n = *reinterpret_cast<const Geometry *>(geometry);
     const i64 *starts = geometry + sizeof(Geometry) / sizeof(i64), bytes = size_of(dtype), C = n.C;
     const bool exclusive_tiles = n.exclusive_tiles(starts), noisy_tiles = indices && n.tiles(n.B, NOISY_SAMPLES);
-    const bool tiles = exclusive_tiles || noisy_tiles, copies = !mean && n.S == 1 && !tiles;
+    const bool plain = !n.exclusive && !indices && !seed && !reference_mean;
+    const bool half_tiles = plain && bytes == 2 && n.tiles(largest(n.G, starts), INCLUSIVE_SAMPLES);
+    const bool tiles = exclusive_tiles || noisy_tiles || half_tiles, copies = !mean && n.S == 1 && !tiles;
     const Scratch<double> moments(mean || tiles ? 0 : copies ? n.B * C : 2 * n.B * C);
     if (!moments.at)
         return OUT_OF_MEMORY;
@@ -429,6 +429,9 @@ GN_EXPORT(fused_forward)(const ForwardCall *call) {
     if (exclusive_tiles) {
         GN_TILES((exclusive_forward<T, A>(many, n.G, starts, C, in<T>(x), n.x_b, in<A>(weight), in<A>(bias),
                                           {eps, least}, out<T>(y), n.made_b)));
+    } else if (half_tiles) {
+        GN_TILES((inclusive_forward<T, A>(many, n.G, starts, C, in<T>(x), n.x_b, in<A>(weight), in<A>(bias),
+                                          {eps, least}, pooled, pooled + n.G * C, out<T>(y), n.made_b)));
     } else if (noisy_tiles) {
         GN_TILES((noisy_forward<T, A>(many, n.B, C, in<T>(x), n.x_b, in<A>(weight), in<A>(bias), {eps, least},
                                       {indices, N, noise_eps, out<A>(m), out<A>(k)}, pooled, pooled + C, out<T>(y),

@@ -48,7 +48,7 @@ template <class Part> void for_steps(i64 end, i64 step, Part part) {
 // Runs part(b, from, to) over the samples and over steps of `count` channels or positions.
 template <class Part> void for_parts(i64 B, i64 count, i64 step, int threads, Part part) {
     const i64 parts = (count + step - 1) / step;
-#pragma omp parallel num_threads(threads < 0 ? -threads : threads)
+#pragma omp parallel num_threads(threads)
     {
 #pragma omp for collapse(2) schedule(static)
         for (i64 b = 0; b < B; ++b)
@@ -71,13 +71,13 @@ template <class Run> void with_positions(i64 S, Run run) {
         run(S);
 }
 
-// Whether to use non-temporal stores: for results that the caches could not hold, or parts of such (a negative number
-// of threads), in rows of whole, aligned lines.
-template <class T> bool streams(const Shape &n, i64 row, const Tensor<T> &to, i64 threads) {
+// Whether to use non-temporal stores: for results that the caches could not hold, or parts of such, in rows of whole,
+// aligned lines.
+template <class T> bool streams(const Shape &n, i64 row, const Tensor<T> &to, bool part_of_large = false) {
     constexpr i64 LANES = 64 / sizeof(T), LARGE = i64(1) << 23;
     const bool aligned =
         reinterpret_cast<std::uintptr_t>(to.at) % 64 == 0 && to.b % LANES == 0 && to.inner % LANES == 0;
-    const bool large = n.B * n.C * n.S * i64(sizeof(T)) >= LARGE || threads < 0;
+    const bool large = n.B * n.C * n.S * i64(sizeof(T)) >= LARGE || part_of_large;
     return large && row % LANES == 0 && aligned;
 }
 

@@ -1,5 +1,5 @@
-// Samples with a single position, such as features (B, C): the forward pass with noise from drawn samples, and both
-// directions of exclusive statistics.
+// Samples with a single position, such as features (B, C): the forward pass with noise from drawn samples or in half
+// precision, and both directions of exclusive statistics.
 //
 // The tables are then as large as x, and columns of them are spread over memory. A tile of channels of a ghost batch is
 // copied to consecutive memory that fits a core's cache, and all steps run on it: x is read once, and no table is
@@ -15,8 +15,8 @@
 namespace {
 
 constexpr i64 TILE_CHANNELS = 64;
-// The most samples of a tile, with noise and with exclusive statistics, which need more tables.
-constexpr i64 NOISY_SAMPLES = 2048, EXCLUSIVE_SAMPLES = 256;
+// The most samples of a tile; exclusive statistics need more tables.
+constexpr i64 INCLUSIVE_SAMPLES = 2048, NOISY_SAMPLES = 2048, EXCLUSIVE_SAMPLES = 256;
 
 inline i64 largest(i64 G, const i64 *starts) {
     i64 found = 0;
@@ -164,6 +164,40 @@ int noisy_forward(i64 threads, i64 B, i64 C, const T *x, i64 x_b, const A *weigh
                 }
             });
         });
+    });
+    return OK;
+}
+
+// The forward pass of ghost batches without noise, whose moments (G, C) are written to `means` and `vars`. It is for
+// half precision: the steps would first copy all of x to a table in float, and take less time where x has that type
+// already.
+template <class T, class A>
+int inclusive_forward(i64 threads, i64 G, const i64 *starts, i64 C, const T *x, i64 x_b, const A *weight, const A *bias,
+                      Floor floor, double *means, double *vars, T *y, i64 y_b) {
+    const TileMemory<A> memory(threads, largest(G, starts), 1, 0);
+    if (memory.failed())
+        return OUT_OF_MEMORY;
+    for_columns<TILE_CHANNELS>(G, C, threads, [=, &memory](i64 g, i64 c0, i64 wide) {
+        A *own = memory.table(0);
+        const i64 n = starts[g + 1] - starts[g];
+        double *mean = means + g * C + c0, *var = vars + g * C + c0;
+        copy_tile(x + starts[g] * x_b + c0, x_b, n, wide, own);
+        inclusive_tile<false>(Block<A>{own, nullptr, n, TILE_CHANNELS}, wide, mean, var);
+        const TileCoefficients<A> made(mean, var, floor, offset(weight, c0), offset(bias, c0), wide);
+        const auto run = [&](auto count) {
+            for (i64 k = 0; k < n; ++k) {
+                T *to = y + (starts[g] + k) * y_b + c0;
+                const A *row = own + k * TILE_CHANNELS;
+                will_write(to + rows_ahead(k, n) * y_b, count);
+#pragma omp simd
+                for (i64 c = 0; c < count; ++c)
+                    store(to[c], made.pool.factor[c] * (row[c] - made.pool.center[c]) + made.pool.shift[c]);
+            }
+        };
+        if (wide == TILE_CHANNELS)
+            run(FullTile());
+        else
+            run(wide);
     });
     return OK;
 }
