@@ -14,7 +14,8 @@ from torch.utils._python_dispatch import TorchDispatchMode
 
 import ghostnoise
 from ghostnoise import functional
-from ghostnoise.engine import op
+from ghostnoise.engine import op, registered, steps
+from ghostnoise.engine.backends.native.backend import Native
 from ghostnoise.engine.masks import Valid
 from ghostnoise.engine.plan import Normalizer, Plan, Tables
 from ghostnoise.engine.registered import NO_UPDATE
@@ -352,13 +353,77 @@ def test_the_backend_that_is_chosen_runs_inside_the_ops():
     torch.testing.assert_close(auto, aten)
 
 
+def outputs(given):
+    """Return all tensors that the op returns."""
+    y, *lists = OPS.normalize(*given)
+    return [y, *(tensor for each in lists for tensor in each)]
+
+
 def test_outputs_of_an_op_do_not_share_memory():
     for plan in plans.PLANS.values():
         for shape in SHAPES.values():
-            y, *lists = OPS.normalize(*arguments(plan, shape, torch.float32, torch.contiguous_format, False))
-            found = [y, *(tensor for each in lists for tensor in each)]
-            addresses = [tensor.untyped_storage().data_ptr() for tensor in found if tensor.numel()]
-            assert len(set(addresses)) == len(addresses)
+            given = arguments(plan, shape, torch.float32, torch.contiguous_format, False)
+            for _ in range(2):  # the second call may be prepared
+                found = outputs(given)
+                addresses = [tensor.untyped_storage().data_ptr() for tensor in (*given[:3], *found) if tensor.numel()]
+                assert len(set(addresses)) == len(addresses)
+
+
+@every_plan
+@every_input
+def test_prepared_calls_of_an_op(name, shape, dtype, layout, monkeypatch):
+    """A call with the metadata of an earlier one is prepared, and one that differs in anything is not."""
+    registered._prepared.clear()
+    running = Running(torch.randn(2), torch.rand(2), torch.tensor(3), 0.1)
+    plan = plans.PLANS[name]._replace(update=Update(running, Population(unbiased=True)))
+    x, weight, bias, *rest = arguments(plan, shape, dtype, layout, False)
+    first, other = ((x.clone(), weight.float(), bias.float(), *rest) for _ in range(2))
+    other[0].mul_(3).sub_(1)
+    rows = torch.stack([other[0], other[0]], dim=-1)[..., 0]  # other strides
+    double = other[0].double(), other[1].double(), other[2].double(), *other[3:]
+    changed = ((rows, *other[1:]), double, (other[0], None, *other[2:]), (*other[:-3], 0.3, *other[-2:]))
+    threads = torch.get_num_threads()
+    expected = [outputs(each) for each in (other, *changed) if registered._prepared.clear() is None]
+    prepared = []
+    monkeypatch.setattr(Native, "prepare", counted(Native.prepare, prepared))
+    registered._prepared.clear()
+    outputs(first)
+    covered = [each for each in prepared if each is not None]
+    with monkeypatch.context() as patch:
+        if covered:
+            patch.setattr(steps, "forward", None)  # not called
+        assert_identical(outputs(other), expected[0])
+    assert bool(covered) == (name in ("bn", "ragged gbn", "xbn", "drawn", "drawn shift", "drawn scale"))
+    for each, wanted in zip(changed, expected[1:], strict=True):
+        assert_identical(outputs(each), wanted)
+        assert_identical(outputs(each), wanted)
+    try:
+        torch.set_num_threads(threads + 1)
+        assert_identical(outputs(other), expected[0])
+    finally:
+        torch.set_num_threads(threads)
+    with ghostnoise.backend("aten"):
+        monkeypatch.setattr(Native, "fused_forward", None)
+        for one, wanted in zip(outputs(other), expected[0], strict=True):
+            torch.testing.assert_close(one, wanted, rtol=0.02, atol=0.02)
+
+
+def counted(method, found):
+    """Return a method that also adds its results to a list."""
+
+    def run(*given):
+        found.append(method(*given))
+        return found[-1]
+
+    return run
+
+
+def assert_identical(ours, theirs):
+    assert len(ours) == len(theirs)
+    assert all(
+        torch.equal(one, other) and one.dtype == other.dtype and one.stride() == other.stride()
+        for one, other in zip(ours, theirs, strict=True)
+    )
 
 
 @dataclass(frozen=True)

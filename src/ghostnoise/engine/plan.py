@@ -11,7 +11,7 @@ import functools
 import math
 from collections.abc import Callable
 from dataclasses import dataclass
-from typing import Any, Literal, NamedTuple, get_args
+from typing import Any, Literal, NamedTuple, cast, get_args
 
 import torch
 from torch import Tensor
@@ -360,34 +360,41 @@ def decode(
     update: Update | None = None,
 ) -> Plan:
     """Return the plan that `Plan.encode` described, with its tensors; without noise if `drawn` is None."""
-    contributors, *kind = names.split(" ")
+    contributors, _, rest = names.partition(" ")
     chosen: Any = Contributors.kinds[contributors]  # not by name: a class may be defined again
-    normalizer = _normalizer(chosen, tuple(integers), tuple(floats))
+    normalizer, made = _described(chosen, rest, tuple(integers), tuple(floats))
     known = Reference(Moments(*reference[:2]), reference[2] if len(reference) > 2 else None) if reference else None
-    noise: Noise | None = None
-    if kind and drawn is not None:
-        components: Any = kind[1]
-        if kind[0] == Drawn.__name__:
-            noise = Drawn(floats[-1], components, drawn[0])
-        elif kind[0] == DrawnWithHistory.__name__:
-            stored = Stored(*drawn[1:])
-            noise = DrawnWithHistory(floats[-1], components, drawn[0], stored, kind[2] == "weighted")
-        elif kind[0] == Seeded.__name__:
-            noise = Seeded(floats[-1], components, drawn[0], integers[-1])
-        elif kind[0] == Partition.__name__:
-            noise = Partition(floats[-1], components, drawn[0], integers[-1])
-        else:
-            law: Any = Law(integers[-1], kind[2], kind[3])  # type: ignore[arg-type]
-            draws = LawDraws(*drawn) if len(drawn) > 1 else drawn[0]
-            noise = Tables(floats[-1], components, law, draws, kind[4] == "normalized")
+    noise = None if made is None or drawn is None else made(drawn)
     return Plan(normalizer, noise, known, update, Valid(*valid) if valid else None)
 
 
 @functools.lru_cache(maxsize=1024)
-def _normalizer(contributors: type[Contributors], integers: tuple[int, ...], floats: tuple[float, ...]) -> Normalizer:
-    """Return the normalizer that `Plan.encode` described, which is the same in every call of a graph."""
+def _described(
+    contributors: type[Contributors], names: str, integers: tuple[int, ...], floats: tuple[float, ...]
+) -> tuple[Normalizer, Callable[[list[Tensor]], Noise] | None]:
+    """Return what is the same in all calls of a graph: the normalizer, and how tensors that were drawn become noise."""
     sizes = [None if value < 0 else value for value in integers]
-    return Normalizer(contributors.from_numbers(sizes, floats[2:]), floats[0], floats[1])
+    normalizer = Normalizer(contributors.from_numbers(sizes, floats[2:]), floats[0], floats[1])
+    if not names:
+        return normalizer, None
+    kind, chosen, *rest = names.split(" ")
+    eps, components = floats[-1], cast(Components, chosen)
+    if kind == Drawn.__name__:
+        return normalizer, lambda drawn: Drawn(eps, components, drawn[0])
+    if kind == DrawnWithHistory.__name__:
+        weighted = rest[0] == "weighted"
+        return normalizer, lambda drawn: DrawnWithHistory(eps, components, drawn[0], Stored(*drawn[1:]), weighted)
+    if kind == Seeded.__name__:
+        return normalizer, lambda drawn: Seeded(eps, components, drawn[0], integers[-1])
+    if kind == Partition.__name__:
+        return normalizer, lambda drawn: Partition(eps, components, drawn[0], integers[-1])
+    law: Any = Law(integers[-1], rest[0], rest[1])  # type: ignore[arg-type]
+
+    def of_law(drawn: list[Tensor]) -> Noise:
+        draws = LawDraws(*drawn) if len(drawn) > 1 else drawn[0]
+        return Tables(eps, components, law, draws, rest[2] == "normalized")
+
+    return normalizer, of_law
 
 
 def is_plain_number(count: Tensor) -> bool:

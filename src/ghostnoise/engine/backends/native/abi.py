@@ -46,8 +46,8 @@ SIGNATURES = {
 
 # The members of the structs that the last three take the addresses of.
 STRUCTS = {
-    "ForwardCall": I64 + PTR * 4 + F64 * 2 + _NOISE + I64 + PTR * 5 + I64 + PTR * 5 + _UPDATE + PTR,
-    "BackwardCall": I64 + PTR * 4 + F64 * 2 + I64 + PTR * 8,
+    "ForwardCall": I64 + PTR * 4 + F64 * 2 + _NOISE + I64 + PTR * 6 + I64 + PTR * 5 + _UPDATE + PTR,
+    "BackwardCall": I64 + PTR * 4 + F64 * 2 + I64 + PTR * 9,
     "NoiseCall": I64 + PTR * 3 + I64 + F64 + PTR * 2,
 }
 

@@ -67,7 +67,7 @@ class Launch:
         self.floor = float(normalizer.eps), float(normalizer.min_std) ** 2
         # Of the moments of samples and those of pools, only the ones that the backward pass needs are made. The means
         # of samples with a single position are x itself.
-        self.kept = None if geometry.exclusive and geometry.positions == 1 else (2, geometry.pools, geometry.channels)
+        self.kept = None if geometry.exclusive and geometry.positions == 1 else (geometry.pools, geometry.channels)
         self.update, self.factor = NOT_UPDATED
         if update is not None and buffers is not None:
             self.update, self.factor = _update(update, geometry.batch_size * geometry.positions, buffers)
@@ -89,14 +89,13 @@ class Launch:
         if reference is not None:
             correction, known, corrects = _correction(reference, running, geometry, alive)
         moments = pooled = NOT_MADE
-        means, pooled_at = (FLOAT64, 0, 0), 0
+        means, pooled_at = (FLOAT64, 0, 0), NOWHERE
         if self.kept is not None:
-            tables = torch.empty(self.kept, dtype=torch.float64, device=CPU)
-            kept = Moments(*tables.unbind())
+            kept = Moments(empty(self.kept, torch.float64), empty(self.kept, torch.float64))
             if geometry.exclusive:
                 moments, means = kept, (FLOAT64, made_at(kept.mean), made_at(kept.var))
             else:
-                pooled, pooled_at = kept, made_at(tables)
+                pooled, pooled_at = kept, addresses(*kept)
         if geometry.positions == 1:
             moments, means = _single_means(x, geometry)
         y = torch.empty_like(x)
@@ -107,7 +106,7 @@ class Launch:
             *self.floor,
             *drawn,
             *means,
-            pooled_at,
+            *pooled_at,
             *noisy_at,
             *corrects,
             *self.update,
@@ -156,10 +155,12 @@ class NativePrepared(Prepared):
         weight, bias, mean, var, count = state
         alive: list[Tensor | None] = []
         geometry, dtype, _ = forward_tensors(x, weight, bias, Running(mean, var, count), plan.normalizer, alive)
+        copied = alive and not (alive[0] is weight and alive[1] is bias)
+        if copied or dtype is None or not _covers(plan, geometry):
+            raise NotAdmitted
         tensors = layer_tensors(x, state)
         self.alike, self.launch = Alike(tensors), Launch(geometry, plan, dtype)
-        copied = alive and not (alive[0] is weight and alive[1] is bias)
-        if copied or dtype is None or not _covers(plan, geometry) or self.alike.addresses(tensors) is None:
+        if self.alike.addresses(tensors) is None:
             raise NotAdmitted
 
     def admitted(self, x: Tensor, state: State) -> list[int] | None:
@@ -179,7 +180,8 @@ def backward(dy: Tensor, x: Tensor, weight: Tensor | None, plan: Plan, saved: Sa
         return None
     alive: list[Tensor | None] = []
     geometry, means, at = backward_tensors(dy, x, weight, saved, normalizer, alive)
-    parameters = torch.empty(2, geometry.channels, dtype=geometry.dtype, device=CPU)
+    channels = (geometry.channels,)
+    g_weight, g_bias = empty(channels, geometry.dtype), empty(channels, geometry.dtype)
     dx = torch.empty_like(x) if needs_x else None
     call = _pack_backward(
         geometry.code,
@@ -189,11 +191,10 @@ def backward(dy: Tensor, x: Tensor, weight: Tensor | None, plan: Plan, saved: Sa
         float(normalizer.min_std) ** 2,
         means,
         *at[3:],
-        made_at(parameters),
-        0 if dx is None else made_at(dx),
+        *addresses(g_weight, g_bias, dx),
     )
     run("fused_backward", call)
-    return Gradients(dx, *parameters.unbind())
+    return Gradients(dx, g_weight, g_bias)
 
 
 def noise_alone(x: Tensor, noise: Noise) -> Affine | None:
@@ -245,18 +246,18 @@ def _correction(
     reference: Reference | Limits, running: Running, geometry: Geometry, alive: list[Tensor | None]
 ) -> tuple[Correction | None, Reference, tuple[int, ...]]:
     """Return r and d and the reference, which the library makes, and its arguments; `alive` then owns their memory."""
-    shape, live = (2, geometry.channels), isinstance(reference, Limits)
+    shape, live = (geometry.channels,), isinstance(reference, Limits)
     if isinstance(reference, Limits):
-        mean, var = empty(shape, torch.float64).unbind()
+        mean, var = empty(shape, torch.float64), empty(shape, torch.float64)
         limits = reference.at(running.num_batches_tracked, CPU)
         reference = Reference(Moments(mean, var), limits)
     elif reference.limits is None:
         return None, reference, NO_CORRECTION
     else:
-        mean, var = (table(one, torch.float64, shape[1:]) for one in reference.moments)
+        mean, var = (table(one, torch.float64, shape) for one in reference.moments)
         limits = table(reference.limits, torch.float64, (2,))
     alive += [mean, var, limits]
-    correction = Correction(*empty(shape, geometry.dtype).unbind())
+    correction = Correction(empty(shape, geometry.dtype), empty(shape, geometry.dtype))
     return correction, reference, (live, *addresses(mean, var, limits, *correction))
 
 

@@ -105,7 +105,7 @@ GN_EXPORT(noise_tables)(i64 means, i64 dtype, i64 threads, i64 B, i64 C, i64 K, 
 //
 // The arguments are the members of a struct, which Python packs faster than ctypes converts as many arguments.
 
-// Makes the samples' moments unless null, the pooled statistics (2, R, C), the noise, and y. With a single position the
+// Makes the samples' moments unless null, the pooled statistics (R, C), the noise, and y. With a single position the
 // samples are their own means: `mean` is x, a copy of it in the arithmetic of x, or null, and `var` is null. Weight,
 // bias, pooled statistics, noise, indices and seed may be null. Unless `reference_mean` is null, all samples share one
 // pool, Batch Renormalization corrects it towards the reference (C,), `limits` has r_max and d_max, and r and d are
@@ -126,7 +126,7 @@ struct ForwardCall {
     double noise_eps;
     i64 means;
     void *mean;
-    double *var, *pooled;
+    double *var, *pooled_mean, *pooled_var;
     void *m, *k;
     i64 live;  // whether the reference is first copied from the running statistics
     double *reference_mean, *reference_var;
@@ -143,7 +143,7 @@ struct ForwardCall {
 
 GN_EXPORT(fused_forward)(const ForwardCall *call);
 
-// Makes the gradients of weight and bias (2, C), and unless dx is null that of x. `mean` and `var` are the statistics
+// Makes the gradients of weight and bias (C,), and unless dx is null that of x. `mean` and `var` are the statistics
 // of the pools, or if these are exclusive the moments of the samples.
 struct BackwardCall {
     i64 dtype;
@@ -156,7 +156,7 @@ struct BackwardCall {
     double *var;
     void *m, *k;
     const void *r, *d;
-    void *parameters, *dx;
+    void *to_weight, *to_bias, *dx;
 };
 
 GN_EXPORT(fused_backward)(const BackwardCall *call);

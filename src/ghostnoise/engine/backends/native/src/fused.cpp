@@ -209,7 +209,7 @@ template <class A> struct Backward {
     const A *weight;
     Floor floor;
     Samples saved;
-    A *m, *k, *g_weight;  // the gradient of weight, and that of bias after it
+    A *m, *k, *g_weight, *g_bias;
     double *carried;
 
     // Calls run with a value of the type of x.
@@ -252,8 +252,8 @@ template <class A> struct Backward {
                 using T = decltype(type);
                 statistics_gradient<A>(n.many(B * C), B, C, R, n.per_pool,
                                        SingleSums<T, A>{in<T>(gradient), n.dy_b, in<T>(from), n.x_b, C},
-                                       SampleNoise<A>{m, k}.from(at), tables.at, var, floor, g_weight, g_weight + C,
-                                       g_mean, g_var, carried);
+                                       SampleNoise<A>{m, k}.from(at), tables.at, var, floor, g_weight, g_bias, g_mean,
+                                       g_var, carried);
             });
         } else {
             if (const int status =
@@ -262,7 +262,7 @@ template <class A> struct Backward {
                 return status;
             GN_FUNCTION(statistics_gradient)
             (TABLES<A>, n.many(B * C), B, C, R, n.per_pool, total, moment, offset(m, at), gain, tables.at, var,
-             floor.eps, floor.least, g_weight, g_weight + C, g_mean, g_var, carried);
+             floor.eps, floor.least, g_weight, g_bias, g_mean, g_var, carried);
         }
         if (!dx)
             return OK;
@@ -302,7 +302,7 @@ template <class A> struct Backward {
             return status;
         if (const int status =
                 exclusive_terms(threads, n.G, part.starts, C, S, mean, pooled, floor, weight, total, moment, g_weight,
-                                g_weight + C, carried, factor, center, dx ? slope : nullptr, shift))
+                                g_bias, carried, factor, center, dx ? slope : nullptr, shift))
             return status;
         if (!dx)
             return OK;
@@ -346,22 +346,21 @@ template <class A> void fold_weight(i64 C, const A *weight, const A *r, A *to) {
         to[c] = weight ? weight[c] * r[c] : r[c];
 }
 
-// The gradient of the weight itself, from the gradients of weight * r and of the bias after it.
-template <class A> void unfold_gradient(i64 C, const A *r, const A *d, A *gradient) {
+// The gradient of the weight itself, from the gradients of weight * r and of the bias.
+template <class A> void unfold_gradient(i64 C, const A *r, const A *d, const A *g_bias, A *g_weight) {
     for (i64 c = 0; c < C; ++c)
-        gradient[c] = r[c] * gradient[c] + d[c] * gradient[C + c];
+        g_weight[c] = r[c] * g_weight[c] + d[c] * g_bias[c];
 }
 
 // The moments (C,) that running statistics are updated towards: those of the whole batch, or the averages over samples
 // of the moments of their ghost batches.
-void population_moments(const Geometry &n, const i64 *starts, const Samples &samples, const double *pooled,
-                        bool averages, double *mean, double *var) {
+void population_moments(const Geometry &n, const i64 *starts, const Samples &samples, const double *means,
+                        const double *vars, bool averages, double *mean, double *var) {
     if (n.exclusive) {
         const i64 whole[2] = {0, n.B};
         GN_FUNCTION(pool)(samples.means, 0, n.many(n.B * n.C), 1, whole, n.C, samples.mean, samples.var, mean, var);
         return;
     }
-    const double *means = pooled, *vars = pooled + n.G * n.C;
     for (i64 c = 0; c < n.C; ++c)
         mean[c] = var[c] = 0;
     const auto share = [=](i64 g) { return double(starts[g + 1] - starts[g]) / double(n.B); };
@@ -402,8 +401,8 @@ inline i64 size_of(i64 dtype) { return dtype == 1 ? 8 : dtype == 0 ? 4 : 2; }
 
 GN_EXPORT(fused_forward)(const ForwardCall *call) {
     const auto [dtype, geometry, x, weight, bias, eps, least, indices, N, seed, law, quantiles, noise_eps, means, mean,
-                var, pooled, m, k, live, reference_mean, reference_var, limits, r, d, population, bessel, buffers,
-                running_mean, running_var, count, factor, y] = *call;
+                var, pooled_mean, pooled_var, m, k, live, reference_mean, reference_var, limits, r, d, population,
+                bessel, buffers, running_mean, running_var, count, factor, y] = *call;
     const Geometry &n = *reinterpret_cast<const Geometry *>(geometry);
     const i64 *starts = geometry + sizeof(Geometry) / sizeof(i64), bytes = size_of(dtype), C = n.C;
     const bool exclusive_tiles = n.exclusive_tiles(starts), noisy_tiles = indices && n.tiles(n.B, NOISY_SAMPLES);
@@ -431,10 +430,10 @@ GN_EXPORT(fused_forward)(const ForwardCall *call) {
                                           {eps, least}, out<T>(y), n.made_b)));
     } else if (half_tiles) {
         GN_TILES((inclusive_forward<T, A>(many, n.G, starts, C, in<T>(x), n.x_b, in<A>(weight), in<A>(bias),
-                                          {eps, least}, pooled, pooled + n.G * C, out<T>(y), n.made_b)));
+                                          {eps, least}, pooled_mean, pooled_var, out<T>(y), n.made_b)));
     } else if (noisy_tiles) {
         GN_TILES((noisy_forward<T, A>(many, n.B, C, in<T>(x), n.x_b, in<A>(weight), in<A>(bias), {eps, least},
-                                      {indices, N, noise_eps, out<A>(m), out<A>(k)}, pooled, pooled + C, out<T>(y),
+                                      {indices, N, noise_eps, out<A>(m), out<A>(k)}, pooled_mean, pooled_var, out<T>(y),
                                       n.made_b)));
     } else {
         GN_FUSED(Forward<A>{dtype,
@@ -447,8 +446,8 @@ GN_EXPORT(fused_forward)(const ForwardCall *call) {
                             {indices, N, seed, law, quantiles, noise_eps},
                             {reference_mean, reference_var, limits, out<A>(r), out<A>(d)},
                             samples,
-                            pooled,
-                            offset(pooled, n.pools() * C),
+                            pooled_mean,
+                            pooled_var,
                             out<A>(m),
                             out<A>(k)});
     }
@@ -457,14 +456,15 @@ GN_EXPORT(fused_forward)(const ForwardCall *call) {
     const Scratch<double> stats(2 * C);
     if (!stats.at)
         return OUT_OF_MEMORY;
-    population_moments(n, starts, samples, pooled, population == 2, stats.at, stats.at + C);
+    population_moments(n, starts, samples, pooled_mean, pooled_var, population == 2, stats.at, stats.at + C);
     for (i64 c = 0; c < C; ++c)
         stats.at[C + c] *= bessel;
     return GN_FUNCTION(update_running)(buffers, C, running_mean, running_var, count, stats.at, stats.at + C, factor);
 }
 
 GN_EXPORT(fused_backward)(const BackwardCall *call) {
-    const auto [dtype, geometry, dy, x, given_weight, eps, least, means, mean, var, m, k, r, d, parameters, dx] = *call;
+    const auto [dtype, geometry, dy, x, given_weight, eps, least, means, mean, var, m, k, r, d, to_weight, to_bias,
+                dx] = *call;
     const Geometry &n = *reinterpret_cast<const Geometry *>(geometry);
     const i64 *starts = geometry + sizeof(Geometry) / sizeof(i64), bytes = size_of(dtype), C = n.C;
     int status = OK;
@@ -480,8 +480,8 @@ GN_EXPORT(fused_backward)(const BackwardCall *call) {
         request_huge_pages(dx, n.B * C * n.S * bytes);
     if (!m && !k && !r && n.exclusive_tiles(starts)) {
         GN_TILES((exclusive_backward<T, A>(n.many(n.B * C), n.G, starts, C, in<T>(dy), n.dy_b, in<T>(x), n.x_b,
-                                           in<A>(weight), {eps, least}, out<A>(parameters), out<A>(parameters) + C,
-                                           out<T>(dx), n.made_b)));
+                                           in<A>(weight), {eps, least}, out<A>(to_weight), out<A>(to_bias), out<T>(dx),
+                                           n.made_b)));
         return status;
     }
     std::memset(carried.at, 0, sizeof(double) * 2 * C);
@@ -495,12 +495,13 @@ GN_EXPORT(fused_backward)(const BackwardCall *call) {
                          {means, mean, var},
                          out<A>(m),
                          out<A>(k),
-                         out<A>(parameters),
+                         out<A>(to_weight),
+                         out<A>(to_bias),
                          carried.at});
     if (r && dtype == 1)
-        unfold_gradient(C, in<double>(r), in<double>(d), out<double>(parameters));
+        unfold_gradient(C, in<double>(r), in<double>(d), in<double>(to_bias), out<double>(to_weight));
     else if (r)
-        unfold_gradient(C, in<float>(r), in<float>(d), out<float>(parameters));
+        unfold_gradient(C, in<float>(r), in<float>(d), in<float>(to_bias), out<float>(to_weight));
     return status;
 }
 
