@@ -2,7 +2,7 @@
 
 import contextlib
 import copy
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import pytest
 import torch
@@ -406,6 +406,19 @@ def test_prepared_calls_of_an_op(name, shape, dtype, layout, monkeypatch):
         monkeypatch.setattr(Native, "fused_forward", None)
         for one, wanted in zip(outputs(other), expected[0], strict=True):
             torch.testing.assert_close(one, wanted, rtol=0.02, atol=0.02)
+
+
+@pytest.mark.parametrize("name", ["law fc", "law conv"])
+def test_draws_of_a_law_after_its_seed(name):
+    """A plan is described by the same names if the draws are given as if a seed is."""
+    plan, seed = plans.PLANS[name], torch.tensor([5])
+    given = arguments(plan, SHAPES["S > 1"], torch.float32, torch.contiguous_format, False)
+    registered._prepared.clear()
+    expected = outputs(given)
+    seeded = plan._replace(noise=replace(plan.noise, draws=seed, normalized=True))
+    for _ in range(2):
+        outputs(arguments(seeded, SHAPES["S > 1"], torch.float32, torch.contiguous_format, False))
+    assert_identical(outputs(given), expected)
 
 
 def counted(method, found):

@@ -87,7 +87,8 @@ def _normalize(
     update = Update(Running(mean, var, count, momentum), Population(ghosts, unbiased)) if updated else None
     asked = decode(drawn, reference, valid, names, integers, floats, update)
     numbers = tuple(integers), tuple(floats), momentum, ghosts, unbiased
-    key = names, numbers, x.shape, torch.get_num_threads(), chosen()
+    shapes = x.shape, *(each.shape for each in drawn)
+    key = names, numbers, shapes, torch.get_num_threads(), chosen()
     known = () if reference or valid else _prepared.get(key, ())
     for again in known:
         if (at := again.admitted(x, state)) is not None:
@@ -108,7 +109,7 @@ def _normalize(
     return made.y, *_outputs(x, kept, _joined(x, made.noise), made.correction or (), samples), updated
 
 
-# The forward passes of a graph run again and again: the latest ones that were prepared, by the plan and the shape of x.
+# The forward passes of a graph run again and again: the latest ones that were prepared, by the plan and shapes.
 # There may be several: torch calls a graph inside or outside of autograd, which counts as metadata of its tensors.
 _prepared: dict[Hashable, tuple[Prepared, ...]] = {}
 MOST_PREPARED, PER_PLAN = 4096, 4
