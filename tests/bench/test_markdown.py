@@ -68,6 +68,13 @@ def test_rows_are_selected_by_name_and_those_without_the_quantity_are_left_out(p
         markdown(path, "ratio_peak")
 
 
+def test_contenders_are_selected_by_name(path):
+    lines = markdown(path, "p50_ms", contenders=["Composer", "GBN-32 (native)"]).splitlines()
+    assert lines[0] == "| default / raised allocator | GBN-32 (native) | Composer |"
+    with pytest.raises(UserError, match=r"^--contender GBN-32: .* has none of this name; must be one of nn.BatchNorm2d,"):
+        markdown(path, contenders=["GBN-32"])
+
+
 def test_the_summary_of_memory_has_saved_tables_and_peaks(tmp_path):
     stored = [
         SHARED | {"bench": "memory", "row": row, "contender": contender, "backend": backend, "kind": "", "n": 1,

@@ -49,13 +49,19 @@ def read(path: Path) -> list[Record]:
     return records
 
 
-def markdown(path: Path, value: str | None = None, backend: str | None = None, only: Sequence[str] = ()) -> str:
+def markdown(
+    path: Path,
+    value: str | None = None,
+    backend: str | None = None,
+    only: Sequence[str] = (),
+    contenders: Sequence[str] = (),
+) -> str:
     """Return the table of a file, and the conditions of the measurement.
 
     Without `value`, it is the summary of `bench layers` or `bench memory`: a line for each contender. With it, the
     table has a line for each row of the bench and a column for each contender. Numbers of the two allocator modes are
-    separated by a slash. `backend` selects the contenders of one backend of this library, and `only` the rows whose
-    names contain one of these texts.
+    separated by a slash. `backend` selects the contenders of one backend of this library, `contenders` those with these
+    names in the table, and `only` the rows whose names contain one of these texts.
     """
     records = [
         each
@@ -65,6 +71,10 @@ def markdown(path: Path, value: str | None = None, backend: str | None = None, o
     ]
     if not records:
         raise UserError(f"{path}: has no records of these rows and this backend; check --only and --backend")
+    names = dict.fromkeys(map(name, records))
+    if unknown := [each for each in contenders if each not in names]:
+        raise UserError(f"--contender {unknown[0]}: {path} has none of this name; must be one of {', '.join(names)}")
+    records = [each for each in records if not contenders or name(each) in contenders]
     summaries: dict[str, Numbers] = {"memory": memory_summary}
     numbers = partial(_matrix, value=value) if value else summaries.get(records[0]["bench"], summary)
 

@@ -67,13 +67,14 @@ def bench_renderers(root: Path) -> dict[str, Callable[[list[str]], str]]:
     parser.add_argument("file")
     parser.add_argument("--value")
     parser.add_argument("--backend")
+    parser.add_argument("--contender", action="append", default=[])
     parser.add_argument("--only", action="append", default=[])
 
     def render_bench(words: list[str]) -> str:
         from ghostnoise.bench.markdown import markdown
 
         options = parser.parse_args(words)
-        return markdown(root / options.file, options.value, options.backend, options.only)
+        return markdown(root / options.file, options.value, options.backend, options.only, options.contender)
 
     def render_profile(words: list[str]) -> str:
         from ghostnoise.bench.markdown import profile

@@ -175,11 +175,19 @@ def test_large_tensors_on_any_number_of_threads(name, shape, dtype, layout):
         torch.set_num_threads(before)
 
 
-# The first two are large, and are processed in parts of one and of several ghost batches. The last two have fewer tiles
-# of channels than threads, and more samples in a ghost batch than a tile has.
+# The first three are large, and are processed in parts of one and of several ghost batches; the memory of the first one
+# is mapped before. The last two have fewer tiles of channels than threads, and more samples in a ghost batch than a tile
+# has.
 @pytest.mark.parametrize("layout", ["contiguous", "channels_last"])
 @pytest.mark.parametrize(
-    ("shape", "size"), [((140, 260, 8, 8), 32), ((301, 520, 3, 5), 4), ((70, 60, 4, 4), 8), ((270, 70, 2, 2), 260)]
+    ("shape", "size"),
+    [
+        ((132, 64, 32, 32), 32),
+        ((140, 260, 8, 8), 32),
+        ((301, 520, 3, 5), 4),
+        ((70, 60, 4, 4), 8),
+        ((270, 70, 2, 2), 260),
+    ],
 )
 @pytest.mark.parametrize("name", ["ghost", "exclusive", "floored exclusive"])
 def test_tables_of_several_positions_in_parts_and_tiles(name, shape, size, layout):

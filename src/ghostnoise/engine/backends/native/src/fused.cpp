@@ -31,6 +31,12 @@ struct Geometry {
         return exclusive && S > 1 && available >= table_threads() && largest(G, starts) <= EXCLUSIVE_SAMPLES;
     }
     i64 table_threads() const { return many(B * C * EXCLUSIVE_WORK); }
+    // Requests memory for a dense result; with several ghost batches it is written in parts (`for_parts_of_batch`).
+    void request_memory(const void *result, i64 bytes) const {
+        request_huge_pages(result, B * C * S * bytes);
+        if (G > 1)
+            populate(result, B * C * S * bytes, threads);
+    }
 };
 
 // Noise from N drawn samples, or from a law.
@@ -77,7 +83,7 @@ struct Part {
 };
 
 constexpr i64 LARGE = i64(1) << 23;   // bytes of a result that passes write with non-temporal stores
-constexpr i64 CACHED = i64(1) << 21;  // bytes of x in a part of a large batch: the next step finds it in the caches
+constexpr i64 CACHED = i64(1) << 22;  // bytes of x in a part of a large batch: the next step finds it in the caches
 
 // Runs step(part) over all ghost batches, until it returns other than OK.
 template <class Step> int for_parts_of_batch(const Geometry &n, const i64 *starts, i64 bytes, Step step) {
@@ -420,7 +426,7 @@ GN_EXPORT(fused_forward)(const ForwardCall *call) {
     for (void *table : {m, k})  // in the arithmetic of x
         request_huge_pages(table, table ? n.B * C * (dtype == 1 ? 8 : 4) : 0);
     if (n.made_b == C * n.S)
-        request_huge_pages(y, n.B * C * n.S * bytes);
+        n.request_memory(y, bytes);
     if (live && buffers == 1)
         copy_reference(C, in<double>(running_mean), in<double>(running_var), reference_mean, reference_var);
     else if (live)
@@ -477,7 +483,7 @@ GN_EXPORT(fused_backward)(const BackwardCall *call) {
     else if (r)
         fold_weight(C, in<float>(given_weight), in<float>(r), reinterpret_cast<float *>(folded.at));
     if (dx && n.made_b == C * n.S)
-        request_huge_pages(dx, n.B * C * n.S * bytes);
+        n.request_memory(dx, bytes);
     if (!m && !k && !r && n.exclusive_tiles(starts)) {
         GN_TILES((exclusive_backward<T, A>(n.many(n.B * C), n.G, starts, C, in<T>(dy), n.dy_b, in<T>(x), n.x_b,
                                            in<A>(weight), {eps, least}, out<A>(to_weight), out<A>(to_bias), out<T>(dx),

@@ -95,6 +95,23 @@ inline void request_huge_pages(const void *at, i64 bytes) {
 #endif
 }
 
+// Maps the memory of a result on all threads, before they write it part by part: in a small part, all of them write to
+// the same huge page, and would wait for the one that maps it. Malloc maps a result of this size anew each time.
+inline void populate(const void *at, i64 bytes, i64 threads) {
+#if defined(__linux__) && defined(MADV_POPULATE_WRITE)
+    constexpr std::uintptr_t PAGE = std::uintptr_t(1) << 21;
+    const std::uintptr_t begin = reinterpret_cast<std::uintptr_t>(at);
+    const i64 from = i64((begin + PAGE - 1) / PAGE), end = i64((begin + std::uintptr_t(bytes)) / PAGE);
+    if (bytes < i64(1) << 25)
+        return;
+#pragma omp parallel for num_threads(int(threads)) schedule(static)
+    for (i64 page = from; page < end; ++page)  // where this fails, the first write maps the page
+        madvise(reinterpret_cast<void *>(std::uintptr_t(page) * PAGE), PAGE, MADV_POPULATE_WRITE);
+#else
+    (void)at, (void)bytes, (void)threads;
+#endif
+}
+
 template <class T> Tensor<T> with_huge_pages(const Shape &n, const Tensor<T> &to) {
     if (to.b == n.C * n.S)
         request_huge_pages(to.at, n.B * n.C * n.S * i64(sizeof(T)));
