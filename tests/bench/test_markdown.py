@@ -71,7 +71,9 @@ def test_rows_are_selected_by_name_and_those_without_the_quantity_are_left_out(p
 def test_contenders_are_selected_by_name(path):
     lines = markdown(path, "p50_ms", contenders=["Composer", "GBN-32 (native)"]).splitlines()
     assert lines[0] == "| default / raised allocator | GBN-32 (native) | Composer |"
-    with pytest.raises(UserError, match=r"^--contender GBN-32: .* has none of this name; must be one of nn.BatchNorm2d,"):
+    with pytest.raises(
+        UserError, match=r"^--contender GBN-32: .* has none of this name; must be one of nn.BatchNorm2d,"
+    ):
         markdown(path, contenders=["GBN-32"])
 
 
