@@ -176,8 +176,8 @@ def test_large_tensors_on_any_number_of_threads(name, shape, dtype, layout):
 
 
 # The first three are large, and are processed in parts of one and of several ghost batches; the memory of the first one
-# is mapped before. The last two have fewer tiles of channels than threads, and more samples in a ghost batch than a tile
-# has.
+# is mapped before. The last two have fewer tiles of channels than threads, and more samples in a ghost batch than fit a
+# tile.
 @pytest.mark.parametrize("layout", ["contiguous", "channels_last"])
 @pytest.mark.parametrize(
     ("shape", "size"),
