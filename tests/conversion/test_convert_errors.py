@@ -189,6 +189,13 @@ def test_eps_of_the_layer(eps):
     refuses(model, r"'1' \(BatchNorm2d\) has eps=.*: must be a number in \[0, inf\); set its eps", "gni", 4)
 
 
+@pytest.mark.parametrize("momentum", [7, "a"])
+def test_momentum_of_the_layer(momentum):
+    model = nn.Sequential(nn.BatchNorm2d(3), nn.BatchNorm2d(3, momentum=momentum))
+    refuses(model, r"'1' \(BatchNorm2d\) has momentum=.*: must be a number in \[0, 1\]; set its momentum", "gni", 4)
+    ghostnoise.convert(nn.Sequential(nn.BatchNorm2d(3, momentum=None)), "gni", 4)
+
+
 @pytest.mark.usefixtures("one_rank")
 def test_fully_shard():
     from torch.distributed.device_mesh import init_device_mesh

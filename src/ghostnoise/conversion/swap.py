@@ -1,6 +1,7 @@
 """Conversion of batch norms in place: the class of the layer changes, so every reference to the layer stays valid."""
 
 import inspect
+import math
 from typing import Any, NamedTuple
 
 from torch import nn
@@ -145,7 +146,7 @@ def plan(found: Found, method: Method, size: Any, options: dict[str, Any], proce
     """Plan the conversion of a batch norm to a layer of `method`; raises if it is not possible."""
     module, was = found.module, origin(found.module)
     layer = _fitting(found, method.spec, was.layer)
-    _check_eps(found)
+    _check_numbers(found)
     group = targets.default_group(*was) if process_group is ... else process_group
     fixed = {"num_features": 1, "device": "meta", "process_group": group}
     fixed["track_running_stats"] = module.track_running_stats
@@ -216,11 +217,14 @@ def _has_drop_and_act(was: type[Any], module: nn.Module) -> bool:
     return from_timm and all(isinstance(getattr(module, name, None), nn.Module) for name in ("drop", "act"))
 
 
-def _check_eps(found: Found) -> None:
-    try:
-        checks.number("eps", found.module.eps, 0)
-    except ValueError as error:
-        raise ValueError(f"{found} has {error}; set its eps, or exclude the layer with where=") from None
+def _check_numbers(found: Found) -> None:
+    for name, high in (("eps", math.inf), ("momentum", 1)):
+        value = getattr(found.module, name)
+        try:
+            if value is not None or name == "eps":
+                checks.number(name, value, 0, high)
+        except ValueError as error:
+            raise ValueError(f"{found} has {error}; set its {name}, or exclude the layer with where=") from None
 
 
 def _check_assignable(found: Found, layer: type[nn.Module]) -> None:
