@@ -373,7 +373,7 @@ def test_outputs_of_an_op_do_not_share_memory():
 @every_input
 def test_prepared_calls_of_an_op(name, shape, dtype, layout, monkeypatch):
     """A call with the metadata of an earlier one is prepared, and one that differs in anything is not."""
-    registered._prepared.clear()
+    registered._prepared.found.clear()
     running = Running(torch.randn(2), torch.rand(2), torch.tensor(3), 0.1)
     plan = plans.PLANS[name]._replace(update=Update(running, Population(unbiased=True)))
     x, weight, bias, *rest = arguments(plan, shape, dtype, layout, False)
@@ -383,10 +383,10 @@ def test_prepared_calls_of_an_op(name, shape, dtype, layout, monkeypatch):
     double = other[0].double(), other[1].double(), other[2].double(), *other[3:]
     changed = ((rows, *other[1:]), double, (other[0], None, *other[2:]), (*other[:-3], 0.3, *other[-2:]))
     threads = torch.get_num_threads()
-    expected = [outputs(each) for each in (other, *changed) if registered._prepared.clear() is None]
+    expected = [outputs(each) for each in (other, *changed) if registered._prepared.found.clear() is None]
     prepared = []
     monkeypatch.setattr(Native, "prepare", counted(Native.prepare, prepared))
-    registered._prepared.clear()
+    registered._prepared.found.clear()
     outputs(first)
     covered = [each for each in prepared if each is not None]
     with monkeypatch.context() as patch:
@@ -413,7 +413,7 @@ def test_draws_of_a_law_after_its_seed(name):
     """A plan is described by the same names if the draws are given as if a seed is."""
     plan, seed = plans.PLANS[name], torch.tensor([5])
     given = arguments(plan, SHAPES["S > 1"], torch.float32, torch.contiguous_format, False)
-    registered._prepared.clear()
+    registered._prepared.found.clear()
     expected = outputs(given)
     seeded = plan._replace(noise=replace(plan.noise, draws=seed, normalized=True))
     for _ in range(2):

@@ -10,7 +10,7 @@ Python function of a formula in every call of the op. Instead, `normalize_autogr
 ops around an autograd function, and a captured graph has only the ops that they call.
 """
 
-from collections.abc import Hashable, Iterable
+from collections.abc import Iterable
 from typing import Any
 
 import torch
@@ -18,7 +18,7 @@ from torch import Tensor
 
 from ghostnoise.engine import composite, steps
 from ghostnoise.engine.backends import aten
-from ghostnoise.engine.backends.base import NO_NOISE, NoiseTables, Normalized, Prepared, Saved
+from ghostnoise.engine.backends.base import NO_NOISE, Latest, NoiseTables, Normalized, Prepared, Saved
 from ghostnoise.engine.backends.select import chosen, select
 from ghostnoise.engine.masks import Valid
 from ghostnoise.engine.plan import Correction, DrawnWithHistory, Noise, Normalizer, Plan, decode, positions
@@ -89,7 +89,7 @@ def _normalize(
     numbers = tuple(integers), tuple(floats), momentum, ghosts, unbiased
     shapes = x.shape, *(each.shape for each in drawn)
     key = names, numbers, shapes, torch.get_num_threads(), chosen()
-    known = () if reference or valid else _prepared.get(key, ())
+    known = () if reference or valid else _prepared.get(key)
     for again in known:
         if (at := again.admitted(x, state)) is not None:
             made = again.forward(x, state, at, asked.noise)
@@ -100,9 +100,7 @@ def _normalize(
         measured = (asked.normalizer.contributors, made.moments, made.pooled, x.shape[0], positions(x))
         backend.update_running(*update.running, update.population.moments(*measured, backend.pool, asked.counts))
     elif not reference and not valid and (new := backend.prepare(x, state, asked)) is not None:
-        if len(_prepared) >= MOST_PREPARED:
-            _prepared.clear()
-        _prepared[key] = new, *known[: PER_PLAN - 1]
+        _prepared.add(key, new)
     wide, remembers = table_dtype(x.device), _kept(x, asked)[2]
     groups = _tables(x, asked, made), made.moments if remembers else ()
     kept, samples = ([one.to(wide).contiguous() for one in group] for group in groups)
@@ -111,8 +109,7 @@ def _normalize(
 
 # The forward passes of a graph run again and again: the latest ones that were prepared, by the plan and shapes.
 # There may be several: torch calls a graph inside or outside of autograd, which counts as metadata of its tensors.
-_prepared: dict[Hashable, tuple[Prepared, ...]] = {}
-MOST_PREPARED, PER_PLAN = 4096, 4
+_prepared = Latest[Prepared]()
 
 
 def _tables(x: Tensor, plan: Plan, made: Normalized) -> list[Tensor]:

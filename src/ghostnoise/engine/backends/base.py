@@ -12,8 +12,9 @@ are in float64, other tables in the dtype of the arithmetic. A table has shape (
 """
 
 from abc import ABC, abstractmethod
+from collections.abc import Hashable
 from dataclasses import dataclass
-from typing import ClassVar, NamedTuple, TypeAlias
+from typing import ClassVar, Generic, NamedTuple, TypeAlias, TypeVar
 
 import torch
 from torch import Tensor
@@ -21,6 +22,8 @@ from torch import Tensor
 from ghostnoise.engine.plan import Batch, Correction, LiveReference, Noise, Normalizer, Plan, Reference
 from ghostnoise.statistics.moments import Moments
 from ghostnoise.statistics.samples import Contributors, LinearTerm
+
+T = TypeVar("T")
 
 
 class Affine(NamedTuple):
@@ -154,6 +157,27 @@ class Prepared(ABC):
     @abstractmethod
     def forward(self, x: Tensor, state: State, at: list[int], noise: Noise | None) -> Normalized:
         """Run the forward pass on tensors that were admitted, whose addresses are `at`."""
+
+
+class Latest(Generic[T]):
+    """The latest few values of each key. All are dropped when there are too many keys."""
+
+    KEYS, PER_KEY = 4096, 8
+
+    __slots__ = ("found",)
+
+    def __init__(self) -> None:
+        self.found: dict[Hashable, tuple[T, ...]] = {}
+
+    def get(self, key: Hashable) -> tuple[T, ...]:
+        """Return the values of a key, the latest one first."""
+        return self.found.get(key, ())
+
+    def add(self, key: Hashable, value: T) -> None:
+        """Add a value, in place of the oldest one if there are many."""
+        if len(self.found) >= self.KEYS:
+            self.found.clear()
+        self.found[key] = (value, *self.get(key)[: self.PER_KEY - 1])
 
 
 @dataclass(frozen=True)

@@ -13,6 +13,7 @@ import torch
 from torch import Tensor
 
 from ghostnoise.engine.backends.aten import Aten
+from ghostnoise.engine.backends.base import Latest
 from ghostnoise.engine.backends.native.library import DTYPES
 from ghostnoise.statistics.moments import Moments
 from ghostnoise.torch_private import same_metadata
@@ -87,14 +88,12 @@ class Alike:
 class Admissions(Generic[T]):
     """What was found out about tensors that were admitted as they are, for others with the same metadata."""
 
-    KEYS, PER_KEY = 4096, 8  # the latest are kept
-
     def __init__(self) -> None:
-        self.found: dict[Hashable, tuple[tuple[Alike, T], ...]] = {}
+        self.found = Latest[tuple[Alike, T]]()
 
     def get(self, key: Hashable, tensors: tuple[Tensor, ...]) -> tuple[T, list[int]] | None:
         """Return what was found out about tensors like these, for the same key, and the addresses of these."""
-        for alike, value in self.found.get(key, ()):
+        for alike, value in self.found.get(key):
             if (at := alike.addresses(tensors)) is not None:
                 return value, at
         return None
@@ -102,11 +101,8 @@ class Admissions(Generic[T]):
     def add(self, key: Hashable, tensors: tuple[Tensor, ...], value: T) -> None:
         """Remember what was found out about tensors that were admitted as they are; empty ones stand for None."""
         alike = Alike(tensors)
-        if alike.addresses(tensors) is None:  # one of them is there twice
-            return
-        if len(self.found) >= self.KEYS:
-            self.found.clear()
-        self.found[key] = ((alike, value), *self.found.get(key, ())[: self.PER_KEY - 1])
+        if alike.addresses(tensors) is not None:  # else one of them is there twice
+            self.found.add(key, (alike, value))
 
 
 def empty(shape: Sequence[int], dtype: torch.dtype) -> Tensor:

@@ -14,12 +14,6 @@ namespace {
 
 constexpr i64 EXCLUSIVE_WORK = 8;  // of an entry of these tables, in elements that are only copied
 
-// Weight or bias of the channels of a tile, or a constant.
-template <class A> void copy_parameter(const A *from, i64 c0, i64 wide, A absent, A *to) {
-    for (i64 c = 0; c < wide; ++c)
-        to[c] = from ? from[c0 + c] : absent;
-}
-
 // What the forward pass applies to x, from the moments of the samples.
 template <class A>
 int exclusive_affine(i64 threads, i64 G, const i64 *starts, i64 C, const double *means, const double *vars, Floor floor,
@@ -130,26 +124,18 @@ int exclusive_terms(i64 threads, i64 G, const i64 *starts, i64 C, i64 S, const d
                     middle[c] += own[k * TILE_CHANNELS + c];
             for (i64 c = 0; c < wide; ++c)
                 middle[c] /= double(n);
-            for (i64 k = 0; k < n; ++k)
-#pragma omp simd
-                for (i64 c = 0; c < wide; ++c) {
-                    const i64 at = k * TILE_CHANNELS + c;
-                    sum_var[c] += double(g_var[at]);
-                    sum_mean[c] += through_mean(g_mean[at], g_var[at], mean[at] - middle[c]);
-                }
+            exclusive_sums(n, wide, mean, middle, g_mean, g_var, sum_var, sum_mean);
             const double share = 1.0 / double(n - 1);
             for (i64 k = 0; k < n; ++k) {
                 const i64 row = k * TILE_CHANNELS, at = first + k * C;
 #pragma omp simd
                 for (i64 c = 0; c < wide; ++c) {
-                    const A grad_mean = g_mean[row + c], grad_var = g_var[row + c];
-                    const double rest = sum_mean[c] - through_mean(grad_mean, grad_var, mean[row + c] - middle[c]);
-                    const double own_var = (sum_var[c] - double(grad_var)) * share;
-                    const double own_mean = rest * share + 2 * (own[row + c] - middle[c]) * own_var;
-                    const double steep = 2 * own_var / double(S);
+                    const OwnGradient<A> made(sum_mean[c], sum_var[c], g_mean[row + c], g_var[row + c], mean[row + c],
+                                              own[row + c], middle[c], share);
+                    const double steep = 2 * made.var / double(S);
                     center[at + c] = A(own[row + c]);
                     slope[at + c] = A(steep);
-                    offset[at + c] = A(own_mean / double(S) + steep * (double(A(own[row + c])) - own[row + c]));
+                    offset[at + c] = A(made.mean / double(S) + steep * (double(A(own[row + c])) - own[row + c]));
                 }
             }
         }

@@ -411,9 +411,9 @@ GN_EXPORT(fused_forward)(const ForwardCall *call) {
                 bessel, buffers, running_mean, running_var, count, factor, y] = *call;
     const Geometry &n = *reinterpret_cast<const Geometry *>(geometry);
     const i64 *starts = geometry + sizeof(Geometry) / sizeof(i64), bytes = size_of(dtype), C = n.C;
-    const bool exclusive_tiles = n.exclusive_tiles(starts), noisy_tiles = indices && n.tiles(n.B, NOISY_SAMPLES);
+    const bool exclusive_tiles = n.exclusive_tiles(starts), noisy_tiles = indices && n.tiles(n.B, TILE_SAMPLES);
     const bool plain = !n.exclusive && !indices && !seed && !reference_mean;
-    const bool half_tiles = plain && bytes == 2 && n.tiles(largest(n.G, starts), INCLUSIVE_SAMPLES);
+    const bool half_tiles = plain && bytes == 2 && n.tiles(largest(n.G, starts), TILE_SAMPLES);
     const bool tiles = exclusive_tiles || noisy_tiles || half_tiles, copies = !mean && n.S == 1 && !tiles;
     const Scratch<double> moments(mean || tiles ? 0 : copies ? n.B * C : 2 * n.B * C);
     if (!moments.at)

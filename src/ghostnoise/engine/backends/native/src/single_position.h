@@ -16,7 +16,7 @@ namespace {
 
 constexpr i64 TILE_CHANNELS = 64;
 // The most samples of a tile; exclusive statistics need more tables.
-constexpr i64 INCLUSIVE_SAMPLES = 2048, NOISY_SAMPLES = 2048, EXCLUSIVE_SAMPLES = 256;
+constexpr i64 TILE_SAMPLES = 2048, EXCLUSIVE_SAMPLES = 256;
 
 inline i64 largest(i64 G, const i64 *starts) {
     i64 found = 0;
@@ -202,6 +202,37 @@ int inclusive_forward(i64 threads, i64 G, const i64 *starts, i64 C, const T *x, 
     return OK;
 }
 
+// Weight or bias of the channels of a tile, or a constant.
+template <class A> void copy_parameter(const A *from, i64 c0, i64 wide, A absent, A *to) {
+    for (i64 c = 0; c < wide; ++c)
+        to[c] = from ? from[c0 + c] : absent;
+}
+
+// The sums over a tile of n samples of the gradients through the variance, and through the mean around `middle`.
+template <class A>
+void exclusive_sums(i64 n, i64 wide, const double *mean, const double *middle, const A *g_mean, const A *g_var,
+                    double *vars, double *means) {
+    for (i64 k = 0; k < n; ++k)
+#pragma omp simd
+        for (i64 c = 0; c < wide; ++c) {
+            const i64 at = k * TILE_CHANNELS + c;
+            vars[c] += double(g_var[at]);
+            means[c] += through_mean(g_mean[at], g_var[at], mean[at] - middle[c]);
+        }
+}
+
+// The gradients of a sample's own mean and variance, which the statistics of all other samples depend on.
+template <class A> struct OwnGradient {
+    double mean, var;
+
+    OwnGradient(double sum_mean, double sum_var, A g_mean, A g_var, double pooled, double own, double middle,
+                double share)
+        : var((sum_var - double(g_var)) * share) {
+        const double rest = sum_mean - through_mean(g_mean, g_var, pooled - middle);
+        mean = rest * share + 2 * (own - middle) * var;
+    }
+};
+
 template <class T, class A>
 int exclusive_forward(i64 threads, i64 G, const i64 *starts, i64 C, const T *x, i64 x_b, const A *weight, const A *bias,
                       Floor floor, T *y, i64 y_b) {
@@ -215,10 +246,8 @@ int exclusive_forward(i64 threads, i64 G, const i64 *starts, i64 C, const T *x, 
         copy_tile(x + starts[g] * x_b + c0, x_b, n, wide, own);
         exclusive_tile<false>(Block<A>{own, nullptr, n, TILE_CHANNELS}, wide, mean, var);
         A weights[TILE_CHANNELS], biases[TILE_CHANNELS];
-        for (i64 c = 0; c < wide; ++c) {
-            weights[c] = weight ? weight[c0 + c] : A(1);
-            biases[c] = bias ? bias[c0 + c] : A(0);
-        }
+        copy_parameter(weight, c0, wide, A(1), weights);
+        copy_parameter(bias, c0, wide, A(0), biases);
         for (i64 k = 0; k < n; ++k) {
             T *to = y + (starts[g] + k) * y_b + c0;
             const i64 row = k * TILE_CHANNELS;
@@ -244,8 +273,7 @@ int exclusive_backward(i64 threads, i64 G, const i64 *starts, i64 C, const T *dy
         double *mean = memory.wide_table(0), *var = memory.wide_table(1);
         double g_weight[TILE_CHANNELS] = {}, g_bias[TILE_CHANNELS] = {};
         A weights[TILE_CHANNELS];
-        for (i64 c = 0; c < wide; ++c)
-            weights[c] = weight ? weight[c0 + c] : A(1);
+        copy_parameter(weight, c0, wide, A(1), weights);
         for (i64 g = 0; g < G; ++g) {
             const i64 n = starts[g + 1] - starts[g];
             copy_tile(x + starts[g] * x_b + c0, x_b, n, wide, own);
@@ -270,23 +298,16 @@ int exclusive_backward(i64 threads, i64 G, const i64 *starts, i64 C, const T *dy
                 continue;
             for (i64 c = 0; c < wide; ++c)
                 middle[c] /= double(n);
-            for (i64 k = 0; k < n; ++k)
-#pragma omp simd
-                for (i64 c = 0; c < wide; ++c) {
-                    const i64 at = k * TILE_CHANNELS + c;
-                    vars[c] += double(g_var[at]);
-                    means[c] += through_mean(g_mean[at], g_var[at], mean[at] - middle[c]);
-                }
+            exclusive_sums(n, wide, mean, middle, g_mean, g_var, vars, means);
             const double share = 1.0 / double(n - 1);
             for (i64 k = 0; k < n; ++k) {
                 T *to = dx + (starts[g] + k) * dx_b + c0;
 #pragma omp simd
                 for (i64 c = 0; c < wide; ++c) {
                     const i64 at = k * TILE_CHANNELS + c;
-                    const double rest = means[c] - through_mean(g_mean[at], g_var[at], mean[at] - middle[c]);
-                    const double own_var = (vars[c] - double(g_var[at])) * share;
-                    const A offset = A(rest * share + 2 * (double(own[at]) - middle[c]) * own_var);
-                    store(to[c], factor[at] * gradient[at] + offset);
+                    const OwnGradient<A> made(means[c], vars[c], g_mean[at], g_var[at], mean[at], double(own[at]),
+                                              middle[c], share);
+                    store(to[c], factor[at] * gradient[at] + A(made.mean));
                 }
             }
         }
