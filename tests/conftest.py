@@ -1,4 +1,5 @@
 import os
+import signal
 
 import pytest
 import torch
@@ -8,6 +9,10 @@ from hypothesis import settings
 torch.set_num_threads(1)
 settings.register_profile("ghostnoise", deadline=None, derandomize=True, max_examples=60, print_blob=True)
 settings.load_profile(os.environ.get("HYPOTHESIS_PROFILE", "ghostnoise"))
+
+if signal.getsignal(signal.SIGINT) == signal.SIG_IGN:
+    # Shell scripts ignore Ctrl-C in what they run in the background; the commands of the tests would inherit this.
+    signal.signal(signal.SIGINT, signal.default_int_handler)
 
 
 @pytest.fixture

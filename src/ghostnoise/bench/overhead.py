@@ -107,15 +107,20 @@ def grid_of(cells: int, seeds: int) -> Experiment:
     return Experiment(chosen, GridSettings.model_validate(given), None, ReportSettings(), chosen.tree)
 
 
+RESULT = {
+    "status": "finished", "split": "validation", "epochs": 1, "steps": 1, "train_loss": 1.0, "train_accuracy": 50.0,
+    "loss": 1.0, "accuracy": 50.0, "best_accuracy": 50.0, "best_epoch": 1, "parameters": 1, "weights_sha256": "0" * 64,
+    "images_per_second": 1.0, "seconds": 1.0, "ended": "2026-01-01T00:00:00+00:00",
+}  # fmt: skip
+
+
 def make_finished(point: Point, folder: Path) -> None:
     """Create the folder of a finished run, without running it."""
     path = folder / point.identity
     path.mkdir(parents=True)
     settings = {"recipe": folder.name, "identity": point.identity} | point.settings.model_dump(exclude_none=True)
-    result = {"status": "finished", "accuracy": 50.0, "best_accuracy": 50.0, "best_epoch": 1, "split": "validation",
-              "images_per_second": 1.0, "seconds": 1.0, "epochs": 1}  # fmt: skip
     (path / "settings.json").write_text(json.dumps(settings, indent=2))
-    (path / "result.json").write_text(json.dumps(result, indent=2))
+    (path / "result.json").write_text(json.dumps(RESULT, indent=2))
 
 
 def _planning(folder: Path, quick: bool) -> float:

@@ -14,6 +14,7 @@ from ghostnoise.lab.config import recipe
 from ghostnoise.lab.config.grid import Cell, Experiment
 from ghostnoise.lab.config.overrides import Tree
 from ghostnoise.lab.config.schema import Settings
+from ghostnoise.lab.garbage import uncollected
 
 if TYPE_CHECKING:  # it imports torch
     from ghostnoise.lab.store.scan import Found
@@ -48,6 +49,7 @@ class Point:
         return recipe.digest(self.shared | {"seed": self.seed})
 
 
+@uncollected()
 def first_points(experiment: Experiment, resolve: Resolve) -> list[Point]:
     """Return the runs that do not depend on others: with `[select]` those that are tuned, otherwise all.
 
@@ -74,7 +76,8 @@ def test_points(experiment: Experiment, winners: Mapping[str, Cell], resolve: Re
 def points(experiment: Experiment, cell: Cell, stage: Stage, resolve: Resolve) -> list[Point]:
     """Return the runs of a cell, one for each seed."""
     settings = resolve(cell.settings)  # does not depend on the seed
-    tree, shared = recipe.canonical_tree(settings), _key_tree(settings)
+    tree = recipe.canonical_tree(settings)
+    shared = _key_tree(tree)
     return [
         Point(
             cell, seed, stage, settings.model_copy(update={"seed": seed}), recipe.digest(tree | {"seed": seed}), shared
@@ -117,7 +120,7 @@ def winners(
 
 def key(settings: Settings) -> str:
     """Return the identity of the settings without those that depend on the machine."""
-    return recipe.digest(_key_tree(settings))
+    return recipe.digest(_key_tree(recipe.canonical_tree(settings)))
 
 
 def key_of(found: "Found") -> str | None:
@@ -129,12 +132,11 @@ def key_of(found: "Found") -> str | None:
         return None
 
 
-def _key_tree(settings: Settings) -> Tree:
-    train = settings.train.model_copy(update=OF_THE_MACHINE)
-    data = settings.data.model_copy(update={"stand_in": False})
-    return recipe.canonical_tree(settings.model_copy(update={"train": train, "data": data}))
+def _key_tree(tree: Tree) -> Tree:
+    """Return the settings that identify a run, without those that depend on the machine."""
+    return tree | {"train": tree["train"] | OF_THE_MACHINE, "data": tree["data"] | {"stand_in": False}}
 
 
 @lru_cache(maxsize=4096)
 def _stored_key_tree(text: str) -> Tree:
-    return _key_tree(recipe.validated_text(text))
+    return _key_tree(recipe.canonical_tree(recipe.validated_text(text)))

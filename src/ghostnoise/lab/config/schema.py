@@ -189,7 +189,8 @@ class NormSettings(Section):
         method = given.get("method")
         info = methods.methods().get(method) if isinstance(method, str) else None
         types = {option.name: option.annotation for option in info.options} if info else {}
-        for name in [name for name in given if name not in cls.model_fields]:
+        fields = cls.model_fields  # not inside of the loop: this is slow, and thousands of cells are checked
+        for name in [name for name in given if name not in fields]:
             if read[name] is None:
                 del read[name]
             elif name not in methods.options():

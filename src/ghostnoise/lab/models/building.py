@@ -1,6 +1,7 @@
 """Build a network from its settings."""
 
 from collections.abc import Iterable
+from functools import lru_cache
 
 from torch import nn
 
@@ -59,6 +60,7 @@ def names() -> list[str]:
     return list(CATALOG)
 
 
+@lru_cache(maxsize=1024)  # thousands of cells are checked
 def placement(name: str, method: str) -> Placement | None:
     """Return the default placement of a method's noise in a network; None for methods without noise.
 

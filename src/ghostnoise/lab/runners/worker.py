@@ -18,6 +18,7 @@ from typing import Any
 from ghostnoise.lab.runners.job import Job, Place
 
 GRACE = 30.0  # seconds for a last checkpoint after the parent has exited
+AUTOGROUP = "/proc/self/autogroup"  # the niceness of a session; there is no such file elsewhere than on Linux
 
 
 class Log:
@@ -88,6 +89,7 @@ def _detach(options: WorkerOptions) -> None:
     """Detach from the terminal: only the parent receives Ctrl-C, and passes it on as one SIGTERM."""
     if hasattr(os, "setsid"):
         os.setsid()
+        _share_niceness()
     signal.signal(signal.SIGINT, signal.SIG_IGN)
     if hasattr(signal, "pthread_sigmask"):
         signal.pthread_sigmask(signal.SIG_UNBLOCK, [signal.SIGINT])  # the runner blocks it while a worker starts
@@ -101,6 +103,17 @@ def _detach(options: WorkerOptions) -> None:
     os.close(options.log)
     if options.gpu is not None:
         os.environ["CUDA_VISIBLE_DEVICES"] = options.gpu
+
+
+def _share_niceness() -> None:
+    """Give the session of this process its niceness.
+
+    Linux divides time between sessions first, and the niceness of a process counts only among those of its session.
+    """
+    niceness = os.nice(0)
+    if niceness > 0:
+        with suppress(OSError), open(AUTOGROUP, "r+") as file:
+            file.write(str(niceness))
 
 
 def _receive(connection: Connection, jobs: "queue.SimpleQueue[Job | None]") -> None:

@@ -179,7 +179,7 @@ def read_settings(path: Path) -> Tree:
         if not isinstance(tree.get(name, ""), str):
             raise ValueError(f"{name}: must be a text")
     try:
-        recipe.stored(tree)
+        recipe.validated_text(recipe.stored_text(tree)[0])
     except ValidationError as error:
         if wrong := [each for each in error.errors() if not _of_another_version(each)]:
             raise ValueError(describe(wrong[0])) from None

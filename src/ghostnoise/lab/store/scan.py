@@ -7,6 +7,7 @@ from dataclasses import dataclass, field, fields
 from pathlib import Path
 from typing import Any, Literal, TypeVar
 
+from ghostnoise.lab.garbage import uncollected
 from ghostnoise.lab.limits import read_bytes
 from ghostnoise.lab.store import contents, folder
 from ghostnoise.lab.store.index import Index
@@ -79,6 +80,7 @@ class Found:
             return []
 
 
+@uncollected()
 def scan(
     runs: Path, warn: Callable[[str], object], current: bool = False, on_read: Callable[[], object] = lambda: None
 ) -> dict[str, Found]:
