@@ -24,7 +24,7 @@ LAYERS = [
     ["models", "data"],
     ["config.schema"],
     ["config.methods", "store.atomic"],
-    ["errors", "limits"],
+    ["errors", "garbage", "limits"],
 ]
 HEIGHT = {part: len(LAYERS) - line for line, parts in enumerate(LAYERS) for part in parts}
 
