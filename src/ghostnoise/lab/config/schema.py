@@ -62,6 +62,8 @@ class Section(BaseModel):
         for choice, defaults in cls.defaults().items():
             chosen = given.get(choice, cls.model_fields[choice].default)
             own |= defaults.get(chosen, {}) if isinstance(chosen, str) else {}
+        if not own:
+            return given
         return own | {name: value for name, value in given.items() if value is not None or name not in own}
 
     @model_validator(mode="after")
