@@ -115,10 +115,18 @@ def test_the_interval_of_a_ratio_covers_it_about_as_often_as_it_should():
     assert covered / repeats > 0.92 - 5 * math.sqrt(0.92 * 0.08 / repeats)
 
 
-def test_a_method_without_runs_is_inconclusive(claims):
+def test_a_method_without_runs(claims):
     first, second, ratio, gap, *_ = table(claims, {"BN": noisy(90), "A": noisy(91)}, {"A": noisy(1)})
     assert first[-1] == "supported"
-    assert {second[-1], ratio[-1], gap[-1]} == {"inconclusive"}
+    assert (second[3], second[-1], ratio[-1], gap[-1]) == ("0", "not run yet", "not run yet", "inconclusive")
+
+
+def test_verdicts_without_some_runs_are_preliminary(claims):
+    some = {seed: value for seed, value in noisy(91).items() if seed < 8}
+    first, second, ratio, *_ = table(claims, {"BN": noisy(90), "A": noisy(92), "B": some})
+    assert first[-1] == "supported"
+    assert (second[3], second[-1]) == ("8", "supported (preliminary)")
+    assert (ratio[3], ratio[-1]) == ("8", "supported (preliminary)")
 
 
 @pytest.mark.parametrize(

@@ -17,7 +17,7 @@ EXPERIMENT is a recipe, which may be followed by options of `ghostnoise report`,
 EXPERIMENT" are rows of its table.
 "ratio A : B over C in EXPERIMENT" is the gain of A over C divided by that of B; it supports the claim if its interval
 contains 2 and excludes 1. "gap A < B in EXPERIMENT" compares how far outputs in training differ from those at
-inference; B is the baseline.
+inference; B is the baseline. A verdict is preliminary while runs of its methods are missing.
 """
 
 import re
@@ -31,10 +31,12 @@ from pydantic import BaseModel, ConfigDict, Field, ValidationError, model_valida
 
 from ghostnoise.lab.errors import UserError
 from ghostnoise.lab.report import fragments, tables
+from ghostnoise.lab.report.notes import without_result
 from ghostnoise.lab.report.statistics import ALPHA, Corrected, Difference, Findings
 from ghostnoise.lab.report.tables import NOTHING
 
 Verdict = Literal["supported", "not supported", "inconclusive", "needs a GPU"]
+NOT_RUN = "not run yet"
 
 COMPARISON = re.compile(r"(?P<claim>.+? > .+?) in (?P<experiment>.+)")
 RATIO = re.compile(r"ratio (?P<ours>.+?) : (?P<theirs>.+?) over (?P<base>.+?) in (?P<experiment>.+)")
@@ -71,7 +73,7 @@ class Outcome(NamedTuple):
     n: str = "0"
     effect: str = NOTHING
     p: str = NOTHING
-    verdict: Verdict | Literal["not run yet"] = "inconclusive"
+    verdict: str = "inconclusive"
 
 
 def statements(path: Path) -> list[Statement]:
@@ -124,7 +126,7 @@ def outcome(test: str, load: Callable[[str], Findings | None]) -> Outcome:
     findings = load(words["experiment"])
     title = test.removesuffix(f" in {words['experiment']}")
     if findings is None:
-        return Outcome(f"`{words['experiment']}`: {title}", verdict="not run yet")
+        return Outcome(f"`{words['experiment']}`: {title}", verdict=NOT_RUN)
     name = findings.collected.experiment.recipe.name
     return compare(f"[{name}](../results/{name}/README.md): {title}", words, findings)
 
@@ -133,7 +135,10 @@ def _comparison(name: str, words: Mapping[str, str], findings: Findings) -> Outc
     known = [each.text for each in findings.claims]
     if words["claim"] not in known:
         raise UserError(f"{words['claim']!r}: must be a claim of the recipe, one of {', '.join(known)}")
-    return _difference(name, findings.claims[known.index(words["claim"])].difference, 1)
+    claim = findings.claims[known.index(words["claim"])]
+    if claim.difference is None:
+        return Outcome(name, verdict=NOT_RUN)
+    return _so_far(_difference(name, claim.difference, 1), findings, claim.ours, claim.theirs)
 
 
 def _cell(name: str, words: Mapping[str, str], findings: Findings) -> Outcome:
@@ -168,10 +173,10 @@ def _gap(name: str, words: Mapping[str, str], findings: Findings) -> Outcome:
 
 
 def _ratio(name: str, words: Mapping[str, str], findings: Findings) -> Outcome:
-    scores = [findings.best(words[part]) for part in ("ours", "theirs", "base")]
-    values = [score.comparable for score in scores if score is not None]
+    methods = [words[part] for part in ("ours", "theirs", "base")]
+    values = [score.comparable for score in map(findings.best, methods) if score is not None]
     if len(values) < 3:
-        return Outcome(name)
+        return Outcome(name, verdict=NOT_RUN)
     seeds = sorted(set(values[0]) & set(values[1]) & set(values[2]), key=repr)
     if len(seeds) < 3:
         return Outcome(name, str(len(seeds)))
@@ -183,7 +188,13 @@ def _ratio(name: str, words: Mapping[str, str], findings: Findings) -> Outcome:
         verdict = "supported" if low <= 2 <= high else "not supported"
     elif high < 2:
         verdict = "not supported"
-    return Outcome(name, str(len(seeds)), f"ratio {ratio:.1f} [{low:.1f}, {high:.1f}]", NOTHING, verdict)
+    found = Outcome(name, str(len(seeds)), f"ratio {ratio:.1f} [{low:.1f}, {high:.1f}]", NOTHING, verdict)
+    return _so_far(found, findings, *methods)
+
+
+def _so_far(found: Outcome, findings: Findings, *methods: str) -> Outcome:
+    """Mark a verdict as preliminary while runs of its methods are missing."""
+    return found._replace(verdict=f"{found.verdict} (preliminary)") if without_result(findings, methods) else found
 
 
 def _bootstrap(first: Sequence[float] | np.ndarray, second: Sequence[float] | np.ndarray) -> tuple[float, float]:

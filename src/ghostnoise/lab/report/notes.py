@@ -34,7 +34,7 @@ def claim_reason(findings: Findings, claim: Claim) -> str:
     found = difference.paired
     if 1 < found.n < FEW_SEEDS:
         words.append(f"Only {found.n} seeds: interpret with caution.")
-    if left := _without_result(findings, methods):
+    if left := without_result(findings, methods):
         words.append(f"Preliminary: {left}.")
     if diverged := sum(score.counts["diverged"] for score in (difference.ours, difference.theirs)):
         words.append(f"{counted(diverged, 'run')} diverged; the difference excludes diverged runs.")
@@ -119,7 +119,8 @@ def _measured(difference: Difference) -> str:
     return f"{mean} (equal for every seed: no spread to test against)."
 
 
-def _without_result(findings: Findings, methods: Sequence[str]) -> str:
+def without_result(findings: Findings, methods: Sequence[str]) -> str:
+    """Return how many runs of these methods have no result yet, and why; empty if there are none."""
     runs = [run for run in findings.collected.runs if run.point.cell.method in methods]
     counts = Counter(run.status for run in runs)
     waiting = [status for status in STATUSES if status not in ("finished", "diverged") and counts[status]]
