@@ -7,7 +7,7 @@ from contextlib import contextmanager
 
 @contextmanager
 def uncollected() -> Iterator[None]:
-    """Make objects without searching for garbage, which takes a third of the time if they are thousands."""
+    """Make objects without searching for garbage, which takes long if there are thousands of them."""
     enabled = gc.isenabled()
     gc.disable()
     try:

@@ -145,7 +145,8 @@ def _cell(name: str, words: Mapping[str, str], findings: Findings) -> Outcome:
     known = {row.name: row for row in findings.rows}
     if words["cell"] not in known:
         raise UserError(f"{words['cell']!r}: must be a cell of the experiment, one of {', '.join(known)}")
-    return _difference(name, known[words["cell"]].difference, 1 if words["side"] == "above" else -1)
+    row, expected = known[words["cell"]], 1 if words["side"] == "above" else -1
+    return _so_far(_difference(name, row.difference, expected), findings, row.method, findings.baseline)
 
 
 def _difference(name: str, difference: Difference | None, expected: int) -> Outcome:
@@ -169,7 +170,9 @@ def _gap(name: str, words: Mapping[str, str], findings: Findings) -> Outcome:
         return Outcome(name)
     p = tables.p_text(gap.corrected.p if gap.corrected else None)
     verdict = _verdict(-gap.paired.mean, gap.corrected)
-    return Outcome(name, str(gap.paired.n), f"{fragments.gap_text(gap)} of the gap", p, verdict)
+    method = next(row.method for row in findings.rows if row.name == gap.name)
+    found = Outcome(name, str(gap.paired.n), f"{fragments.gap_text(gap)} of the gap", p, verdict)
+    return _so_far(found, findings, method, findings.baseline)
 
 
 def _ratio(name: str, words: Mapping[str, str], findings: Findings) -> Outcome:
