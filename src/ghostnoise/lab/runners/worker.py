@@ -18,7 +18,7 @@ from typing import Any
 from ghostnoise.lab.runners.job import Job, Place
 
 GRACE = 30.0  # seconds for a last checkpoint after the parent has exited
-AUTOGROUP = "/proc/self/autogroup"  # the niceness of a session; there is no such file elsewhere than on Linux
+AUTOGROUP = "/proc/self/autogroup"  # the niceness of a session; only Linux has this file
 
 
 class Log:
