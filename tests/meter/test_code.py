@@ -19,6 +19,7 @@ def images(size=32, batch=8, seed=0):
 
 def timm(name, **options):
     torch.manual_seed(0)
+    importlib.import_module("startup.sitecustomize")  # timm imports torchvision
     return importlib.import_module("timm").create_model(name, num_classes=5, **options)
 
 

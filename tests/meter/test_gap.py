@@ -7,7 +7,7 @@ from hypothesis import assume, given, settings
 from torch import nn
 
 import ghostnoise
-from ghostnoise.meter.gap import METHODS
+from ghostnoise.meter.gap import METHODS, GhostBatches
 from support import reference
 from support.inputs import cases
 from support.metering import Spy, measure, measure_model
@@ -29,6 +29,21 @@ def naive(method, x, size, indices, eps):
     return normalize(x, size, eps=eps)
 
 
+def naive_again(method, x, size, ghosts, eps):
+    """The normalized output (B, C, S) with other ghost batches, in the order of x."""
+    if method in ("bn", "gni"):
+        return naive(method, x, size, ghosts.indices, eps)
+    y = torch.empty_like(x)
+    y[ghosts.order] = naive(method, x[ghosts.order], size, None, eps)
+    return y
+
+
+def shuffled(method, x, size):
+    """The normalized output (B, C, S) with random ghost batches."""
+    order = torch.randperm(len(x))
+    return naive_again(method, x, size, GhostBatches(order, torch.randint(len(x), (len(x), size))), 1e-5)
+
+
 @settings(max_examples=30)
 @given(cases(least_batch=4, least_values=4, least_ghost=3))
 def test_largest_outputs_of_arbitrary_batches(case):
@@ -43,7 +58,7 @@ def test_largest_outputs_of_arbitrary_batches(case):
     for method, gap in found.gaps.items():
         expected = naive(method, folded, case.ghost_size, spy.gap[0], 1e-5).abs().amax((0, 2))
         np.testing.assert_allclose(gap.largest, expected, rtol=1e-9)
-        assert np.isnan([gap.difference, gap.relative, gap.range_ratio]).all()
+        assert np.isnan([gap.difference, gap.relative, gap.range_ratio, gap.systematic, gap.random]).all()
 
 
 @pytest.mark.parametrize("method", METHODS)
@@ -61,16 +76,54 @@ def test_gap_to_the_running_statistics(method, training, monkeypatch):
         lambda module, args: buffers.append((module.running_mean.clone(), module.running_var.clone()))
     )
     gap = measure_model(model, batches, 4)["0"].gaps[method]
-    trained, inferred = [], []
-    for x, indices, (mean, var) in zip(batches, spy.gap, buffers, strict=True):
+    trained, repeated, inferred = [], [], []
+    for x, indices, others, (mean, var) in zip(batches, spy.gap, spy.others, buffers, strict=True):
         folded = reference.fold(x)
         trained += naive(method, folded, 4, indices, 0.01).movedim(1, 2).flatten(0, 1)
+        repeated += naive_again(method, folded, 4, others, 0.01).movedim(1, 2).flatten(0, 1)
         inferred += ((folded - mean[:, None]) / (var + 0.01).sqrt()[:, None]).movedim(1, 2).flatten(0, 1)
-    y, z = torch.stack(trained), torch.stack(inferred)  # values x channels
+    y, again, z = torch.stack(trained), torch.stack(repeated), torch.stack(inferred)  # values x channels
     np.testing.assert_allclose(gap.difference, (y - z).abs().mean(0), rtol=1e-9)
     np.testing.assert_allclose(gap.relative, (y - z).abs().mean(0) / z.abs().mean(0), rtol=1e-9)
     np.testing.assert_allclose(gap.largest, y.abs().amax(0), rtol=1e-9)
     np.testing.assert_allclose(gap.range_ratio, y.abs().amax(0) / z.abs().amax(0), rtol=1e-9)
+    np.testing.assert_allclose(gap.systematic, ((y - z) * (again - z)).mean(0) / z.square().mean(0), rtol=1e-9)
+    np.testing.assert_allclose(gap.random, (y - again).square().mean(0) / 2 / z.square().mean(0), rtol=1e-9, atol=1e-24)
+
+
+@pytest.mark.parametrize("method", ["gbn", "xbn", "gni"])
+def test_systematic_and_random_parts_are_those_of_many_ghost_batches(method):
+    """The parts are estimated from two passes per batch; here they are computed from the mean over many passes.
+
+    The bound is six standard errors of the mean estimate, from the scatter of the estimates, plus the error of the
+    reference itself: the variance of a mean over passes.
+    """
+    torch.manual_seed(0)
+    model = nn.Sequential(nn.BatchNorm1d(2)).double().eval()
+    x, batches, passes = random(16, 2, 5), 200, 400
+    model[0].running_mean += 0.2
+    model[0].running_var *= 2
+    estimates = [
+        measure_model(model, [x[torch.randperm(16)]], 4, draws=1, seed=1000 * seed)["0"].gaps[method]
+        for seed in range(batches)
+    ]
+    z = model(x).detach()
+    y = torch.stack([shuffled(method, x, 4) for _ in range(passes)])
+    systematic = (y.mean(0) - z).square().mean((0, 2)) / z.square().mean((0, 2))
+    varying = y.var(0).mean((0, 2)) / z.square().mean((0, 2))
+    for name, expected in (("systematic", systematic), ("random", varying)):
+        found = np.array([getattr(each, name) for each in estimates])
+        error = 6 * found.std(0, ddof=1) / batches**0.5 + varying.numpy() / passes
+        assert (abs(found.mean(0) - expected.numpy()) < error).all()
+        assert (error < varying.numpy() / 2).all()  # the bound tells one part from the sum of both
+
+
+def test_batch_norm_has_no_random_part():
+    """Its statistics do not depend on how the batch is split."""
+    model = nn.Sequential(nn.BatchNorm1d(3)).double().eval()
+    gap = measure_model(model, [random(12, 3) + 0.5], 4)["0"].gaps["bn"]
+    assert (gap.random == 0).all()
+    assert (gap.systematic > 0).all()
 
 
 @pytest.mark.parametrize(("batch_size", "size"), [(12, 4), (14, 4), (5, 8)])

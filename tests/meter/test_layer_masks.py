@@ -114,15 +114,21 @@ def test_gaps(training, monkeypatch):
     found = measure_padded([(x.where(mask.unsqueeze(1), 99.0), mask) for x, mask in batches], module=layer)
     assert set(found.gaps) == set(METHODS)
     for method, gap in found.gaps.items():
-        trained, inferred, pools = [], [], []
-        for (x, mask), indices, (mean, var, _) in zip(batches, spy.gap, buffers, strict=True):
+        trained, repeated, inferred, pools = [], [], [], []
+        for (x, mask), indices, others, (mean, var, _) in zip(batches, spy.gap, spy.others, buffers, strict=True):
             samples = present(x, mask)
             trained += normalized(method, samples, indices, 0.01)
+            order = others.order.tolist() if method in ("gbn", "xbn") else range(len(samples))
+            again = normalized(method, [samples[k] for k in order], others.indices, 0.01)
+            repeated += [y for _, y in sorted(zip(order, again, strict=True), key=lambda pair: pair[0])]
             inferred += ragged.running_norm(samples, mean, var, eps=0.01)
             size = GHOST if method in ("gbn", "xbn") else len(samples)
             groups = [ghost_batch_of(k, len(samples), size) for k in range(len(samples))]
             pools += [sum(samples[n].shape[1] for n in group) for group in groups]
-        y, z = torch.cat(trained, 1), torch.cat(inferred, 1)
+        y, again, z = (torch.cat(values, 1) for values in (trained, repeated, inferred))
+        squares = z.square().mean(1)
+        np.testing.assert_allclose(gap.systematic, ((y - z) * (again - z)).mean(1) / squares, rtol=1e-9)
+        np.testing.assert_allclose(gap.random, (y - again).square().mean(1) / 2 / squares, rtol=1e-9, atol=1e-24)
         np.testing.assert_allclose(gap.difference, (y - z).abs().mean(1), rtol=1e-9)
         np.testing.assert_allclose(gap.relative, (y - z).abs().mean(1) / z.abs().mean(1), rtol=1e-9)
         np.testing.assert_allclose(gap.largest, y.abs().amax(1), rtol=1e-9)

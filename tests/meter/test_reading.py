@@ -48,6 +48,21 @@ def test_a_round_trip_through_a_file(reading, tmp_path):
         assert (one.names, one.refused, one.gaps["bn"].bound) == (other.names, other.refused, other.gaps["bn"].bound)
 
 
+def test_files_without_the_parts_of_the_gap_are_read(reading):
+    """Files that were written before these were measured."""
+    stored, older = io.BytesIO(), io.BytesIO()
+    reading.write(stored)
+    stored.seek(0)
+    with np.load(stored) as arrays:
+        np.savez(older, **{name: arrays[name] for name in arrays if not name.endswith(("/systematic", "/random"))})
+    older.seek(0)
+    for found, layer in zip(Reading.load(older).layers, reading.layers, strict=True):
+        for method, gap in found.gaps.items():
+            assert np.isnan([gap.systematic, gap.random]).all()
+            np.testing.assert_array_equal(gap.relative, layer.gaps[method].relative)
+        assert np.isnan([found.row()["gbn_systematic"], found.row()["gbn_random"]]).all()
+
+
 def test_files_keep_the_field_names_of_their_format(reading):
     """`own_ghost_size` is stored as "own": files written before the field was renamed must remain readable."""
     file = io.BytesIO()
@@ -120,6 +135,8 @@ def test_rows_summarize_the_layers(reading):
         for method, gap in layer.gaps.items():
             assert row[f"{method}_largest"] == gap.largest.max()
             assert row[f"{method}_difference"] == pytest.approx(gap.difference.mean())
+            assert row[f"{method}_systematic"] == pytest.approx(max(gap.systematic.mean(), 0) ** 0.5, nan_ok=True)
+            assert row[f"{method}_random"] == pytest.approx(gap.random.mean() ** 0.5, nan_ok=True)
             assert (row[f"{method}_bound"], row[f"{method}_self_share"]) == (gap.bound, gap.self_share)
         assert {key for key in row if key.startswith("ks_")} == {
             "ks_shift_fc", "ks_shift_conv", "ks_scale_fc", "ks_scale_fc-exact", "ks_scale_conv", "ks_scale_conv-exact",

@@ -29,11 +29,14 @@ def measure_model(model, batches, ghost_size=4, **options):
 
 
 class Spy:
-    """Record the sample indices that a meter draws for each batch: by method for the noise, and for the gap."""
+    """Record the sample indices that a meter draws for each batch: by method for the noise, and for the gap.
+
+    The gap takes the ghost batches of the batch as it is, and others, of which the order is recorded too.
+    """
 
     def __init__(self, monkeypatch):
-        self.noise, self.gap = [], []
-        sample, draw = layer_module.sample_ghost_batches, layer_module.draw_indices
+        self.noise, self.gap, self.others = [], [], []
+        sample, draw = layer_module.sample_ghost_batches, layer_module.GhostBatches.draw
 
         def record_noise(*args):
             by_sampling = sample(*args)
@@ -41,14 +44,16 @@ class Spy:
             self.noise.append({name: by_sampling[sampling] for name, sampling in methods.items()})
             return by_sampling
 
-        def record_gap(*args, rows=None):
-            indices = draw(*args, rows=rows)
-            if rows is None:  # one ghost batch for each sample
-                self.gap.append(indices)
-            return indices
+        def record_gap(*args, shuffle):
+            ghosts = draw(*args, shuffle=shuffle)
+            if shuffle:
+                self.others.append(ghosts)
+            else:
+                self.gap.append(ghosts.indices)
+            return ghosts
 
         monkeypatch.setattr(layer_module, "sample_ghost_batches", record_noise)
-        monkeypatch.setattr(layer_module, "draw_indices", record_gap)
+        monkeypatch.setattr(layer_module.GhostBatches, "draw", record_gap)
 
 
 def noise_of(x, tables, weighted):

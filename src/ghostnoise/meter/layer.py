@@ -5,6 +5,7 @@ inference takes further passes over the activations. Memory does not grow with t
 """
 
 import math
+from functools import partial
 from typing import Any, Literal, NamedTuple, TypeAlias
 
 import numpy as np
@@ -19,6 +20,7 @@ from ghostnoise.meter.code import Placement, with_channel_dim
 from ghostnoise.meter.gap import (
     METHODS,
     GapAccumulator,
+    GhostBatches,
     fold,
     meter_spec,
     normalize_at_inference,
@@ -217,18 +219,24 @@ class LayerMeter:
         at_input = self.metered.side == "input"
         eps = getattr(module, "eps", DEFAULT_EPS) if at_input else DEFAULT_EPS
         x = x.to(torch.promote_types(x.dtype, torch.float32))
-        indices = draw_indices(x.shape[0], self.ghost_size, torch.device("cpu"), generator).to(x.device)
+        ghosts = GhostBatches.draw(x, self.ghost_size, generator, shuffle=False)
+        # From a generator of their own: further draws from `generator` would change what is measured in later batches.
+        other = torch.Generator("cpu").manual_seed((generator.initial_seed() + self.batches) % 2**63)
+        others = GhostBatches.draw(x, self.ghost_size, other, shuffle=True)
         mean, var = (getattr(module, name, None) for name in ("running_mean", "running_var"))
         inference, mask = None, None if valid is None else valid.valid
         if at_input and isinstance(mean, Tensor) and isinstance(var, Tensor):
             inference = normalize_at_inference(x, channel_dim, mean, var, eps, mask)
         for name, method in METHODS.items():
+            normalize = partial(normalize_in_training, method, x, channel_dim, self.ghost_size, eps, mask=mask)
+            random = method.partitions or bool(meter_spec(method).sampling)
             try:
-                y = normalize_in_training(method, x, channel_dim, self.ghost_size, eps, indices, mask)
+                y = normalize(ghosts)
+                again = normalize(others) if random and inference is not None else y
             except ValueError as error:  # the batch has too few values for this method
                 self.refused[name] = str(error)
             else:
-                self.gaps[name].add(y, inference, self.ghost_size, None if valid is None else valid.counts)
+                self.gaps[name].add(y, again, inference, self.ghost_size, None if valid is None else valid.counts)
 
 
 def sample_ghost_batches(

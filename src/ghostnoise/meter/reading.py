@@ -12,12 +12,13 @@ from zipfile import BadZipFile
 import numpy as np
 
 from ghostnoise.meter.code import Placement
-from ghostnoise.meter.gap import Gap, channel_mean
+from ghostnoise.meter.gap import Gap, channel_mean, root_mean
 from ghostnoise.meter.theory import COMPONENTS, Array, Component, effective_size, kolmogorov_smirnov, law_cdf, laws_of
 from ghostnoise.statistics.laws import Dof
 
 FORMAT = 1
 STORED_NAMES = {"own_ghost_size": "own"}  # fields of `LayerReading` that have another name in files
+PARTS_OF_GAP = ("systematic", "random")  # fields of `Gap` that older files do not have
 
 
 @dataclass(frozen=True, eq=False, repr=False)
@@ -225,6 +226,8 @@ class LayerReading:
                 f"{method}_relative": channel_mean(gap.relative),
                 f"{method}_largest": float(gap.largest.max()),
                 f"{method}_range_ratio": channel_mean(gap.range_ratio),
+                f"{method}_systematic": root_mean(gap.systematic),
+                f"{method}_random": root_mean(gap.random),
                 f"{method}_bound": gap.bound,
                 f"{method}_self_share": gap.self_share,
             }
@@ -364,7 +367,10 @@ def _load_layer(prefix: str, metadata: dict[str, Any], arrays: dict[str, Array])
     gaps: dict[str, Gap] = {}
     for method, plain in values.pop("gaps").items():
         names = [each.name for each in fields(Gap) if each.name not in plain]
-        gaps[method] = Gap(**plain | {name: arrays[f"{prefix}/gaps/{method}/{name}"] for name in names})
+        path = f"{prefix}/gaps/{method}"
+        found = dict.fromkeys(PARTS_OF_GAP, np.full_like(arrays[f"{path}/largest"], np.nan))
+        found |= {name: arrays[f"{path}/{name}"] for name in names if name not in found or f"{path}/{name}" in arrays}
+        gaps[method] = Gap(**plain | found)
     for name, stored in STORED_NAMES.items():
         values[name] = values.pop(stored)
     values["names"] = tuple(values["names"])

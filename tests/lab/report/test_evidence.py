@@ -52,9 +52,14 @@ def table(claims, accuracies, gaps=None, render=evidence.table, also=None):
     fill(folder, recipe, accuracies)
     made = findings(folder, recipe)
     gaps = gaps or {"BN": noisy(3), "A": noisy(1)}
+    by_measure = gaps if "relative" in gaps else {"relative": gaps}
     with pytest.MonkeyPatch.context() as patch:
-        measured = {name: {seed: value / 100 for seed, value in found.items()} for name, found in gaps.items()}
-        patch.setattr(fragments, "_own", lambda row, measure: measured.get(row.name, {}))
+
+        def own(row, measure):
+            found = by_measure.get(measure, {}).get(row.name, {})
+            return {seed: value / 100 for seed, value in found.items()}
+
+        patch.setattr(fragments, "_own", own)
         return rows(render(claims, {"tiny": made, also: made}.get))
 
 
@@ -74,6 +79,20 @@ def test_verdicts(claims):
     assert other[2:] == ["`other`: A > B", "0", "–", "–", "not run yet"]
     assert last[0] == "more without augmentation"
     assert last[-1] == "needs a GPU"
+
+
+def test_the_systematic_part_of_the_gap_has_a_test_of_its_own(claims):
+    """In the Holm correction, it counts beside the gap: the smaller of the two p-values is doubled."""
+    claims.write_text(CLAIMS.replace('"gap A < BN in tiny"', '"gap A < BN in tiny", "systematic gap A < BN in tiny"'))
+    smaller, larger = {"BN": noisy(2.1, 2), "A": noisy(1.5, 2)}, {"BN": noisy(1, 3), "A": noisy(1.5, 3)}
+    accuracies = {"BN": noisy(90), "A": noisy(92), "B": noisy(91)}
+    _, _, _, gap, systematic, *_ = table(claims, accuracies, {"relative": larger, "systematic": smaller})
+    assert (gap[4][0], systematic[4][0]) == ("+", "-")
+    assert systematic[4].endswith(" of the systematic gap")
+    _, _, _, missing, alone, *_ = table(claims, accuracies, {"relative": {}, "systematic": smaller})
+    assert float(systematic[5]) == pytest.approx(2 * float(alone[5]), rel=0.1)
+    assert float(systematic[5]) < float(gap[5])
+    assert missing[3:] == ["0", "–", "–", "inconclusive"]
 
 
 def test_an_experiment_may_have_options(claims):

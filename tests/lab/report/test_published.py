@@ -150,19 +150,27 @@ def test_bad_records_and_missing_records_are_errors(root):
         publisher(root).changes()
 
 
-def test_the_gap_between_training_and_inference_is_in_the_records(root):
+@pytest.mark.parametrize("parts", [(), ("systematic", "random")])
+def test_the_gap_between_training_and_inference_is_in_the_records(root, parts):
     path = root / "results" / "tiny" / "records.jsonl"
     header, *lines = path.read_text().splitlines()
     made = []
     for at, line in enumerate(map(json.loads, lines)):
         method = line["settings"]["norm"]["method"]
         layers = {"layer": ["a", "b"], f"{method}_relative": [0.01 * at, 0.03 * at + 0.01], "odd": [None, 1]}
+        layers |= {f"{method}_{part}": [0.005 * at, 0.005 * at] for part in parts}
         made.append(line | {"noise": [{"epoch": 3, "layers": layers}]})
     path.write_text("\n".join([header, *(json.dumps(line, separators=(",", ":")) for line in made), ""]))
     (root / "README.md").write_text("<!-- generated: gap tiny -->\n<!-- end generated -->\n")
     rebuilt(root)
     page = (root / "README.md").read_text()
-    assert "| BN | 3 | 14.50 ± 2.00 | – | – |" in page
+    heading, _, base, *_ = page.splitlines()[1:]
+    if parts:
+        assert " | systematic gap, % ± std | difference to BN" in heading
+        assert heading.endswith(" | random, % ± std |")
+        assert base == "| BN | 3 | 14.50 ± 2.00 | – | 3.50 ± 0.50 | – | 3.50 ± 0.50 |"
+    else:
+        assert base == "| BN | 3 | 14.50 ± 2.00 | – |"
     assert "| GNI ghost\\_size=4 | 3 | " in page
     records.import_files([(path, "tiny", records.read(path).runs)], root / "imported")
     records.export(root / "imported" / "tiny", root / "again.jsonl", pytest.fail)

@@ -17,7 +17,8 @@ EXPERIMENT is a recipe, which may be followed by options of `ghostnoise report`,
 EXPERIMENT" are rows of its table.
 "ratio A : B over C in EXPERIMENT" is the gain of A over C divided by that of B; it supports the claim if its interval
 contains 2 and excludes 1. "gap A < B in EXPERIMENT" compares how far outputs in training differ from those at
-inference; B is the baseline. A verdict is preliminary while runs of its methods are missing.
+inference, and "systematic gap A < B in EXPERIMENT" how far their mean over random ghost batches does; B is the
+baseline. A verdict is preliminary while runs of its methods are missing.
 """
 
 import re
@@ -41,7 +42,7 @@ NOT_RUN = "not run yet"
 COMPARISON = re.compile(r"(?P<claim>.+? > .+?) in (?P<experiment>.+)")
 RATIO = re.compile(r"ratio (?P<ours>.+?) : (?P<theirs>.+?) over (?P<base>.+?) in (?P<experiment>.+)")
 CELL = re.compile(r"(?P<cell>.+?) (?P<side>below|above) the baseline in (?P<experiment>.+)")
-GAP = re.compile(r"gap (?P<ours>.+?) < (?P<theirs>.+?) in (?P<experiment>.+)")
+GAP = re.compile(rf"(?P<kind>{'|'.join(fragments.GAPS)}) (?P<ours>.+?) < (?P<theirs>.+?) in (?P<experiment>.+)")
 HEADINGS = ["the paper", "where", "our test", "n", "difference, points [95 % interval]", "p (Holm)", "verdict"]
 RESAMPLES = 10_000
 
@@ -120,7 +121,7 @@ def outcome(test: str, load: Callable[[str], Findings | None]) -> Outcome:
     if match is None or compare is None:
         raise UserError(
             f"{test!r}: must be 'A > B in EXPERIMENT', 'CELL below the baseline in …' (or above), "
-            "'ratio A : B over C in …' or 'gap A < B in …'"
+            "'ratio A : B over C in …', 'gap A < B in …' or 'systematic gap A < B in …'"
         )
     words = match.groupdict()
     findings = load(words["experiment"])
@@ -159,11 +160,11 @@ def _difference(name: str, difference: Difference | None, expected: int) -> Outc
 
 
 def _gap(name: str, words: Mapping[str, str], findings: Findings) -> Outcome:
-    known = {gap.name: gap for gap in fragments.gaps(findings)}
+    known = {gap.name: gap for gap in fragments.gaps(findings)[words["kind"]]}
     if words["ours"] not in known or words["theirs"] != findings.baseline:
         raise UserError(
-            f"gap {words['ours']} < {words['theirs']}: must be a method among {', '.join(known)} and the baseline, "
-            f"{findings.baseline}"
+            f"{words['kind']} {words['ours']} < {words['theirs']}: must be a method among {', '.join(known)} and the "
+            f"baseline, {findings.baseline}"
         )
     gap = known[words["ours"]]
     if gap.paired is None:
@@ -171,7 +172,7 @@ def _gap(name: str, words: Mapping[str, str], findings: Findings) -> Outcome:
     p = tables.p_text(gap.corrected.p if gap.corrected else None)
     verdict = _verdict(-gap.paired.mean, gap.corrected)
     method = next(row.method for row in findings.rows if row.name == gap.name)
-    found = Outcome(name, str(gap.paired.n), f"{fragments.gap_text(gap)} of the gap", p, verdict)
+    found = Outcome(name, str(gap.paired.n), f"{fragments.gap_text(gap)} of the {words['kind']}", p, verdict)
     return _so_far(found, findings, method, findings.baseline)
 
 

@@ -137,49 +137,50 @@ def _row(findings: Findings, name: str, kind: str) -> ResultRow:
     return rows[0]
 
 
+GAPS = {"gap": "relative", "systematic gap": "systematic"}
+"""The measured quantities that are compared, and their names in the tables of the meter."""
+
+
 class Gap(NamedTuple):
     """How far the outputs of a cell in training differ from those at inference, after the last epoch."""
 
     name: str
     values: dict[Hashable, float]
-    """By seed, in percent of the mean absolute output at inference."""
-    range_ratio: float | None
-    """Largest output in training divided by that at inference."""
+    """By seed, in percent of the output at inference."""
     paired: Paired | None
     """The difference to the baseline."""
     corrected: Corrected | None
 
 
-def gaps(findings: Findings) -> list[Gap]:
-    """Return the measured gaps of all cells; the Holm correction counts their differences to the baseline."""
-    values = {
-        row.name: {seed: 100 * value for seed, value in _own(row, "relative").items()} for row in findings.rows
-    }  # fmt: skip
-    base = values.get(findings.baseline, {})
-    pairs = [None if name == findings.baseline else paired(found, base) for name, found in values.items()]
+def gaps(findings: Findings) -> dict[str, list[Gap]]:
+    """Return the gaps of all cells, by kind; the Holm correction counts all their differences to the baseline."""
+    measured = [(kind, row.name, _percents(row, measure)) for kind, measure in GAPS.items() for row in findings.rows]
+    bases = {kind: values for kind, name, values in measured if name == findings.baseline}
+    pairs = [
+        None if name == findings.baseline else paired(values, bases.get(kind, {})) for kind, name, values in measured
+    ]  # fmt: skip
     corrected = holm([pair.p if pair else None for pair in pairs])
-    ratios = [list(_own(row, "range_ratio").values()) for row in findings.rows]
-    return [
-        Gap(name, values[name], statistics.fmean(ratio) if ratio else None, pair, p)
-        for name, ratio, pair, p in zip(values, ratios, pairs, corrected, strict=True)
-    ]
+    found: dict[str, list[Gap]] = {kind: [] for kind in GAPS}
+    for (kind, name, values), pair, p in zip(measured, pairs, corrected, strict=True):
+        found[kind].append(Gap(name, values, pair, p))
+    return found
 
 
 def gap_table(findings: Findings) -> str:
-    """Return the gaps of all cells in Markdown."""
-    rows = [
-        [
-            gap.name, str(len(gap.values)), tables.percent_text(list(gap.values.values())), gap_text(gap),
-            tables.p_text(gap.corrected.p if gap.corrected else None),
-            NOTHING if gap.range_ratio is None else f"{gap.range_ratio:.2f}",
-        ]
-        for gap in gaps(findings)
-    ]  # fmt: skip
-    headings = [
-        "method", "n", "gap, % ± std", f"difference to {findings.baseline} [95 % interval]", "p (Holm)",
-        "largest output, training / inference",
-    ]  # fmt: skip
-    return tables.markdown_table(headings, rows)
+    """Return the gaps of all cells in Markdown, without the columns of what was not measured."""
+    found = gaps(findings)
+    headings, rows = ["method", "n"], [[gap.name, str(len(gap.values))] for gap in found["gap"]]
+    for kind, column in found.items():
+        headings += [f"{kind}, % ± std", f"difference to {findings.baseline} [95 % interval]", "p (Holm)"]
+        for row, gap in zip(rows, column, strict=True):
+            p = tables.p_text(gap.corrected.p if gap.corrected else None)
+            row += [tables.percent_text(list(gap.values.values())), gap_text(gap), p]
+    headings += ["random, % ± std", "largest output, training / inference"]
+    for row, cell in zip(rows, findings.rows, strict=True):
+        ratios = list(_own(cell, "range_ratio").values())
+        random = tables.percent_text(list(_percents(cell, "random").values()))
+        row += [random, f"{statistics.fmean(ratios):.2f}" if ratios else NOTHING]
+    return tables.markdown_table(*tables.without_empty(headings, rows))
 
 
 def gap_text(gap: Gap) -> str:
@@ -188,6 +189,10 @@ def gap_text(gap: Gap) -> str:
         return NOTHING
     interval = gap.paired.interval()
     return f"{gap.paired.mean:+.2f}{f' {tables.interval_text(interval)}' if interval else ''}"
+
+
+def _percents(row: ResultRow, measure: str) -> dict[Hashable, float]:
+    return {seed: 100 * value for seed, value in _own(row, measure).items()}
 
 
 def _own(row: ResultRow, measure: str) -> dict[Hashable, float]:
