@@ -54,10 +54,10 @@ class Norm(nn.BatchNorm1d):
         self._update(mean.detach(), var.detach() * values / (values - 1))
         y = (x - mean) / (var + self.eps).sqrt()
         with torch.no_grad():
-            drawn = y[torch.randint(len(x), (len(x), self.size))]  # (B, N, C, S)
-            shift = drawn.mean((1, 3)).unsqueeze(2) - y.mean((0, 2), keepdim=True)
-            square = drawn.var((1, 3), unbiased=False).unsqueeze(2)
-            scale = ((square + 1e-3) / (y.var((0, 2), unbiased=False, keepdim=True) + 1e-3)).sqrt()
+            drawn = torch.randint(len(x), (len(x), self.size))  # a ghost batch for each sample
+            first, second = (moment[drawn].mean(1).unsqueeze(2) for moment in (y.mean(2), y.square().mean(2)))
+            shift = first - y.mean((0, 2), keepdim=True)
+            scale = ((second - first.square() + 1e-3) / (y.var((0, 2), unbiased=False, keepdim=True) + 1e-3)).sqrt()
         return (y - shift) / scale
 
     def _update(self, mean, var):
