@@ -168,7 +168,7 @@ def _gap(name: str, words: Mapping[str, str], findings: Findings) -> Outcome:
         )
     gap = known[words["ours"]]
     if gap.paired is None:
-        return Outcome(name)
+        return Outcome(name, verdict=NOT_RUN)
     p = tables.p_text(gap.corrected.p if gap.corrected else None)
     verdict = _verdict(-gap.paired.mean, gap.corrected)
     method = next(row.method for row in findings.rows if row.name == gap.name)
