@@ -4,6 +4,7 @@ Nothing else in the library may use an attribute of torch that starts with an un
 release breaks one of these, this is the only file to change.
 """
 
+import inspect
 from collections.abc import Callable
 from typing import Any
 
@@ -209,3 +210,46 @@ def break_graph(message: str) -> None:
 def process_group_by_name(name: str) -> Any:
     """Return the process group with this name; raises RuntimeError if this process has none."""
     return dist.distributed_c10d._resolve_process_group(name)  # type: ignore[attr-defined, arg-type]
+
+
+def has_saved_tensor_hooks() -> bool:
+    """Return whether hooks for saved tensors are active, as inside of a checkpoint without reentrant autograd."""
+    return torch._C._autograd._top_saved_tensors_default_hooks(True) is not None
+
+
+def checkpoint_frames() -> tuple[list[Any], Any]:
+    """Return the frames of the checkpoints that this pass is the first one of, and that of which it runs again.
+
+    The latter is None if the pass does not run again. Frames of checkpoints around a recomputation are not returned:
+    they have run before. Reentrant checkpoints have no frames.
+    """
+    hooks: list[Any] = []
+    while (top := torch._C._autograd._top_saved_tensors_default_hooks(True)) is not None:
+        hooks.append(top)
+        torch._C._autograd._pop_saved_tensors_default_hooks()
+    for pack, unpack in reversed(hooks):
+        torch._C._autograd._push_saved_tensors_default_hooks(pack, unpack)
+    frames: list[Any] = []
+    for pack, _ in hooks:  # the innermost first
+        target = _captured(pack, "target_frame_ref")
+        if target is not None:
+            return frames, target()
+        frame = _captured(pack, "frame")
+        if frame is not None:
+            frames.append(frame)
+    return frames, None
+
+
+def _captured(function: Any, name: str) -> Any:
+    """Return the variable of a function in `torch.utils.checkpoint` that it has captured; None if there is none."""
+    function = inspect.unwrap(function)
+    code = getattr(function, "__code__", None)
+    if code is None or name not in code.co_freevars or function.__module__ != "torch.utils.checkpoint":
+        return None
+    return function.__closure__[code.co_freevars.index(name)].cell_contents
+
+
+def current_node() -> tuple[str, int]:
+    """Return the name and the sequence number of the autograd node that this thread runs; ("", -1) if there is none."""
+    node = torch._C._current_autograd_node()
+    return ("", -1) if node is None else (node.name(), node._sequence_nr())
