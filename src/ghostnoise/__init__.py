@@ -22,13 +22,13 @@ if TYPE_CHECKING:
     from ghostnoise.conversion import convert as convert  # type: ignore[no-redef]
     from ghostnoise.conversion import revert as revert
     from ghostnoise.conversion import summary as summary  # type: ignore[no-redef]
+    from ghostnoise.history import History as History
+    from ghostnoise.history import histories as histories
     from ghostnoise.inference import Prediction as Prediction
     from ghostnoise.inference import predict as predict
     from ghostnoise.inference import sampling as sampling
     from ghostnoise.masking import masked as masked
     from ghostnoise.meter import Meter as Meter
-    from ghostnoise.history import History as History
-    from ghostnoise.history import histories as histories
 
 
 # Public names besides those of the methods, which the registry lists, and the modules that define them.

@@ -53,14 +53,14 @@ def flex_norm(
 
     Args:
         decide: a function of the `Moments` of all samples (`mean` and `var` (B, C), in float64 where the device has it,
-            and `count`, the number of values of each) and the parameters in the same dtype. It returns an `Affine` of
+            and `n`, the number of values of each) and the parameters in the same dtype. It returns an `Affine` of
             tables (B, C), or broadcastable to it, written in differentiable PyTorch; gradients flow through everything
             that it does not detach. It must take from its arguments all that needs a gradient, and draw nothing: it may
             run again. `ghostnoise.tables` has pools of samples and of channels, maps, and noise.
         parameters: tensors that `decide` takes, such as weight and bias (C,); None is passed on.
         channel_dim: the dimension of the channels: 1, or -1 for tokens (B, T, C).
         mask: the valid positions (B, *positions) of a padded batch; only these contribute, and the output is 0 at the
-            others. `count` is then a tensor (B, 1), by which the pools weigh samples.
+            others. `n` is then a tensor (B, 1), by which the pools weigh samples.
         process_group: the ranks that share the batch: `decide` gets the moments of all samples of all ranks.
 
     Shape:
@@ -108,7 +108,7 @@ def _run(
         x, valid = masks.fill(x, mask)
     call = Call(decide, ops.positions(x), valid, extent.ranks, extent.counts)
     if torch.compiler.is_compiling() and x.device.type == "cpu" and not torch.compiler.is_exporting():
-        affine = call.tables(*_Measure.apply(x), parameters)
+        affine = call.tables(_Measure.apply(x), parameters)
         y = _Transform.apply(x, *affine)
     elif torch.compiler.is_compiling() or needs_operators(x, *parameters):
         if extent.ranks is not None:
@@ -120,7 +120,7 @@ def _run(
     elif torch.is_grad_enabled():
         y = _apply(x, call, *parameters)
     else:
-        y = ops.transform(x, *call.tables(*ops.moments(x), parameters))
+        y = ops.transform(x, *call.tables(ops.moments(x), parameters))
     if mask is not None:
         y = masks.zero(y, mask)
     return y if channel_dim == 1 else y.movedim(1, channel_dim), call.moments.detach()
@@ -130,9 +130,11 @@ def measure(input: Tensor, channel_dim: int = 1, mask: Tensor | None = None) -> 
     """Measure the moments of each sample (B, C), as constants."""
     x = input.detach() if channel_dim == 1 else input.detach().movedim(channel_dim, 1)
     if mask is None:
-        return Moments(*ops.moments(x), ops.positions(x))
+        mean, var = ops.moments(x)
+        return Moments(mean, var, ops.positions(x))
     x, valid = masks.fill(x, mask)
-    return valid.moments(Moments(*ops.moments(x), ops.positions(x)))
+    mean, var = ops.moments(x)
+    return valid.moments(Moments(mean, var, ops.positions(x)))
 
 
 class Call:
@@ -145,9 +147,9 @@ class Call:
         self.decide, self.positions, self.valid, self.ranks, self.counts = decide, positions, valid, ranks, counts
         self.moments: Moments
 
-    def tables(self, mean: Tensor, var: Tensor, parameters: tuple[Tensor | None, ...]) -> Affine:
+    def tables(self, moments: tuple[Tensor, Tensor], parameters: tuple[Tensor | None, ...]) -> Affine:
         """Decide from the moments of the samples of x, differentiable."""
-        m, dtype = Moments(mean, var, self.positions), mean.dtype
+        m, dtype = Moments(moments[0], moments[1], self.positions), moments[0].dtype
         if self.valid is not None:
             m = self.valid.moments(m)
         if self.ranks is not None:
@@ -160,7 +162,7 @@ class Call:
         """Run in plain differentiable PyTorch."""
         # Converted once: the gradients of all uses of x are then summed before they are rounded to its dtype.
         wide = x.to(ops.arithmetic_dtype(x))
-        return ops.apply(wide, *self.tables(*ops.measure(wide), parameters)).to(x.dtype)
+        return ops.apply(wide, *self.tables(ops.measure(wide), parameters)).to(x.dtype)
 
 
 class _Flex(torch.autograd.Function):
@@ -172,7 +174,7 @@ class _Flex(torch.autograd.Function):
         with torch.enable_grad(), _without_hooks():
             own = [table.requires_grad_(x.requires_grad) for table in moments]
             given = [None if p is None else p.detach().to(dtype).requires_grad_(p.requires_grad) for p in parameters]
-            tables = call.tables(own[0], own[1], tuple(given))
+            tables = call.tables((own[0], own[1]), tuple(given))
         constant = not any(table.requires_grad for table in tables)
         ctx.call, ctx.tables, ctx.leaves, ctx.constant = call, tables, [*own, *given], constant
         saved = (None,) * (1 + len(parameters)) if constant else (x, *parameters)
@@ -182,15 +184,16 @@ class _Flex(torch.autograd.Function):
 
     @staticmethod
     def backward(ctx: Any, dy: Tensor) -> tuple[Tensor | None, ...]:
-        x, *parameters = ctx.saved_tensors
+        saved: tuple[Any, ...] = ctx.saved_tensors
+        x, parameters = saved[0], saved[1:]
         center, scale, _ = (table.detach() for table in ctx.tables)
         plain = torch.is_grad_enabled() or needs_operators(dy)
         if ctx.constant:
             zero = torch.zeros_like(scale[:1])
             return (ops.apply if plain else ops.transform)(dy, zero, scale, zero), None, *(None for _ in parameters)
         if plain:
-            dx, *gradients = second_derivative(ctx.call, x, parameters, dy)
-            return dx, None, *gradients
+            dx, *own = second_derivative(ctx.call, x, parameters, dy)
+            return dx, None, *own
         total, moment = ops.gradient_sums(dy, x, center)
         by_table = [(-scale * total), moment, total]
         used = [(t, g.sum_to_size(t.shape)) for t, g in zip(ctx.tables, by_table, strict=True) if t.requires_grad]
@@ -205,15 +208,15 @@ class _Flex(torch.autograd.Function):
             slope = zero if g_var is None or ctx.call.positions == 1 else g_var * (2 * share)
             offset = zero if g_mean is None else g_mean * share
             dx = ops.input_gradient(dy, x, scale, mean, *(t.expand(-1, x.shape[1]) for t in (slope, offset)))
-        own = (None if g is None or p is None else g.to(p.dtype) for g, p in zip(rest, parameters, strict=True))
-        return dx, None, *own
+        pairs = zip(rest, parameters, strict=True)
+        return dx, None, *(None if g is None or p is None else g.to(p.dtype) for g, p in pairs)
 
 
 _apply = eager_apply(_Flex)
 
 
 def second_derivative(
-    call: Call, x: Tensor, parameters: list[Tensor | None], dy: Tensor
+    call: Call, x: Tensor, parameters: tuple[Tensor | None, ...], dy: Tensor
 ) -> tuple[Tensor | None, ...]:
     """Return the gradients of x and the parameters, differentiable themselves if gradients are enabled."""
     if call.ranks is not None:

@@ -6,6 +6,7 @@ from torch import Tensor, nn
 from ghostnoise import checks
 from ghostnoise.tables import Moments, counts
 
+
 class History:
     """The moments of the last `size` samples of a layer's input, in float32, as constants.
 

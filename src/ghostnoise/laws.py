@@ -128,7 +128,7 @@ def variance_components(m: Moments) -> tuple[Tensor, Tensor]:
     by their numbers of positions.
     """
     spatial = mean_count(m)
-    inside = whole_batch(Moments(m.var, torch.zeros_like(m.var), m.count)).mean
+    inside = whole_batch(Moments(m.var, torch.zeros_like(m.var), m.n)).mean
     inside = inside / ((spatial - 1).where(spatial > 1, 1) if isinstance(spatial, Tensor) else max(spatial - 1, 1))
-    around = whole_batch(Moments(m.mean, torch.zeros_like(m.var), m.count)).var
+    around = whole_batch(Moments(m.mean, torch.zeros_like(m.var), m.n)).var
     return spatial * inside, around - inside

@@ -24,25 +24,26 @@ COMPONENTS: tuple[Components, ...] = get_args(Components)
 class Moments(NamedTuple):
     """The mean and the biased variance of some values: one row per sample or per pool (B, C), or one for all (1, C).
 
-    `count` is the number of values that each row was computed from: an integer if it is the same for all rows, else a
-    tensor (B, 1). A row with a count of 0 contributes nothing to a pool.
+    `n` is the number of values that each row was computed from: an integer if it is the same for all rows, else a
+    tensor (B, 1). A row with n = 0 contributes nothing to a pool.
     """
 
     mean: Tensor
     var: Tensor
-    count: "Tensor | int" = 1
+    n: "Tensor | int" = 1
 
     def detach(self) -> "Moments":
         """Return the same moments as constants for the gradient."""
-        return Moments(self.mean.detach(), self.var.detach(), self.count)
+        return Moments(self.mean.detach(), self.var.detach(), self.n)
 
     def join(self, other: "Moments") -> "Moments":
         """Return the rows of both, these first."""
-        count = self.count
-        if isinstance(count, Tensor) or isinstance(other.count, Tensor) or count != other.count:
+        count = self.n
+        if isinstance(count, Tensor) or isinstance(other.n, Tensor) or count != other.n:
             count = torch.cat([counts(self), counts(other)])
         pairs = zip(self[:2], other[:2], strict=True)
-        return Moments(*(torch.cat([own, more.to(own.dtype)]) for own, more in pairs), count)
+        mean, var = (torch.cat([own, more.to(own.dtype)]) for own, more in pairs)
+        return Moments(mean, var, count)
 
 
 class Affine(NamedTuple):
@@ -68,7 +69,7 @@ class Affine(NamedTuple):
 
     def moments(self, m: Moments) -> Moments:
         """Return the moments that values with the moments `m` have after this map."""
-        return Moments(self.scale * (m.mean - self.center) + self.shift, m.var * self.scale.square(), m.count)
+        return Moments(self.scale * (m.mean - self.center) + self.shift, m.var * self.scale.square(), m.n)
 
     def detach(self) -> "Affine":
         """Return the same map as a constant for the gradient."""
@@ -132,20 +133,20 @@ def drawn_samples(m: Moments, indices: Tensor) -> Moments:
     d = m.mean - center
     rows = torch.cat([d, m.var + d.square()], dim=1)
     count: Tensor | int
-    if isinstance(m.count, Tensor):
-        weights = m.count.flatten().to(rows.dtype)[indices]
+    if isinstance(m.n, Tensor):
+        weights = m.n.flatten().to(rows.dtype)[indices]
         count = weights.sum(1, keepdim=True)
         weights = weights / count.clamp_min(1)
         mean, square = F.embedding_bag(indices, rows, mode="sum", per_sample_weights=weights).chunk(2, dim=1)
     else:
-        count = indices.shape[1] * m.count
+        count = indices.shape[1] * m.n
         mean, square = F.embedding_bag(indices, rows, mode="mean").chunk(2, dim=1)
     return Moments(center + mean, (square - mean.square()).clamp_min(0), count)
 
 
 def partition(m: Moments, permutation: Tensor, ghost_size: int) -> Moments:
     """Pool the ghost batches of the shuffled batch (B, C); each serves the samples at its own positions."""
-    count = m.count[permutation] if isinstance(m.count, Tensor) else m.count
+    count = m.n[permutation] if isinstance(m.n, Tensor) else m.n
     return ghost_batches(Moments(m.mean[permutation], m.var[permutation], count), ghost_size)
 
 
@@ -155,14 +156,15 @@ def over_channels(m: Moments, groups: int = 1) -> Moments:
     mean, var = (table.unflatten(1, (groups, size)) for table in m[:2])
     pooled = mean.mean(-1, keepdim=True)
     var = (var + (mean - pooled).square()).mean(-1, keepdim=True)
-    return Moments(*(table.expand(-1, -1, size).flatten(1) for table in (pooled, var)), m.count * size)
+    mean, var = (table.expand(-1, -1, size).flatten(1) for table in (pooled, var))
+    return Moments(mean, var, m.n * size)
 
 
 def mix(first: Moments, second: Moments, weight: float) -> Moments:
     """Return the moments of a mixture: `second` with this weight, and `first` with the rest."""
     between = weight * (1 - weight) * (second.mean - first.mean).square()
     mean = (1 - weight) * first.mean + weight * second.mean
-    return Moments(mean, (1 - weight) * first.var + weight * second.var + between, second.count)
+    return Moments(mean, (1 - weight) * first.var + weight * second.var + between, second.n)
 
 
 def ghost_rows(m: Moments, ghost_size: int | None) -> Moments:
@@ -171,13 +173,13 @@ def ghost_rows(m: Moments, ghost_size: int | None) -> Moments:
     if ghost_size is None or pooled.mean.shape[0] == 1:
         return pooled
     starts = slice(0, m.mean.shape[0] // ghost_size * ghost_size, ghost_size)
-    count = pooled.count[starts] if isinstance(pooled.count, Tensor) else pooled.count
+    count = pooled.n[starts] if isinstance(pooled.n, Tensor) else pooled.n
     return Moments(pooled.mean[starts], pooled.var[starts], count)
 
 
 def counts(m: Moments) -> Tensor:
     """Return the numbers of values of the rows (B, 1)."""
-    return m.count if isinstance(m.count, Tensor) else m.mean.new_full((m.mean.shape[0], 1), m.count)
+    return m.n if isinstance(m.n, Tensor) else m.mean.new_full((m.mean.shape[0], 1), m.n)
 
 
 def mean_count(m: Moments) -> "Tensor | int":
@@ -185,9 +187,9 @@ def mean_count(m: Moments) -> "Tensor | int":
 
     An integer if all rows have as many values.
     """
-    if not isinstance(m.count, Tensor):
-        return m.count
-    return (m.count.sum() / (m.count > 0).sum().clamp_min(1)).clamp_min(1)
+    if not isinstance(m.n, Tensor):
+        return m.n
+    return (m.n.sum() / (m.n > 0).sum().clamp_min(1)).clamp_min(1)
 
 
 def ghost_sizes(batch_size: int, ghost_size: int) -> list[int]:
@@ -285,4 +287,4 @@ def _per_ghost_batch(pool: Callable[..., Moments], m: Moments, ghost_size: int) 
         parts.append([t.expand(-1, n, -1).flatten(0, 1) if isinstance(t, Tensor) else t for t in (mean, var, count)])
     if len(parts) == 1:
         return Moments(*parts[0])  # type: ignore[arg-type]
-    return Moments(*(torch.cat(tables) for tables in zip(*parts, strict=True)))  # type: ignore[arg-type]
+    return Moments(*(torch.cat(tables) for tables in zip(*parts, strict=True)))

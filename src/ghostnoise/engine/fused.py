@@ -94,9 +94,11 @@ class _Normalize(torch.autograd.Function):
         x, weight, bias, mean, var, noise, correction = ctx.saved_tensors
         plan = ctx.plan
         if torch.is_grad_enabled() or needs_operators(dy):
-            decide = ctx.decide if plan.limits[0] is None else _Renormalized(plan.eps, correction)
+            decide: Decide = ctx.decide
+            if plan.limits[0] is not None:
+                decide = _Renormalized(plan.eps, correction)
             call = Call(decide, ops.positions(x))
-            return *second_derivative(call, x, [weight, bias], dy), None, None, None
+            return *second_derivative(call, x, (weight, bias), dy), None, None, None
         needs_x = ctx.needs_input_grad[0]
         dx, g_weight, g_bias = ops.normalize_backward(
             dy, x, weight, mean, var, noise, correction, plan.ghost_size, plan.exclusive, plan.eps, plan.min_std,

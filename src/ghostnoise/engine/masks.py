@@ -30,7 +30,7 @@ class Valid(NamedTuple):
 
         A sample without valid positions has the moments 0.
         """
-        share, fill = filled.count / self.counts.clamp_min(1), self.fill
+        share, fill = filled.n / self.counts.clamp_min(1), self.fill
         offset = filled.mean - fill
         rest = share * offset
         var = (share * (filled.var + offset.square()) - rest.square()).clamp_min(0)

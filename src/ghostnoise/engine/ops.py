@@ -6,8 +6,8 @@
 | CUDA | Triton (`triton/`), if it is installed | Triton |
 | CompositeExplicitAutograd | plain PyTorch, below: every other device | none: the general level serves |
 
-x has shape (B, C, *spatial) in any strides; S is the number of positions. Tables have shape (1, C) or (B, C), in float64
-where the device has it. The center is rounded to the arithmetic of x, and the shift compensates for the rounding.
+x has shape (B, C, *spatial) in any strides; S is the number of positions. Tables have shape (1, C) or (B, C), in
+float64 where the device has it. The center is rounded to the arithmetic of x, and the shift compensates for the rounding.
 
     moments           mean = Σ x / S        var = Σ (x - mean)² / S
     transform         y = scale·(x - center) + shift
@@ -213,7 +213,7 @@ def _fake_ghost_noise(x: Tensor, indices: Tensor, eps: float, shift: bool, scale
     return torch.empty_like(x), x.new_empty((rows, x.shape[1]), dtype=arithmetic_dtype(x))
 
 
-for _name, _run in {
+_fakes: dict[str, Callable[..., Any]] = {
     "moments": _fake_tables,
     "transform": _fake_like_x,
     "gradient_sums": _fake_tables,
@@ -221,8 +221,9 @@ for _name, _run in {
     "normalize": _fake_normalize,
     "normalize_backward": _fake_normalize_backward,
     "ghost_noise": _fake_ghost_noise,
-}.items():
-    torch.library.register_fake(f"ghostnoise::{_name}", _run, lib=LIBRARY)
+}
+for _name, _fake in _fakes.items():
+    torch.library.register_fake(f"ghostnoise::{_name}", _fake, lib=LIBRARY)
 
 
 # The compiled forms. Set GHOSTNOISE_NATIVE=0 to run plain PyTorch on CPUs.

@@ -54,7 +54,7 @@ class Ranks:
         over ranks, so that the gradient of x is that of the losses of all ranks.
         """
         mean, var = _Gather.apply(self, m.mean, m.var)
-        return Moments(mean, var, m.count if whole is None else whole)
+        return Moments(mean, var, m.n if whole is None else whole)
 
     def gather_counts(self, counts: Tensor) -> Tensor:
         """Gather the numbers of valid positions of all samples (B, 1) from those of each rank, in one collective."""

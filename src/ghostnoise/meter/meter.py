@@ -19,12 +19,12 @@ from ghostnoise.conversion.targets import (
     known_channel_dim,
     listing,
 )
+from ghostnoise.engine.recompute import is_recomputed
 from ghostnoise.masking import given_mask, mask_of
 from ghostnoise.meter.code import placements
 from ghostnoise.meter.layer import LayerMeter, MeteredModule, Side
 from ghostnoise.meter.reading import Reading
 from ghostnoise.methods import registry
-from ghostnoise.methods.base import is_recomputed
 from ghostnoise.text import did_you_mean
 
 

@@ -186,8 +186,9 @@ def update_running(
     pairs = [(old, stat) for old, stat in zip((mean, var), stats[:2], strict=True) if old is not None]
     updated = []
     for old, stat in pairs:
-        assert momentum is not None or count is not None
-        weight = momentum if momentum is not None else (count + 1).to(old.dtype).reciprocal()  # type: ignore[operator]
+        weight: Any = momentum
+        if momentum is None and count is not None:
+            weight = (count + 1).to(old.dtype).reciprocal()
         updated.append(old.lerp(stat.to(old.dtype).flatten(), weight))
     # A sum is finite if and only if its terms are; the updated buffers are finite only if the statistics are.
     sums = [table.sum(dtype=stats.mean.dtype) for table in (updated or stats[:2])]

@@ -16,6 +16,7 @@ from ghostnoise.tables import Affine, Moments, normalize, whole_batch
 
 __all__ = ["BatchRenorm", "BatchRenorm1d", "BatchRenorm2d", "BatchRenorm3d", "batch_renorm"]
 
+
 def batch_renorm(
     input: Tensor,
     running_mean: Tensor | None,
@@ -54,7 +55,7 @@ def batch_renorm(
         return call.infer()
     _check_running(running_mean, running_var, num_batches_tracked, warmup_steps, transition_steps)
     buffers: Buffers = (running_mean, running_var, num_batches_tracked)
-    # A pass that runs again takes the r and d of the first pass: the buffers have moved on. So does a second derivative.
+    # A pass that runs again takes the r and d of the first pass: the buffers have moved on.
     limits = (float(r_max), float(d_max), warmup_steps, transition_steps)
     if is_possible() or torch.compiler.is_compiling():
         buffers = remembered(partial(_copied, buffers))
@@ -79,7 +80,8 @@ class Reference(NamedTuple):
     def correction(self, stats: Moments, eps: float) -> tuple[Tensor, Tensor]:
         """Return r and d for the statistics of a batch, as constants for the gradient."""
         running_mean, running_var, count = self.buffers
-        assert running_mean is not None and running_var is not None
+        assert running_mean is not None
+        assert running_var is not None
         mean, var, _ = stats.detach()
         done: Tensor | float = 1.0
         if count is not None and self.transition_steps:
@@ -87,7 +89,10 @@ class Reference(NamedTuple):
             done = done.clamp(0, 1)
         elif count is not None:
             done = (count >= self.warmup_steps).to(mean.dtype)
-        r_max, d_max = torch.as_tensor(1 + (self.r_max - 1) * done).to(mean), torch.as_tensor(self.d_max * done).to(mean)
+        r_max, d_max = (
+            torch.as_tensor(1 + (self.r_max - 1) * done).to(mean),
+            torch.as_tensor(self.d_max * done).to(mean),
+        )
         std = (running_var.to(mean.dtype) + eps).sqrt()
         r = ((var + eps).sqrt() / std).clamp(r_max.reciprocal(), r_max)
         return r, ((mean - running_mean.to(mean.dtype)) / std).clamp(-d_max, d_max)

@@ -93,10 +93,11 @@ def decide_exclusive_batch_norm(
 def with_sample(others: Moments, m: Moments, weight: float) -> Moments:
     """Mix the sample itself into the moments of the others; if these have no values, it is all there is."""
     mixed = mix(others, m, weight)
-    if not isinstance(others.count, Tensor):
+    if not isinstance(others.n, Tensor):
         return mixed
     pairs = zip(mixed[:2], m[:2], strict=True)
-    return Moments(*(torch.where(others.count > 0, table, own) for table, own in pairs), m.count)
+    mean, var = (torch.where(others.n > 0, table, own) for table, own in pairs)
+    return Moments(mean, var, m.n)
 
 
 def check_other_values(call: Call, ghost_size: int | None, name: str, least: int = 2) -> None:
@@ -104,7 +105,7 @@ def check_other_values(call: Call, ghost_size: int | None, name: str, least: int
     extent, valid = call.extent, None
     if extent.counts is not None:
         m = Moments(extent.counts, extent.counts, extent.counts)
-        others = excluding_sample(m, ghost_size).count if m.mean.shape[0] > 1 else torch.zeros_like(m.mean)
+        others = excluding_sample(m, ghost_size).n if m.mean.shape[0] > 1 else torch.zeros_like(m.mean)
         valid = others.where(extent.counts > 0, torch.inf)  # type: ignore[union-attr]
     checks.other_values(extent.shape, extent.spatial, ghost_size, name, valid, least)
 

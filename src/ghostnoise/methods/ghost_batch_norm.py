@@ -113,13 +113,13 @@ def _update_for_each(call: Call, m: Moments, ghost_size: int | None, scaled: boo
     def column(numbers: list[float]) -> Tensor:
         return m.mean.new_tensor(numbers).unsqueeze(1)
 
-    if isinstance(m.count, Tensor):  # NaN for fewer than 2 values, which do not update anything
+    if isinstance(m.n, Tensor):  # NaN for fewer than 2 values, which do not update anything
         valid = counts(ghosts)
         factors = torch.where(valid > 1, valid / (valid - 1), torch.nan)
     else:
-        factors = column([size * m.count / (size * m.count - 1) for size in sizes])
+        factors = column([size * m.n / (size * m.n - 1) for size in sizes])
     stats = Moments(ghosts.mean, ghosts.var * factors)
-    if not momentum or isinstance(m.count, Tensor):  # a cumulative average, or ghost batches that may be empty
+    if not momentum or isinstance(m.n, Tensor):  # a cumulative average, or ghost batches that may be empty
         for row in range(number):
             rows = Moments(*(table[row : row + 1] for table in stats[:2]))
             update_running(mean, var, tracked, momentum, rows)

@@ -31,10 +31,12 @@ from ghostnoise.tables import (
     counts,
     drawn_samples,
     excluding_sample,
-    ghost_noise as noise_of,
     normalize,
     partition,
     whole_batch,
+)
+from ghostnoise.tables import (
+    ghost_noise as noise_of,
 )
 from ghostnoise.tracing import Leaf
 
@@ -262,15 +264,15 @@ def _drawn(
     generator: Generator | None,
     history: History | None,
 ) -> DrawnNoise:
-    """Return noise from samples of the batch and those that are stored, with the given indices, checked, or new ones."""
+    """Return noise from samples of the batch and those that are stored, with the given indices or new ones."""
     rows, device, stored = input.shape[0], input.device, None
     if history is not None:
         checks.not_transformed()
         stored = remembered(partial(history.stored, input.shape[channel_dim], device))
         if extent.mask is None and checks.readable(stored.mean) and bool((counts(stored) == extent.spatial).all()):
-            stored = stored._replace(count=extent.spatial)  # samples that weigh equally are drawn and pooled faster
+            stored = stored._replace(n=extent.spatial)  # samples that weigh equally are drawn and pooled faster
     size = extent.shape[0] + (0 if stored is None else stored.mean.shape[0])
-    weighted = extent.mask is not None or (stored is not None and isinstance(stored.count, Tensor))
+    weighted = extent.mask is not None or (stored is not None and isinstance(stored.n, Tensor))
     if indices is not None:
         if draw == "partition":
             checks.permutation(indices, rows)

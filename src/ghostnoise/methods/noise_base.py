@@ -14,6 +14,7 @@ from ghostnoise.methods.base import Sampled, met
 from ghostnoise.randomness import draw_rows
 from ghostnoise.tables import COMPONENTS, Affine, Components, Moments, drawn_samples, ghost_noise
 
+
 def check_noise(noise_eps: float, components: str, generator: Generator | None) -> None:
     """Check the options that all ghost noise has."""
     if type(noise_eps) is not float or not 0 <= noise_eps < torch.inf:
@@ -73,7 +74,7 @@ class Remembering(Sampled):
         self, stored: Moments, whole: Moments, ghost_size: int, input: Tensor, generator: Generator | None
     ) -> Affine:
         """Draw ghost batches from stored samples, with replacement."""
-        if self.components != "shift" and not isinstance(stored.count, Tensor) and ghost_size * stored.count == 1:
+        if self.components != "shift" and not isinstance(stored.n, Tensor) and ghost_size * stored.n == 1:
             warn_without_variance(input)
         indices = draw_rows(stored.mean.shape[0], input.shape[0], ghost_size, input.device, generator)
         return ghost_noise(whole, drawn_samples(stored, indices), float(self.noise_eps), self.components)
