@@ -18,8 +18,8 @@ four reads and one write backward (`gradient_sums`, `input_gradient`). What a me
 nothing in the map depends on x or the parameters, as in noise alone, x is not saved.
 
 The same map runs in three forms. *Eager* is the autograd function around the passes. `torch.compile` traces `decide`
-between two of them, or on CUDA plain PyTorch, which Inductor fuses with what stands around. Everything that torch itself
-transforms (`torch.func`, forward mode, second derivatives, batched gradients, export) takes plain PyTorch.
+between two of them, or on CUDA plain PyTorch, which Inductor fuses with what stands around. Whatever torch itself
+transforms (`torch.func`, forward mode, second derivatives, batched gradients, export) runs in plain PyTorch.
 """
 
 from collections.abc import Callable

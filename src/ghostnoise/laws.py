@@ -16,7 +16,7 @@ parallel. On other devices they are drawn by torch (`Law.draw`), whose generator
 """
 
 import functools
-from dataclasses import dataclass
+from dataclasses import astuple, dataclass
 from typing import Any, Literal, NamedTuple
 
 import torch
@@ -107,9 +107,16 @@ class Law:
         return Moments(mean, within * draws.within + around * draws.between)
 
 
+def law_tables(seed: Tensor, law: Law, spatial: int, dtype: torch.dtype) -> tuple[Tensor, Tensor]:
+    """Return the numbers and the quantiles of a law, as the fused operator takes them with a seed."""
+    if torch.compiler.is_compiling():
+        made: tuple[Tensor, Tensor] = torch.ops.ghostnoise.law_tables(seed, *astuple(law), spatial, dtype)
+        return made
+    return _law_tables(law, spatial, dtype)
+
+
 @functools.lru_cache(maxsize=256)
-def tables_for_kernels(law: Law, spatial: int, dtype: torch.dtype) -> tuple[Tensor, Tensor]:
-    """Return the numbers and the quantiles of a law as the fused operators take them."""
+def _law_tables(law: Law, spatial: int, dtype: torch.dtype) -> tuple[Tensor, Tensor]:
     (between, samples), (within, values) = law.degrees(spatial)
     exact, conv = law.dof == "exact", law.law == "conv"
     numbers = (spatial if conv else 0, conv / values, 1 / samples, exact / spatial, between / samples, within / values)
@@ -119,6 +126,30 @@ def tables_for_kernels(law: Law, spatial: int, dtype: torch.dtype) -> tuple[Tens
             if degrees:
                 made.copy_(torch.from_numpy(root_table(degrees)))
         return torch.tensor(numbers, dtype=torch.float64, device="cpu"), quantiles
+
+
+# In graphs of `torch.compile`, whose tensors cannot come from a cache.
+_LIBRARY = torch.library.Library("ghostnoise", "FRAGMENT")
+_LIBRARY.define(
+    "law_tables(Tensor seed, SymInt ghost_size, str law, str dof, SymInt spatial, ScalarType dtype) -> (Tensor, Tensor)"
+)
+
+
+def _make_law_tables(
+    seed: Tensor, ghost_size: int, law: LawName, dof: Dof, spatial: int, dtype: torch.dtype
+) -> tuple[Tensor, Tensor]:
+    numbers, quantiles = _law_tables(Law(ghost_size, law, dof), spatial, dtype)
+    return numbers.clone(), quantiles.clone()
+
+
+def _fake_law_tables(
+    seed: Tensor, ghost_size: int, law: LawName, dof: Dof, spatial: int, dtype: torch.dtype
+) -> tuple[Tensor, Tensor]:
+    return seed.new_empty(6, dtype=torch.float64), seed.new_empty((2, 4, INTERVALS), dtype=dtype)
+
+
+_LIBRARY.impl("law_tables", _make_law_tables, "CompositeExplicitAutograd")
+torch.library.register_fake("ghostnoise::law_tables", _fake_law_tables, lib=_LIBRARY)
 
 
 def variance_components(m: Moments) -> tuple[Tensor, Tensor]:

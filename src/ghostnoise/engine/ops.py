@@ -7,7 +7,7 @@
 | CompositeExplicitAutograd | plain PyTorch, below: every other device | none: the general level serves |
 
 x has shape (B, C, *spatial) in any strides; S is the number of positions. Tables have shape (1, C) or (B, C), in
-float64 where the device has it. The center is rounded to the arithmetic of x, and the shift compensates for the rounding.
+float64 where the device has it. The center is rounded to the arithmetic of x; the shift compensates for the rounding.
 
     moments           mean = Σ x / S        var = Σ (x - mean)² / S
     transform         y = scale·(x - center) + shift

@@ -8,11 +8,11 @@ from torch import Generator, Tensor, nn
 
 from ghostnoise import checks, flex
 from ghostnoise.engine import masks, ranks
-from ghostnoise.engine.fused import Plan
+from ghostnoise.engine.fused import Plan, covers
 from ghostnoise.engine.ops import arithmetic_dtype
 from ghostnoise.engine.ranks import Extent, Group, Ranks
 from ghostnoise.engine.recompute import remembered
-from ghostnoise.laws import Dof, Law, LawDraws, LawName, tables_for_kernels
+from ghostnoise.laws import Dof, Law, LawDraws, LawName, law_tables
 from ghostnoise.masking import mask_of
 from ghostnoise.methods.base import NormLayer, Sampled, checked, decide_batch_norm, zeroed
 from ghostnoise.methods.noise_base import check_noise, checked_input, inject_before, warn_without_variance
@@ -130,11 +130,11 @@ def analytical_ghost_noise_batch_norm(
     extent, ghost_law = call.extent, Law(ghost_size, law, dof)
     if components != "shift" and not ghost_law.has_variance(extent.spatial):
         warn_without_variance(input)
-    drawn = _drawn(ghost_law, input, channel_dim, extent, draws, generator)
+    drawn = _drawn(ghost_law, input, channel_dim, extent, draws, generator, covers(input))
     noise = LawNoise(float(noise_eps), components, ghost_law, drawn, normalized=True)
     plan = None
     if isinstance(drawn, Tensor) and input.is_cpu:
-        numbers, quantiles = tables_for_kernels(ghost_law, extent.spatial, arithmetic_dtype(input))
+        numbers, quantiles = law_tables(drawn, ghost_law, extent.spatial, arithmetic_dtype(input))
         shift, scale = components != "scale", components != "shift"
         plan = Plan(
             eps, seed=drawn, law=numbers, quantiles=quantiles, noise_eps=float(noise_eps), shift=shift, scale=scale
@@ -182,12 +182,13 @@ def _check(noise_eps: float, components: str, generator: Generator | None, law: 
 
 
 def _drawn(
-    law: Law, input: Tensor, channel_dim: int, extent: Extent, draws: LawDraws | None, generator: Generator | None
+    law: Law, input: Tensor, channel_dim: int, extent: Extent, draws: LawDraws | None, generator: Generator | None,
+    fused: bool = False,
 ) -> LawDraws | Tensor:
     """Return draws from the law of ghost batches of the input: the given ones, checked, or new ones, or their seed."""
     shape = (input.shape[0], input.shape[channel_dim])
     if draws is None:
-        draw = partial(_draw, law, shape, input.device, extent, generator)
+        draw = partial(_draw, law, shape, input.device, extent, generator, fused)
         return draw() if generator is None else remembered(draw)  # checkpoints do not restore a generator
     draws = LawDraws(*(table.clone() for table in draws))  # the backward pass needs them unchanged
     for name, table in zip(draws._fields, draws, strict=True):
@@ -197,9 +198,10 @@ def _drawn(
 
 
 def _draw(
-    law: Law, shape: tuple[int, int], device: torch.device, extent: Extent, generator: Generator | None
+    law: Law, shape: tuple[int, int], device: torch.device, extent: Extent, generator: Generator | None, fused: bool
 ) -> LawDraws | Tensor:
-    if device.type != "cpu" or extent.counts is not None:
+    # A graph contains a seed only if the fused operator takes it.
+    if device.type != "cpu" or extent.counts is not None or (torch.compiler.is_compiling() and not fused):
         spatial: Tensor | int = extent.spatial
         if extent.counts is not None:
             spatial = mean_count(Moments(extent.counts, extent.counts, extent.counts))

@@ -279,8 +279,10 @@ class NormLayer(Sampled, Leaf, AnyBatchNorm):
         return ", ".join([super().extra_repr(), *own, *ranks.described(self.process_group, self.uneven)])
 
     def _check_input_dim(self, input: Tensor) -> None:
-        if isinstance(input, Tensor) and input.ndim in self.ndims and input.shape[1] == self.num_features:
-            return  # at once, since this runs in every call
+        if isinstance(input, Tensor) and input.ndim in self.ndims:
+            channels = input.shape[1]
+            if checks.is_recorded(channels) or channels == self.num_features:
+                return  # at once, since this runs in every call
         name = type(self).__name__
         checks.floating(input, name)
         if input.ndim not in self.ndims:
@@ -289,9 +291,7 @@ class NormLayer(Sampled, Leaf, AnyBatchNorm):
                 f"{name} got an input of shape {tuple(input.shape)}: expected {expected}D input (got {input.ndim}D "
                 "input); use the 1d, 2d or 3d layer that fits, or reshape"
             )
-        channels = input.shape[1]
-        if not checks.is_recorded(channels) and channels != self.num_features:
-            raise ValueError(
-                f"{name} got {channels} channels in dimension 1 of an input of shape {tuple(input.shape)}: must be "
-                f"num_features={self.num_features}; build the layer for {channels}, or move the channels there"
-            )
+        raise ValueError(
+            f"{name} got {channels} channels in dimension 1 of an input of shape {tuple(input.shape)}: must be "
+            f"num_features={self.num_features}; build the layer for {channels}, or move the channels there"
+        )

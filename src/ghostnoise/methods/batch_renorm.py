@@ -90,8 +90,8 @@ class Reference(NamedTuple):
         elif count is not None:
             done = (count >= self.warmup_steps).to(mean.dtype)
         r_max, d_max = (
-            torch.as_tensor(1 + (self.r_max - 1) * done).to(mean),
-            torch.as_tensor(self.d_max * done).to(mean),
+            each if isinstance(each, Tensor) else mean.new_tensor(each)
+            for each in (1 + (self.r_max - 1) * done, self.d_max * done)
         )
         std = (running_var.to(mean.dtype) + eps).sqrt()
         r = ((var + eps).sqrt() / std).clamp(r_max.reciprocal(), r_max)
