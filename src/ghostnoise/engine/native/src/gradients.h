@@ -4,7 +4,7 @@
 
 #include "tables.h"
 
-namespace {
+namespace ghostnoise::GN_ISA {
 
 constexpr i64 SHORT_SUM = 16;  // samples that are summed in the arithmetic of x before their sum is added in double
 
@@ -104,7 +104,7 @@ void statistics_gradient(i64 threads, i64 B, i64 C, i64 R, i64 per_pool, Sums su
                          const A *tables, const double *var, Floor floor, A *to_weight, A *to_bias, A *to_mean,
                          A *to_var, double *carried) {
     const Coefficients<A> pools(const_cast<A *>(tables), R * C);
-    for_columns(1, C, threads, [=](i64, i64 c0, i64 wide) {
+    for_columns(1, C, threads, [=](i64, i64 c0, i64 wide, i64) {
         double g_weight[CHUNK] = {}, g_bias[CHUNK] = {};
         for (i64 c = 0; carried && c < wide; ++c) {
             g_weight[c] = carried[c0 + c];
@@ -157,4 +157,4 @@ void statistics_gradient(i64 threads, i64 B, i64 C, i64 R, i64 per_pool, Sums su
     });
 }
 
-}  // namespace
+}  // namespace ghostnoise::GN_ISA

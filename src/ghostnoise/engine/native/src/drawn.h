@@ -4,7 +4,7 @@
 
 #include "tables.h"
 
-namespace {
+namespace ghostnoise::GN_ISA {
 
 constexpr i64 PACKS = 4;    // of channels in a tile: each needs three registers of 16 or more
 constexpr i64 BLOCK = 256;  // draws that are summed before their sum is added to the total, which bounds rounding
@@ -122,4 +122,4 @@ void pool_drawn(const Copied<D, P> &x, const i64 *drawn, i64 N, D *mean, D *var)
         var[c] = var[c] < 0 ? 0 : var[c];
 }
 
-}  // namespace
+}  // namespace ghostnoise::GN_ISA

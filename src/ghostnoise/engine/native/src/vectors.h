@@ -3,15 +3,14 @@
 #pragma once
 
 #include "platform.h"
+#include "kernels.h"
 
 #include <cstdint>
 #include <cstring>
 #include <type_traits>
 #include <utility>
 
-namespace {
-
-using i64 = std::int64_t;
+namespace ghostnoise::GN_ISA {
 
 constexpr i64 LINE = 64;  // bytes of a line of the caches
 
@@ -245,4 +244,4 @@ template <i64 H = 0, class A> inline void sum_lanes(Pack<A> *packs) {
         sum_lanes<HALF / 2>(packs);
 }
 
-}  // namespace
+}  // namespace ghostnoise::GN_ISA

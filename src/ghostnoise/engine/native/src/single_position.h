@@ -9,10 +9,9 @@
 #pragma once
 
 #include "drawn.h"
-#include "exports.h"
 #include "pools.h"
 
-namespace {
+namespace ghostnoise::GN_ISA {
 
 constexpr i64 TILE_CHANNELS = 64;
 // The most samples of a tile; exclusive statistics need more tables.
@@ -25,7 +24,7 @@ inline i64 largest(i64 G, const i64 *starts) {
     return found;
 }
 
-// Memory of each thread: tables of a tile in the arithmetic of x, then in double.
+// Memory of each share of the threads: tables of a tile in the arithmetic of x, then in double.
 template <class A> struct TileMemory {
     i64 size, tables, doubles;
     Scratch<A> at;
@@ -35,8 +34,8 @@ template <class A> struct TileMemory {
         : size(samples * TILE_CHANNELS), tables(tables), doubles(doubles), at(threads * tables * size),
           wide(threads * doubles * size) {}
     bool failed() const { return !at.at || !wide.at; }
-    A *table(i64 k) const { return at.at + (thread_index() * tables + k) * size; }
-    double *wide_table(i64 k) const { return wide.at + (thread_index() * doubles + k) * size; }
+    A *table(i64 share, i64 k) const { return at.at + (share * tables + k) * size; }
+    double *wide_table(i64 share, i64 k) const { return wide.at + (share * doubles + k) * size; }
 };
 
 using FullTile = std::integral_constant<i64, TILE_CHANNELS>;
@@ -98,7 +97,7 @@ template <class A> struct DrawnNoise {
 };
 
 // Writes y and the noise of DRAWN channels from c0 on, which are those from `at` on of the tile `own` of n samples.
-template <bool SHIFTS, bool SCALES, class T, class A, class Count>
+template <class T, class A, class Count>
 void noisy_tile(const DrawnNoise<A> &noise, const A *own, i64 n, Count wide, i64 at, i64 C, const double *mean,
                 const double *var, const TileCoefficients<A> &coefficients, A *memory, T *y, i64 y_b) {
     const Copied<A> samples(Block<A>{own + at, nullptr, n, TILE_CHANNELS}, mean + at, wide, memory);
@@ -114,71 +113,71 @@ void noisy_tile(const DrawnNoise<A> &noise, const A *own, i64 n, Count wide, i64
         const i64 row = b * C + at, ahead = rows_ahead(b, n);
         T *to = y + b * y_b + at;
         will_write(to + ahead * y_b, wide);
-        if constexpr (SHIFTS)
+        if (noise.m)
             will_write(noise.m + row + ahead * C, wide);
-        if constexpr (SCALES)
+        if (noise.k)
             will_write(noise.k + row + ahead * C, wide);
-        A ghost_mean[DRAWN<A>], ghost_var[DRAWN<A>];
+        A ghost_mean[DRAWN<A>], ghost_var[DRAWN<A>], m[DRAWN<A>] = {}, k[DRAWN<A>];
         pool_drawn<false>(samples, noise.indices + b * noise.N, noise.N, ghost_mean, ghost_var);
+        for (i64 c = 0; c < wide; ++c)
+            k[c] = 1;
+        if (noise.k) {
+#pragma omp simd
+            for (i64 c = 0; c < wide; ++c)
+                noise.k[row + c] = k[c] = above[c] / std::sqrt(ghost_var[c] + below[c]);
+        }
+        if (noise.m) {
+#pragma omp simd
+            for (i64 c = 0; c < wide; ++c)
+                noise.m[row + c] = m[c] = ghost_mean[c] * pool.rstd[c];
+        }
         const A *x = own + b * TILE_CHANNELS + at;
 #pragma omp simd
-        for (i64 c = 0; c < wide; ++c) {
-            const A k = SCALES ? above[c] / std::sqrt(ghost_var[c] + below[c]) : A(1);
-            const A m = SHIFTS ? ghost_mean[c] * pool.rstd[c] : A(0);
-            store(to[c], affine.scale(c, k) * (x[c] - affine.center[c]) + affine.shift(c, m, k));
-            if constexpr (SHIFTS)
-                noise.m[row + c] = m;
-            if constexpr (SCALES)
-                noise.k[row + c] = k;
-        }
+        for (i64 c = 0; c < wide; ++c)
+            store(to[c], affine.scale(c, k[c]) * (x[c] - affine.center[c]) + affine.shift(c, m[c], k[c]));
     }
 }
 
 // The forward pass with noise; the mean and variance of the batch (C,) are written to `means` and `vars`.
 template <class T, class A>
-int noisy_forward(i64 threads, i64 B, i64 C, const T *x, i64 x_b, const A *weight, const A *bias, Floor floor,
+Status noisy_forward(i64 threads, i64 B, i64 C, const T *x, i64 x_b, const A *weight, const A *bias, Floor floor,
                   const DrawnNoise<A> &noise, double *means, double *vars, T *y, i64 y_b) {
     const TileMemory<A> memory(threads, B, 2, 0);
     if (memory.failed())
-        return OUT_OF_MEMORY;
+        return Status::OUT_OF_MEMORY;
     if (!in_range(noise.indices, B * noise.N, B))
-        return INDEX_OUT_OF_RANGE;
-    for_columns<TILE_CHANNELS>(1, C, threads, [=, &memory](i64, i64 c0, i64 wide) {
-        A *own = memory.table(0);
+        return Status::INDEX_OUT_OF_RANGE;
+    for_columns<TILE_CHANNELS>(1, C, threads, [=, &memory](i64, i64 c0, i64 wide, i64 share) {
+        A *own = memory.table(share, 0);
         double *mean = means + c0, *var = vars + c0;
         copy_tile(x + c0, x_b, B, wide, own);
         inclusive_tile<false>(Block<A>{own, nullptr, B, TILE_CHANNELS}, wide, mean, var);
         const TileCoefficients<A> made(mean, var, floor, offset(weight, c0), offset(bias, c0), wide);
         const DrawnNoise<A> here = {noise.indices, noise.N, noise.eps, offset(noise.m, c0), offset(noise.k, c0)};
-        with_flag(noise.m, [&](auto shifts) {
-            with_flag(noise.k, [&](auto scales) {
-                for (i64 at = 0; at < wide; at += DRAWN<A>) {
-                    const auto run = [&](auto count) {
-                        noisy_tile<decltype(shifts)::value, decltype(scales)::value>(
-                            here, own, B, count, at, C, mean, var, made, memory.table(1), y + c0, y_b);
-                    };
-                    if (wide - at >= DRAWN<A>)
-                        run(std::integral_constant<i64, DRAWN<A>>());
-                    else
-                        run(wide - at);
-                }
-            });
-        });
+        for (i64 at = 0; at < wide; at += DRAWN<A>) {
+            const auto run = [&](auto count) {
+                noisy_tile(here, own, B, count, at, C, mean, var, made, memory.table(share, 1), y + c0, y_b);
+            };
+            if (wide - at >= DRAWN<A>)
+                run(std::integral_constant<i64, DRAWN<A>>());
+            else
+                run(wide - at);
+        }
     });
-    return OK;
+    return Status::OK;
 }
 
 // The forward pass of ghost batches without noise, whose moments (G, C) are written to `means` and `vars`. It is for
 // half precision: the steps would first copy all of x to a table in float, and take less time where x has that type
 // already.
 template <class T, class A>
-int inclusive_forward(i64 threads, i64 G, const i64 *starts, i64 C, const T *x, i64 x_b, const A *weight, const A *bias,
+Status inclusive_forward(i64 threads, i64 G, const i64 *starts, i64 C, const T *x, i64 x_b, const A *weight, const A *bias,
                       Floor floor, double *means, double *vars, T *y, i64 y_b) {
     const TileMemory<A> memory(threads, largest(G, starts), 1, 0);
     if (memory.failed())
-        return OUT_OF_MEMORY;
-    for_columns<TILE_CHANNELS>(G, C, threads, [=, &memory](i64 g, i64 c0, i64 wide) {
-        A *own = memory.table(0);
+        return Status::OUT_OF_MEMORY;
+    for_columns<TILE_CHANNELS>(G, C, threads, [=, &memory](i64 g, i64 c0, i64 wide, i64 share) {
+        A *own = memory.table(share, 0);
         const i64 n = starts[g + 1] - starts[g];
         double *mean = means + g * C + c0, *var = vars + g * C + c0;
         copy_tile(x + starts[g] * x_b + c0, x_b, n, wide, own);
@@ -199,7 +198,7 @@ int inclusive_forward(i64 threads, i64 G, const i64 *starts, i64 C, const T *x, 
         else
             run(wide);
     });
-    return OK;
+    return Status::OK;
 }
 
 // Weight or bias of the channels of a tile, or a constant.
@@ -234,14 +233,14 @@ template <class A> struct OwnGradient {
 };
 
 template <class T, class A>
-int exclusive_forward(i64 threads, i64 G, const i64 *starts, i64 C, const T *x, i64 x_b, const A *weight, const A *bias,
+Status exclusive_forward(i64 threads, i64 G, const i64 *starts, i64 C, const T *x, i64 x_b, const A *weight, const A *bias,
                       Floor floor, T *y, i64 y_b) {
     const TileMemory<A> memory(threads, largest(G, starts), 1, 2);
     if (memory.failed())
-        return OUT_OF_MEMORY;
-    for_columns<TILE_CHANNELS>(G, C, threads, [=, &memory](i64 g, i64 c0, i64 wide) {
-        A *own = memory.table(0);
-        double *mean = memory.wide_table(0), *var = memory.wide_table(1);
+        return Status::OUT_OF_MEMORY;
+    for_columns<TILE_CHANNELS>(G, C, threads, [=, &memory](i64 g, i64 c0, i64 wide, i64 share) {
+        A *own = memory.table(share, 0);
+        double *mean = memory.wide_table(share, 0), *var = memory.wide_table(share, 1);
         const i64 n = starts[g + 1] - starts[g];
         copy_tile(x + starts[g] * x_b + c0, x_b, n, wide, own);
         exclusive_tile<false>(Block<A>{own, nullptr, n, TILE_CHANNELS}, wide, mean, var);
@@ -258,19 +257,19 @@ int exclusive_forward(i64 threads, i64 G, const i64 *starts, i64 C, const T *x, 
             }
         }
     });
-    return OK;
+    return Status::OK;
 }
 
 template <class T, class A>
-int exclusive_backward(i64 threads, i64 G, const i64 *starts, i64 C, const T *dy, i64 dy_b, const T *x, i64 x_b,
+Status exclusive_backward(i64 threads, i64 G, const i64 *starts, i64 C, const T *dy, i64 dy_b, const T *x, i64 x_b,
                        const A *weight, Floor floor, A *to_weight, A *to_bias, T *dx, i64 dx_b) {
     const TileMemory<A> memory(threads, largest(G, starts), 5, 2);
     if (memory.failed())
-        return OUT_OF_MEMORY;
-    for_columns<TILE_CHANNELS>(1, C, threads, [=, &memory](i64, i64 c0, i64 wide) {
-        A *own = memory.table(0), *gradient = memory.table(1), *factor = memory.table(2);
-        A *g_mean = memory.table(3), *g_var = memory.table(4);
-        double *mean = memory.wide_table(0), *var = memory.wide_table(1);
+        return Status::OUT_OF_MEMORY;
+    for_columns<TILE_CHANNELS>(1, C, threads, [=, &memory](i64, i64 c0, i64 wide, i64 share) {
+        A *own = memory.table(share, 0), *gradient = memory.table(share, 1), *factor = memory.table(share, 2);
+        A *g_mean = memory.table(share, 3), *g_var = memory.table(share, 4);
+        double *mean = memory.wide_table(share, 0), *var = memory.wide_table(share, 1);
         double g_weight[TILE_CHANNELS] = {}, g_bias[TILE_CHANNELS] = {};
         A weights[TILE_CHANNELS];
         copy_parameter(weight, c0, wide, A(1), weights);
@@ -299,14 +298,14 @@ int exclusive_backward(i64 threads, i64 G, const i64 *starts, i64 C, const T *dy
             for (i64 c = 0; c < wide; ++c)
                 middle[c] /= double(n);
             exclusive_sums(n, wide, mean, middle, g_mean, g_var, vars, means);
-            const double share = 1.0 / double(n - 1);
+            const double part = 1.0 / double(n - 1);
             for (i64 k = 0; k < n; ++k) {
                 T *to = dx + (starts[g] + k) * dx_b + c0;
 #pragma omp simd
                 for (i64 c = 0; c < wide; ++c) {
                     const i64 at = k * TILE_CHANNELS + c;
                     const OwnGradient<A> made(means[c], vars[c], g_mean[at], g_var[at], mean[at], double(own[at]),
-                                              middle[c], share);
+                                              middle[c], part);
                     store(to[c], factor[at] * gradient[at] + A(made.mean));
                 }
             }
@@ -316,7 +315,7 @@ int exclusive_backward(i64 threads, i64 G, const i64 *starts, i64 C, const T *dy
             to_bias[c0 + c] = A(g_bias[c]);
         }
     });
-    return OK;
+    return Status::OK;
 }
 
-}  // namespace
+}  // namespace ghostnoise::GN_ISA

@@ -1,18 +1,15 @@
-// The differences between compilers and systems: how a function is exported, and whether there are vector types.
+// The differences between compilers and systems: attributes of functions, prefetching, and whether there are vector
+// types.
 
 #pragma once
-
-#if defined(_WIN32)
-#define GN_PUBLIC extern "C" __declspec(dllexport)
-#else
-#define GN_PUBLIC extern "C" __attribute__((visibility("default")))
-#endif
 
 // Of functions in loops that are to be vectorized.
 #if defined(_MSC_VER)
 #define GN_INLINE __forceinline
+#define GN_NOINLINE __declspec(noinline)
 #else
 #define GN_INLINE inline __attribute__((always_inline))
+#define GN_NOINLINE __attribute__((noinline))
 #endif
 
 // Requests a line of memory that is soon read (GN_WILL_READ) or overwritten. Rows of a tile of channels are far apart,

@@ -6,7 +6,7 @@
 
 #include <cmath>
 
-namespace {
+namespace ghostnoise::GN_ISA {
 
 // Runs add(first sample, samples) over a few samples at a time, whose sums of a channel stay in a register.
 template <class Add> void for_few_samples(i64 n, Add add) {
@@ -146,4 +146,4 @@ template <bool WITH_VAR, class M> void exclusive_tile(const Block<M> &x, i64 wid
         exclusive_packs<double, WITH_VAR>(x, wide, mean, var);
 }
 
-}  // namespace
+}  // namespace ghostnoise::GN_ISA

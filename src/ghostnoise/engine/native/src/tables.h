@@ -2,15 +2,13 @@
 
 #pragma once
 
+#include "threads.h"
 #include "vectors.h"
 
 #include <cmath>
 #include <cstdlib>
-#if defined(_OPENMP)
-#include <omp.h>
-#endif
 
-namespace {
+namespace ghostnoise::GN_ISA {
 
 // Scratch memory that is allocated before a parallel region; `at` is null if the allocation failed. No std::vector: the
 // linker would merge its code across the copies for different instruction sets, and it throws.
@@ -54,29 +52,23 @@ template <class M> Block<M> block(const M *mean, const double *var, const i64 *s
 // The most channels of a tile, whose sums stay in a core's first cache; rows are read in pieces of this length.
 constexpr i64 CHUNK = 256;
 
-// Runs tile(g, first channel, channels) over G groups of rows and tiles of channels, which are narrower than WIDE where
-// there would be fewer than threads.
+// Runs tile(g, first channel, channels, share of the threads) over G groups of rows and tiles of channels, which are
+// narrower than WIDE where there would be fewer than threads.
 template <i64 WIDE = CHUNK, class Tile> void for_columns(i64 G, i64 C, i64 threads, Tile tile) {
-    const i64 share = (C + threads - 1) / threads, lines = (share + 63) / 64 * 64, step = lines < WIDE ? lines : WIDE;
+    const i64 part = (C + threads - 1) / threads, lines = (part + 63) / 64 * 64, step = lines < WIDE ? lines : WIDE;
     const i64 tiles = (C + step - 1) / step;
-#pragma omp parallel for collapse(2) num_threads(int(threads)) schedule(static)
-    for (i64 t = 0; t < tiles; ++t)
-        for (i64 g = 0; g < G; ++g)
-            tile(g, t * step, C - t * step < step ? C - t * step : step);
+    in_parallel(threads, tiles * G, [=](i64 begin, i64 end, i64 share) {
+        for (i64 unit = begin; unit < end; ++unit) {
+            const i64 c = unit / G * step;
+            tile(unit % G, c, C - c < step ? C - c : step, share);
+        }
+    });
 }
 
 // How far ahead of a row of a tile its memory is requested (GN_WILL_READ): a few rows, but none after the last.
 inline i64 rows_ahead(i64 row, i64 rows) {
     constexpr i64 AHEAD = 4;
     return rows - row > AHEAD ? AHEAD : 0;
-}
-
-inline i64 thread_index() {
-#if defined(_OPENMP)
-    return omp_get_thread_num();
-#else
-    return 0;
-#endif
 }
 
 // Calls run with true or false as a constant.
@@ -169,4 +161,4 @@ template <class A> struct NoisyAffine {
 template <class A> const A *in(const void *table) { return static_cast<const A *>(table); }
 template <class A> A *out(void *table) { return static_cast<A *>(table); }
 
-}  // namespace
+}  // namespace ghostnoise::GN_ISA

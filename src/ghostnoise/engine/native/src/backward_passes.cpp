@@ -2,13 +2,14 @@
 
 #include "passes.h"
 
+namespace ghostnoise::GN_ISA {
 namespace {
 
 // gradient_sums: Σ dy and Σ dy·(x - center).
 
 template <class T, class A>
 void gradient_sums_rows(Shape n, Tensor<const T> dy, Tensor<const T> x, Rows<A> center, A *total, A *moment,
-                        int threads) {
+                        i64 threads) {
     constexpr i64 LANES = Pack<A>::LANES;
     with_positions(n.S, [=](auto S) {
         for_parts(n.B, n.C, rows_step<A>(S), threads, [=](i64 b, i64 first, i64 end) {
@@ -40,16 +41,15 @@ void gradient_sums_rows(Shape n, Tensor<const T> dy, Tensor<const T> x, Rows<A> 
     });
 }
 
-// For a single position: the products, and unless `total` is null the gradient itself as its sum.
+// For a single position: the products, and the gradient itself as its sum.
 template <class T, class A>
 void gradient_sums_single(Shape n, Tensor<const T> dy, Tensor<const T> x, Rows<A> center, A *total, A *moment,
-                          int threads) {
+                          i64 threads) {
     for_parts(n.B, n.C, n.C, threads, [=](i64 b, i64, i64) {
         const T *gradient = dy.row(b, 0), *row = x.row(b, 0);
         const A *m = center.of(b);
         fill(moment + b * n.C, n.C, false, [=](i64 c) { return load(gradient[c]) * (load(row[c]) - m[c]); });
-        if (total)
-            fill(total + b * n.C, n.C, false, [=](i64 c) { return load(gradient[c]); });
+        fill(total + b * n.C, n.C, false, [=](i64 c) { return load(gradient[c]); });
     });
 }
 
@@ -75,7 +75,7 @@ void gradient_sums_of_packs(const T *dy, i64 dy_step, const T *x, i64 x_step, i6
 
 template <class T, class A>
 void gradient_sums_last(Shape n, Tensor<const T> dy, Tensor<const T> x, Rows<A> center, A *total, A *moment,
-                        int threads) {
+                        i64 threads) {
     if (n.S == 1)
         return gradient_sums_single(n, dy, x, center, total, moment, threads);
     if (n.S <= FEW_SUMMED) {
@@ -120,7 +120,7 @@ void gradient_sums_last(Shape n, Tensor<const T> dy, Tensor<const T> x, Rows<A> 
 
 template <class T, class A>
 void input_gradient_rows(Shape n, Tensor<const T> dy, Tensor<const T> x, Rows<A> scale, Rows<A> gain, Rows<A> center,
-                         Rows<A> slope, Rows<A> offset, Tensor<T> dx, bool part_of_large, int threads) {
+                         Rows<A> slope, Rows<A> offset, Tensor<T> dx, bool part_of_large, i64 threads) {
     const bool non_temporal = streams(n, n.S, dx, part_of_large);
     with_positions(n.S, [=](auto S) {
         for_parts(n.B, n.C, rows_step<A>(S), threads, [=](i64 b, i64 from, i64 to) {
@@ -138,7 +138,7 @@ void input_gradient_rows(Shape n, Tensor<const T> dy, Tensor<const T> x, Rows<A>
 
 template <class T, class A>
 void input_gradient_last(Shape n, Tensor<const T> dy, Tensor<const T> x, Rows<A> scale, Rows<A> gain, Rows<A> center,
-                         Rows<A> slope, Rows<A> offset, Tensor<T> dx, bool part_of_large, int threads) {
+                         Rows<A> slope, Rows<A> offset, Tensor<T> dx, bool part_of_large, i64 threads) {
     const bool non_temporal = streams(n, n.C, dx, part_of_large);
     for_parts(n.B, n.S, 16, threads, [=](i64 b, i64 from, i64 to) {
         const A *k = scale.of(b), *g = gain.of(b), *m = center.of(b), *p = slope.of(b), *q = offset.of(b);
@@ -150,58 +150,31 @@ void input_gradient_last(Shape n, Tensor<const T> dy, Tensor<const T> x, Rows<A>
     });
 }
 
-// scale_gradient: scale * dy.
-
-template <class T, class A>
-void scale_gradient_rows(Shape n, Tensor<const T> dy, Rows<A> scale, Tensor<T> dx, int threads) {
-    const bool non_temporal = streams(n, n.S, dx);
-    with_positions(n.S, [=](auto S) {
-        for_parts(n.B, n.C, rows_step<A>(S), threads, [=](i64 b, i64 from, i64 to) {
-            const A *scales = scale.of(b);
-            for (i64 c = from; c < to; ++c) {
-                const T *gradient = dy.row(b, c);
-                const A k = scales[c];
-                fill(dx.row(b, c), S, non_temporal, [=](i64 s) { return k * load(gradient[s]); });
-            }
-        });
-    });
-}
-
-template <class T, class A>
-void scale_gradient_last(Shape n, Tensor<const T> dy, Rows<A> scale, Tensor<T> dx, int threads) {
-    const bool non_temporal = streams(n, n.C, dx);
-    for_parts(n.B, n.S, 16, threads, [=](i64 b, i64 from, i64 to) {
-        const A *k = scale.of(b);
-        for (i64 s = from; s < to; ++s) {
-            const T *gradient = dy.row(b, s);
-            fill(dx.row(b, s), n.C, non_temporal, [=](i64 c) { return k[c] * load(gradient[c]); });
-        }
-    });
-}
-
 }  // namespace
 
-GN_EXPORT(gradient_sums)(i64 dtype, i64 last, i64 threads, i64 B, i64 C, i64 S, GN_TENSOR(dy), GN_TENSOR(x),
-                         GN_TABLE(center), void *total, void *moment) {
-    const Shape n = {B, C, S};
-    GN_DISPATCH((last ? gradient_sums_last<T, A> : gradient_sums_rows<T, A>)(n, GN_IN(dy), GN_IN(x), GN_ROWS(center),
-                                                                             static_cast<A *>(total),
-                                                                             static_cast<A *>(moment), int(threads)));
+Status gradient_sums(const Pass &pass, Input dy, Input x, Table center, void *total, void *moment) {
+    const Shape n = {pass.B, pass.C, pass.S};
+    with_type(pass.dtype, [&](auto type) {
+        using T = decltype(type);
+        using A = typename Arithmetic<T>::type;
+        (pass.last ? gradient_sums_last<T, A> : gradient_sums_rows<T, A>)(
+            n, tensor<T>(dy), tensor<T>(x), rows<A>(center, n.C), static_cast<A *>(total), static_cast<A *>(moment),
+            pass.threads);
+    });
+    return Status::OK;
 }
 
-GN_EXPORT(input_gradient)(i64 dtype, i64 last, i64 threads, i64 B, i64 C, i64 S, i64 part_of_large, GN_TENSOR(dy),
-                          GN_TENSOR(x), GN_TABLE(scale), GN_TABLE(gain), GN_TABLE(center), GN_TABLE(slope),
-                          GN_TABLE(offset), GN_TENSOR(dx)) {
-    const Shape n = {B, C, S};
-    GN_DISPATCH((last ? input_gradient_last<T, A>
-                      : input_gradient_rows<T, A>)(n, GN_IN(dy), GN_IN(x), GN_ROWS(scale), GN_ROWS(gain),
-                                                   GN_ROWS(center), GN_ROWS(slope), GN_ROWS(offset), GN_OUT(dx),
-                                                   part_of_large, int(threads)));
+Status input_gradient(const Pass &pass, bool part_of_large, Input dy, Input x, Table scale, Table gain, Table center,
+                      Table slope, Table offset, Output dx) {
+    const Shape n = {pass.B, pass.C, pass.S};
+    with_type(pass.dtype, [&](auto type) {
+        using T = decltype(type);
+        using A = typename Arithmetic<T>::type;
+        (pass.last ? input_gradient_last<T, A> : input_gradient_rows<T, A>)(
+            n, tensor<T>(dy), tensor<T>(x), rows<A>(scale, n.C), rows<A>(gain, n.C), rows<A>(center, n.C),
+            rows<A>(slope, n.C), rows<A>(offset, n.C), tensor<T>(n, dx), part_of_large, pass.threads);
+    });
+    return Status::OK;
 }
 
-GN_EXPORT(scale_gradient)(i64 dtype, i64 last, i64 threads, i64 B, i64 C, i64 S, GN_TENSOR(dy), GN_TABLE(scale),
-                          GN_TENSOR(dx)) {
-    const Shape n = {B, C, S};
-    GN_DISPATCH((last ? scale_gradient_last<T, A> : scale_gradient_rows<T, A>)(n, GN_IN(dy), GN_ROWS(scale), GN_OUT(dx),
-                                                                               int(threads)));
-}
+}  // namespace ghostnoise::GN_ISA

@@ -10,20 +10,20 @@
 
 #include "single_position.h"
 
-namespace {
+namespace ghostnoise::GN_ISA {
 
 constexpr i64 EXCLUSIVE_WORK = 8;  // of an entry of these tables, in elements that are only copied
 
 // What the forward pass applies to x, from the moments of the samples.
 template <class A>
-int exclusive_affine(i64 threads, i64 G, const i64 *starts, i64 C, const double *means, const double *vars, Floor floor,
+Status exclusive_affine(i64 threads, i64 G, const i64 *starts, i64 C, const double *means, const double *vars, Floor floor,
                      const A *weight, const A *bias, A *center, A *factor, A *shift) {
     const TileMemory<A> memory(threads, largest(G, starts), 0, 4);
     if (memory.failed())
-        return OUT_OF_MEMORY;
-    for_columns<TILE_CHANNELS>(G, C, threads, [=, &memory](i64 g, i64 c0, i64 wide) {
-        double *own_mean = memory.wide_table(0), *own_var = memory.wide_table(1);
-        double *mean = memory.wide_table(2), *var = memory.wide_table(3);
+        return Status::OUT_OF_MEMORY;
+    for_columns<TILE_CHANNELS>(G, C, threads, [=, &memory](i64 g, i64 c0, i64 wide, i64 share) {
+        double *own_mean = memory.wide_table(share, 0), *own_var = memory.wide_table(share, 1);
+        double *mean = memory.wide_table(share, 2), *var = memory.wide_table(share, 3);
         const i64 n = starts[g + 1] - starts[g], first = starts[g] * C + c0;
         copy_tile(means + first, C, n, wide, own_mean);
         copy_tile(vars + first, C, n, wide, own_var);
@@ -42,7 +42,7 @@ int exclusive_affine(i64 threads, i64 G, const i64 *starts, i64 C, const double 
             }
         }
     });
-    return OK;
+    return Status::OK;
 }
 
 // The statistics of the pools of some ghost batches, tile by tile; they are made before a pass over x and dy, and
@@ -59,13 +59,13 @@ struct PooledTiles {
 
 // The centers (B, C) of the sums over dy and x.
 template <class A>
-int exclusive_centers(i64 threads, i64 G, const i64 *starts, i64 C, const double *means, const double *vars,
+Status exclusive_centers(i64 threads, i64 G, const i64 *starts, i64 C, const double *means, const double *vars,
                       const PooledTiles &pooled, A *center) {
     const TileMemory<A> memory(threads, largest(G, starts), 0, 2);
     if (memory.failed() || !pooled.at.at)
-        return OUT_OF_MEMORY;
-    for_columns<TILE_CHANNELS>(1, C, threads, [=, &memory, &pooled](i64, i64 c0, i64 wide) {
-        double *own_mean = memory.wide_table(0), *own_var = memory.wide_table(1);
+        return Status::OUT_OF_MEMORY;
+    for_columns<TILE_CHANNELS>(1, C, threads, [=, &memory, &pooled](i64, i64 c0, i64 wide, i64 share) {
+        double *own_mean = memory.wide_table(share, 0), *own_var = memory.wide_table(share, 1);
         for (i64 g = 0; g < G; ++g) {
             const i64 n = starts[g + 1] - starts[g], first = starts[g] * C + c0;
             double *mean = pooled.mean(starts[g], c0), *var = pooled.var(starts[g], n, c0);
@@ -78,22 +78,22 @@ int exclusive_centers(i64 threads, i64 G, const i64 *starts, i64 C, const double
                     center[first + k * C + c] = A(mean[k * TILE_CHANNELS + c]);
         }
     });
-    return OK;
+    return Status::OK;
 }
 
 // The linear terms of the input gradient around the samples' own means, with S positions, and the factors of dy, from
 // the sums `total` and `moment` (B, C). `carried` has the sums (2, C) for weight and bias over the samples before
 // these, and then also over these. Without `slope`, only the gradients of weight and bias are made.
 template <class A>
-int exclusive_terms(i64 threads, i64 G, const i64 *starts, i64 C, i64 S, const double *means, const PooledTiles &pooled,
+Status exclusive_terms(i64 threads, i64 G, const i64 *starts, i64 C, i64 S, const double *means, const PooledTiles &pooled,
                     Floor floor, const A *weight, const A *total, const A *moment, A *to_weight, A *to_bias,
                     double *carried, A *factor, A *center, A *slope, A *offset) {
     const TileMemory<A> memory(threads, largest(G, starts), 2, 1);
     if (memory.failed())
-        return OUT_OF_MEMORY;
-    for_columns<TILE_CHANNELS>(1, C, threads, [=, &memory, &pooled](i64, i64 c0, i64 wide) {
-        A *g_mean = memory.table(0), *g_var = memory.table(1);
-        double *own = memory.wide_table(0), *g_weight = carried + c0, *g_bias = carried + C + c0;
+        return Status::OUT_OF_MEMORY;
+    for_columns<TILE_CHANNELS>(1, C, threads, [=, &memory, &pooled](i64, i64 c0, i64 wide, i64 share) {
+        A *g_mean = memory.table(share, 0), *g_var = memory.table(share, 1);
+        double *own = memory.wide_table(share, 0), *g_weight = carried + c0, *g_bias = carried + C + c0;
         A weights[TILE_CHANNELS];
         copy_parameter(weight, c0, wide, A(1), weights);
         for (i64 g = 0; g < G; ++g) {
@@ -125,13 +125,13 @@ int exclusive_terms(i64 threads, i64 G, const i64 *starts, i64 C, i64 S, const d
             for (i64 c = 0; c < wide; ++c)
                 middle[c] /= double(n);
             exclusive_sums(n, wide, mean, middle, g_mean, g_var, sum_var, sum_mean);
-            const double share = 1.0 / double(n - 1);
+            const double part = 1.0 / double(n - 1);
             for (i64 k = 0; k < n; ++k) {
                 const i64 row = k * TILE_CHANNELS, at = first + k * C;
 #pragma omp simd
                 for (i64 c = 0; c < wide; ++c) {
                     const OwnGradient<A> made(sum_mean[c], sum_var[c], g_mean[row + c], g_var[row + c], mean[row + c],
-                                              own[row + c], middle[c], share);
+                                              own[row + c], middle[c], part);
                     const double steep = 2 * made.var / double(S);
                     center[at + c] = A(own[row + c]);
                     slope[at + c] = A(steep);
@@ -144,7 +144,7 @@ int exclusive_terms(i64 threads, i64 G, const i64 *starts, i64 C, i64 S, const d
             to_bias[c0 + c] = A(g_bias[c]);
         }
     });
-    return OK;
+    return Status::OK;
 }
 
-}  // namespace
+}  // namespace ghostnoise::GN_ISA

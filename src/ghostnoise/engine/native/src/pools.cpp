@@ -3,15 +3,15 @@
 // Means are (B, C) in float or double, variances in double, or absent where samples have a single position. Sums are
 // in double. Work is split into tiles of channels, whose rows of a ghost batch fit a core's cache.
 
-#include "exports.h"
 #include "pools.h"
 
+namespace ghostnoise::GN_ISA {
 namespace {
 
 template <class M>
-void pool(i64 exclusive, i64 threads, i64 G, const i64 *starts, i64 C, const M *mean, const double *var,
+void pools(bool exclusive, i64 threads, i64 G, const i64 *starts, i64 C, const M *mean, const double *var,
           double *to_mean, double *to_var) {
-    for_columns(G, C, threads, [=](i64 g, i64 c, i64 wide) {
+    for_columns(G, C, threads, [=](i64 g, i64 c, i64 wide, i64) {
         const Block<M> x = block(mean, var, starts, g, C, c);
         const i64 at = (exclusive ? starts[g] : g) * C + c;
         with_flag(var, [&](auto with_var) {
@@ -26,14 +26,11 @@ void pool(i64 exclusive, i64 threads, i64 G, const i64 *starts, i64 C, const M *
 
 }  // namespace
 
-GN_EXPORT(pool)
-(i64 means, i64 exclusive, i64 threads, i64 G, const i64 *starts, i64 C, const void *mean, const double *var,
- double *to_mean, double *to_var) {
-    if (means != 0 && means != 1)
-        return UNKNOWN_DTYPE;
-    if (means == 0)
-        pool(exclusive, threads, G, starts, C, in<float>(mean), var, to_mean, to_var);
+void pool(bool exclusive, i64 threads, i64 G, const i64 *starts, i64 C, Samples samples, double *mean, double *var) {
+    if (samples.wide)
+        pools(exclusive, threads, G, starts, C, in<double>(samples.mean), samples.var, mean, var);
     else
-        pool(exclusive, threads, G, starts, C, in<double>(mean), var, to_mean, to_var);
-    return OK;
+        pools(exclusive, threads, G, starts, C, in<float>(samples.mean), samples.var, mean, var);
 }
+
+}  // namespace ghostnoise::GN_ISA

@@ -2,6 +2,7 @@
 
 #include "passes.h"
 
+namespace ghostnoise::GN_ISA {
 namespace {
 
 // moments: two passes within a row, the second around a rough mean, so that nothing cancels.
@@ -49,7 +50,7 @@ void moments_of_rows(const T *x, i64 step, Count rows, Positions S, double *mean
         write_moments(total[r], rest[r], square[r], S, mean[r], var[r]);
 }
 
-template <class T> void moments_rows(Shape n, Tensor<const T> x, double *mean, double *var, int threads) {
+template <class T> void moments_rows(Shape n, Tensor<const T> x, double *mean, double *var, i64 threads) {
     using A = typename Arithmetic<T>::type;
     with_positions(n.S, [=](auto S) {
         for_parts(n.B, n.C, rows_step<A>(S), threads, [=](i64 b, i64 from, i64 to) {
@@ -87,7 +88,7 @@ void moments_of_packs(const T *x, i64 step, i64 S, Packs packs, Count count, dou
         write_moments(made[0][c], double(made[1][c]), double(made[2][c]), S, mean[c], var[c]);
 }
 
-template <class T> void moments_last(Shape n, Tensor<const T> x, double *mean, double *var, int threads) {
+template <class T> void moments_last(Shape n, Tensor<const T> x, double *mean, double *var, i64 threads) {
     using A = typename Arithmetic<T>::type;
     if (n.S <= FEW_POSITIONS) {
         for_parts(n.B, n.C, TILE, threads, [=](i64 b, i64 c0, i64 c1) {
@@ -138,7 +139,7 @@ template <class T> void moments_last(Shape n, Tensor<const T> x, double *mean, d
 
 template <class T, class A>
 void transform_rows(Shape n, Tensor<const T> x, Rows<A> center, Rows<A> scale, Rows<A> shift, Tensor<T> y,
-                    bool part_of_large, int threads) {
+                    bool part_of_large, i64 threads) {
     const bool non_temporal = streams(n, n.S, y, part_of_large);
     with_positions(n.S, [=](auto S) {
         for_parts(n.B, n.C, rows_step<A>(S), threads, [=](i64 b, i64 from, i64 to) {
@@ -154,7 +155,7 @@ void transform_rows(Shape n, Tensor<const T> x, Rows<A> center, Rows<A> scale, R
 
 template <class T, class A>
 void transform_last(Shape n, Tensor<const T> x, Rows<A> center, Rows<A> scale, Rows<A> shift, Tensor<T> y,
-                    bool part_of_large, int threads) {
+                    bool part_of_large, i64 threads) {
     const bool non_temporal = streams(n, n.C, y, part_of_large);
     for_parts(n.B, n.S, 16, threads, [=](i64 b, i64 from, i64 to) {
         const A *m = center.of(b), *k = scale.of(b), *h = shift.of(b);
@@ -169,7 +170,7 @@ void transform_last(Shape n, Tensor<const T> x, Rows<A> center, Rows<A> scale, R
 
 template <class T, class A>
 void noisy_transform_rows(Shape n, Tensor<const T> x, NoisyAffine<A> affine, const A *m, const A *k, Tensor<T> y,
-                          int threads) {
+                          i64 threads) {
     const bool non_temporal = streams(n, n.S, y);
     with_positions(n.S, [=](auto S) {
         for_parts(n.B, n.C, rows_step<A>(S), threads, [=](i64 b, i64 from, i64 to) {
@@ -185,7 +186,7 @@ void noisy_transform_rows(Shape n, Tensor<const T> x, NoisyAffine<A> affine, con
 
 template <class T, class A>
 void noisy_transform_last(Shape n, Tensor<const T> x, NoisyAffine<A> affine, const A *m, const A *k, Tensor<T> y,
-                          int threads) {
+                          i64 threads) {
     const bool non_temporal = streams(n, n.C, y);
     for_parts(n.B, n.S, 16, threads, [=](i64 b, i64 from, i64 to) {
         for (i64 c0 = 0; c0 < n.C; c0 += TILE) {
@@ -212,26 +213,53 @@ void noisy_transform_last(Shape n, Tensor<const T> x, NoisyAffine<A> affine, con
     });
 }
 
+// The moments of samples with a single position, which are their own means.
+template <class T> void moments_single(Shape n, bool last, Tensor<const T> x, double *mean, double *var, i64 threads) {
+    const i64 step = last ? 1 : x.inner;
+    for_parts(n.B, n.C, n.C, threads, [=](i64 b, i64, i64) {
+        const T *row = x.row(b, 0);
+        for (i64 c = 0; c < n.C; ++c)
+            mean[b * n.C + c] = double(load(row[c * step]));
+        std::memset(var + b * n.C, 0, sizeof(double) * n.C);
+    });
+}
+
 }  // namespace
 
-GN_EXPORT(moments)(i64 dtype, i64 last, i64 threads, i64 B, i64 C, i64 S, GN_TENSOR(x), double *mean, double *var) {
-    const Shape n = {B, C, S};
-    GN_DISPATCH((void)sizeof(A); (last ? moments_last<T> : moments_rows<T>)(n, GN_IN(x), mean, var, int(threads)));
+Status moments(const Pass &pass, Input x, double *mean, double *var) {
+    const Shape n = {pass.B, pass.C, pass.S};
+    with_type(pass.dtype, [&](auto type) {
+        using T = decltype(type);
+        if (n.S == 1)
+            moments_single<T>(n, pass.last, tensor<T>(x), mean, var, pass.threads);
+        else
+            (pass.last ? moments_last<T> : moments_rows<T>)(n, tensor<T>(x), mean, var, pass.threads);
+    });
+    return Status::OK;
 }
 
-GN_EXPORT(transform)(i64 dtype, i64 last, i64 threads, i64 B, i64 C, i64 S, i64 part_of_large, GN_TENSOR(x),
-                     GN_TABLE(center), GN_TABLE(scale), GN_TABLE(shift), GN_TENSOR(y)) {
-    const Shape n = {B, C, S};
-    GN_DISPATCH((last ? transform_last<T, A> : transform_rows<T, A>)(n, GN_IN(x), GN_ROWS(center), GN_ROWS(scale),
-                                                                     GN_ROWS(shift), GN_OUT(y), part_of_large,
-                                                                     int(threads)));
+Status transform(const Pass &pass, bool part_of_large, Input x, Table center, Table scale, Table shift, Output y) {
+    const Shape n = {pass.B, pass.C, pass.S};
+    with_type(pass.dtype, [&](auto type) {
+        using T = decltype(type);
+        using A = typename Arithmetic<T>::type;
+        (pass.last ? transform_last<T, A> : transform_rows<T, A>)(n, tensor<T>(x), rows<A>(center, n.C),
+                                                                  rows<A>(scale, n.C), rows<A>(shift, n.C),
+                                                                  tensor<T>(n, y), part_of_large, pass.threads);
+    });
+    return Status::OK;
 }
 
-GN_EXPORT(noisy_transform)(i64 dtype, i64 last, i64 threads, i64 B, i64 C, i64 S, GN_TENSOR(x), void *affine,
-                           const void *m, const void *k, GN_TENSOR(y)) {
-    const Shape n = {B, C, S};
-    GN_DISPATCH((last ? noisy_transform_last<T, A>
-                      : noisy_transform_rows<T, A>)(n, GN_IN(x), NoisyAffine<A>(static_cast<A *>(affine), C),
-                                                    static_cast<const A *>(m), static_cast<const A *>(k), GN_OUT(y),
-                                                    int(threads)));
+Status noisy_transform(const Pass &pass, Input x, const void *affine, const void *m, const void *k, Output y) {
+    const Shape n = {pass.B, pass.C, pass.S};
+    with_type(pass.dtype, [&](auto type) {
+        using T = decltype(type);
+        using A = typename Arithmetic<T>::type;
+        (pass.last ? noisy_transform_last<T, A> : noisy_transform_rows<T, A>)(
+            n, tensor<T>(x), NoisyAffine<A>(static_cast<A *>(const_cast<void *>(affine)), n.C),
+            static_cast<const A *>(m), static_cast<const A *>(k), tensor<T>(n, y), pass.threads);
+    });
+    return Status::OK;
 }
+
+}  // namespace ghostnoise::GN_ISA

@@ -1,7 +1,7 @@
 // What the passes over x share: tensors in both layouts, the split of work over threads, and how results are written.
 //
-// The passes are plain C++ without Torch headers and without randomness, compiled once for each instruction set, which
-// GN_ISA names. Loops are marked for vectorization; only marked reductions may be reassociated, since the statistics
+// The passes are plain C++ without Torch headers and without randomness, compiled once for each instruction set, whose
+// name GN_ISA is also that of their namespace. Loops are marked for vectorization; only marked reductions may be reassociated, since the statistics
 // rely on x - rough being computed as written.
 //
 // A tensor is (B, C, S) in one of two layouts: rows, where the S positions of each (b, c) are contiguous, and
@@ -10,15 +10,13 @@
 
 #pragma once
 
-#include "exports.h"
+#include "tables.h"
 
 #if defined(__linux__)
 #include <sys/mman.h>
 #endif
 
-extern "C" int gn_huge_pages_requested;
-
-namespace {
+namespace ghostnoise::GN_ISA {
 
 struct Shape {
     i64 B, C, S;
@@ -46,16 +44,19 @@ template <class Part> void for_steps(i64 end, i64 step, Part part) {
 }
 
 // Runs part(b, from, to) over the samples and over steps of `count` channels or positions.
-template <class Part> void for_parts(i64 B, i64 count, i64 step, int threads, Part part) {
+template <class Part> void for_parts(i64 B, i64 count, i64 step, i64 threads, Part part) {
     const i64 parts = (count + step - 1) / step;
-#pragma omp parallel num_threads(threads)
-    {
-#pragma omp for collapse(2) schedule(static)
-        for (i64 b = 0; b < B; ++b)
-            for (i64 p = 0; p < parts; ++p)
-                part(b, p * step, count - p * step < step ? count : (p + 1) * step);
+    in_parallel(threads, B * parts, [=](i64 begin, i64 end, i64) {
+        i64 b = begin / parts, p = begin % parts;
+        for (i64 unit = begin; unit < end; ++unit) {
+            part(b, p * step, count - p * step < step ? count : (p + 1) * step);
+            if (++p == parts) {
+                p = 0;
+                ++b;
+            }
+        }
         fence();
-    }
+    });
 }
 
 // Channels per call of a part in rows passes: more where rows are short.
@@ -88,7 +89,7 @@ inline void request_huge_pages(const void *at, i64 bytes) {
     constexpr std::uintptr_t PAGE = std::uintptr_t(1) << 21;
     const std::uintptr_t begin = reinterpret_cast<std::uintptr_t>(at);
     const std::uintptr_t from = (begin + PAGE - 1) / PAGE * PAGE, end = (begin + std::uintptr_t(bytes)) / PAGE * PAGE;
-    if (gn_huge_pages_requested && end > from)
+    if (huge_pages_requested && end > from)
         madvise(reinterpret_cast<void *>(from), end - from, MADV_HUGEPAGE);  // only a request: failing is harmless
 #else
     (void)at, (void)bytes;
@@ -104,9 +105,10 @@ inline void populate(const void *at, i64 bytes, i64 threads) {
     const i64 from = i64((begin + PAGE - 1) / PAGE), end = i64((begin + std::uintptr_t(bytes)) / PAGE);
     if (bytes < i64(1) << 25)
         return;
-#pragma omp parallel for num_threads(int(threads)) schedule(static)
-    for (i64 page = from; page < end; ++page)  // where this fails, the first write maps the page
-        madvise(reinterpret_cast<void *>(std::uintptr_t(page) * PAGE), PAGE, MADV_POPULATE_WRITE);
+    in_parallel(threads, end - from, [=](i64 begin, i64 stop, i64) {
+        for (i64 page = from + begin; page < from + stop; ++page)  // where this fails, the first write maps the page
+            madvise(reinterpret_cast<void *>(std::uintptr_t(page) * PAGE), PAGE, MADV_POPULATE_WRITE);
+    });
 #else
     (void)at, (void)bytes, (void)threads;
 #endif
@@ -195,18 +197,36 @@ template <class A> void add(A *to, const Pack<A> &pack) {
     std::memcpy(to, &sum, VECTOR);
 }
 
-}  // namespace
-
-// clang-format off
-#define GN_DISPATCH(call)                                                                                              \
-    switch (dtype) {                                                                                                   \
-        case 0: { using T = float; using A = float; call; return OK; }                                                 \
-        case 1: { using T = double; using A = double; call; return OK; }                                               \
-        case 2: { using T = bfloat16; using A = float; call; return OK; }                                              \
-        case 3: { using T = float16; using A = float; call; return OK; }                                               \
-        default: return UNKNOWN_DTYPE;                                                                                 \
+// Calls run with a value of the type of x.
+template <class Run> void with_type(Dtype dtype, Run run) {
+    switch (dtype) {
+    case Dtype::FLOAT: return run(float());
+    case Dtype::DOUBLE: return run(double());
+    case Dtype::BFLOAT16: return run(bfloat16());
+    case Dtype::FLOAT16: return run(float16());
     }
-#define GN_IN(name) Tensor<const T>{static_cast<const T *>(name), name##_b, name##_inner}
-#define GN_OUT(name) with_huge_pages(n, Tensor<T>{static_cast<T *>(name), name##_b, name##_inner})
-#define GN_ROWS(name) Rows<A>{static_cast<const A *>(name), name##_per_row, name##_last, n.C}
-// clang-format on
+}
+
+// The same for a type whose arithmetic is A.
+template <class A, class Run> void with_type_of(Dtype dtype, Run run) {
+    if constexpr (std::is_same_v<A, double>)
+        run(double());
+    else if (dtype == Dtype::BFLOAT16)
+        run(bfloat16());
+    else if (dtype == Dtype::FLOAT16)
+        run(float16());
+    else
+        run(float());
+}
+
+inline i64 size_of(Dtype dtype) { return dtype == Dtype::DOUBLE ? 8 : dtype == Dtype::FLOAT ? 4 : 2; }
+
+template <class T> Tensor<const T> tensor(const Input &x) { return {static_cast<const T *>(x.at), x.b, x.inner}; }
+template <class T> Tensor<T> tensor(const Shape &n, const Output &y) {
+    return with_huge_pages(n, Tensor<T>{static_cast<T *>(y.at), y.b, y.inner});
+}
+template <class A> Rows<A> rows(const Table &table, i64 C) {
+    return {static_cast<const A *>(table.at), table.per_row, table.last, C};
+}
+
+}  // namespace ghostnoise::GN_ISA

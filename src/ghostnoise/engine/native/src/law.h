@@ -7,7 +7,7 @@
 
 #include <cmath>
 
-namespace {
+namespace ghostnoise::GN_ISA {
 
 using u32 = std::uint32_t;
 using u64 = std::uint64_t;
@@ -154,4 +154,4 @@ template <class D> struct Law {
     }
 };
 
-}  // namespace
+}  // namespace ghostnoise::GN_ISA
