@@ -116,7 +116,7 @@ def number(
 def floating(x: object, name: str) -> None:
     """Check that `x` is a dense tensor with a supported floating dtype."""
     if isinstance(x, Tensor) and x.dtype in DTYPES and x.layout is torch.strided and not x.is_nested:
-        return  # at once, since this runs in every call
+        return
     if not isinstance(x, Tensor):
         raise ValueError(
             f"{name} got a {type(x).__module__}.{type(x).__qualname__}: must be a torch.Tensor; convert with "
@@ -153,7 +153,8 @@ def layout(x: Tensor, name: str, channel_dim: int, per_channel: Sequence[Tensor 
     Returns the number of channels C and of positions S; under `torch.jit.trace`, which records sizes as tensors, S is 0
     and channels are not compared.
     """
-    floating(x, name)
+    if not isinstance(x, Tensor) or x.dtype not in DTYPES or x.layout is not torch.strided or x.is_nested:
+        floating(x, name)
     shape, ndim = x.shape, x.ndim
     if not 2 <= ndim <= 5:
         raise ValueError(
@@ -168,7 +169,7 @@ def layout(x: Tensor, name: str, channel_dim: int, per_channel: Sequence[Tensor 
             "other than the batch; use 1, or -1 if channels come last"
         )
     count = shape[channel_dim]
-    if is_recorded(count):
+    if isinstance(count, Tensor):  # as `torch.jit.trace` records sizes
         return count, 0
     expected = (count,)
     for tensor in per_channel:

@@ -15,7 +15,8 @@ import torch.distributed as dist
 from torch import Tensor, nn
 
 from ghostnoise import checks
-from ghostnoise.engine.recompute import is_possible, remembered
+from ghostnoise.engine.recompute import remembered
+from ghostnoise.torch_private import may_run_again
 from ghostnoise.tracing import Leaf
 
 Masks: TypeAlias = dict[tuple[int, ...], Tensor]  # by their shapes
@@ -104,7 +105,7 @@ def mask_of(
     """
     if given is not None:
         return given
-    if not is_possible():
+    if not may_run_again():
         if not _local.state.blocks:
             return None
         masks = _masks()

@@ -20,26 +20,26 @@ __all__ = [
     "AnyBatchNorm",
     "AnyConvolution",
     "AnyLazyNorm",
-    "at_end_of_backward",
     "backward_hooks",
     "batch_norm_state",
     "break_graph",
+    "checkpoint_frames",
     "children",
     "current_backward",
-    "current_node_number",
+    "current_node",
     "eager_apply",
     "forward_hooks",
+    "has_saved_tensor_hooks",
     "has_tangent",
     "in_backward",
     "input_check",
     "intercepted",
     "is_lazy_hook",
-    "is_plain_eager",
     "is_traced",
+    "may_run_again",
     "needs_operators",
     "next_node_number",
     "process_group_by_name",
-    "same_metadata",
     "standard_gamma",
     "transformed",
     "vmap_levels",
@@ -88,18 +88,6 @@ def input_check(layer: type[AnyBatchNorm]) -> Any:
     return layer._check_input_dim
 
 
-def same_metadata(tensors: tuple[Tensor, ...]) -> Callable[..., bool]:
-    """Return a function that compares other tensors with these in one call, as the guards of `torch.compile` do.
-
-    It takes as many tensors, and returns True if each has the same type, dispatch keys (so the same kind: negative
-    views, wrappers, inference tensors and others have keys of their own), dtype, device, requires_grad, sizes and
-    strides. It does not compare storages, and returns False if a tensor is there twice.
-    """
-    guards = torch._C._dynamo.guards.TensorGuards(*tensors, dynamic_dims_sizes=None, dynamic_dims_strides=None)
-    check: Callable[..., bool] = guards.check
-    return check
-
-
 def transformed() -> bool:
     """Return whether a `torch.func` transform (grad, vmap, jvp, ...) is active."""
     return torch._C._are_functorch_transforms_active()
@@ -128,7 +116,7 @@ def needs_operators(*tensors: Tensor | None) -> bool:
         torch.compiler.is_exporting()
         or torch._C._get_tracing_state() is not None
         or torch._C._are_functorch_transforms_active()
-        or has_tangent(*tensors)
+        or (forward_ad._current_level >= 0 and has_tangent(*tensors))
     )
 
 
@@ -146,30 +134,28 @@ def intercepted() -> bool:
     return torch._C._len_torch_dispatch_stack() != 0
 
 
-def is_plain_eager() -> bool:
-    """Return whether nothing but autograd handles torch's operators, and no backward pass is running.
-
-    Modes, tracers, `torch.func`, forward-mode AD, `torch.compile` and `torch.export` are not plain.
-    """
-    return not (
-        torch._C._len_torch_dispatch_stack() != 0
-        or torch._C._are_functorch_transforms_active()
-        or torch._C._current_graph_task_id() != -1
-        or torch._C._get_tracing_state() is not None
-        or forward_ad._current_level >= 0
-        or torch.compiler.is_compiling()
-        or torch.compiler.is_exporting()
-    )
-
-
 def is_traced() -> bool:
     """Return whether `torch.jit.trace` records the operators."""
     return torch._C._get_tracing_state() is not None
 
 
 def in_backward() -> bool:
-    """Return whether this thread runs inside a backward pass."""
-    return torch._C._current_graph_task_id() != -1
+    """Return whether this thread runs inside a backward pass, as the recomputation of a checkpoint does.
+
+    `torch.compile` decides on recomputation after it has captured the pass, and runs side effects once.
+    """
+    return not torch.compiler.is_compiling() and torch._C._current_graph_task_id() != -1
+
+
+def may_run_again() -> bool:
+    """Return whether this forward pass may run again, inside of a backward pass, or is such a pass."""
+    if torch.compiler.is_compiling():
+        return False
+    return (
+        not torch.is_grad_enabled()
+        or torch._C._autograd._top_saved_tensors_default_hooks(True) is not None
+        or torch._C._current_graph_task_id() != -1
+    )
 
 
 def current_backward() -> int:
@@ -177,24 +163,10 @@ def current_backward() -> int:
     return torch._C._current_graph_task_id()
 
 
-def current_node_number() -> int:
-    """Return the sequence number of the autograd node that this thread runs; -1 outside of a backward pass.
-
-    `Node.metadata` cannot identify it: the nodes of a checkpoint that run first are not those of this library.
-    """
-    node = torch._C._current_autograd_node()
-    return -1 if node is None else node._sequence_nr()
-
-
 def next_node_number() -> int:
     """Return the sequence number that the next autograd node of this thread will have."""
     number: int = torch._C._autograd._get_sequence_nr()
     return number
-
-
-def at_end_of_backward(run: Callable[[], None]) -> None:
-    """Call `run` when the backward pass that this thread runs inside ends, as DistributedDataParallel does."""
-    torch.autograd.Variable._execution_engine.queue_callback(run)
 
 
 def standard_gamma(concentration: Tensor, **generator: torch.Generator) -> Tensor:

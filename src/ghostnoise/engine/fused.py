@@ -59,23 +59,13 @@ def run(
 
     `decide` is the same method as a function of moments, for second derivatives.
     """
-    state = (*buffers, momentum, towards)
-    if torch.compiler.is_compiling():
-        compiled: Tensor = _Normalize.apply(x, weight, bias, plan, decide, state)
-        return compiled
-    if torch.is_grad_enabled():
-        y: Tensor = _apply(x, weight, bias, plan, decide, state)
-    else:
-        y = _forward(x, weight, bias, plan, state)[0]
-    updated = [buffer for buffer in buffers if buffer is not None]
-    if updated:  # operators on the stable ABI leave this to the caller
-        torch.autograd.graph.increment_version(updated)
+    apply = _Normalize.apply if torch.compiler.is_compiling() else _apply
+    y: Tensor = apply(x, weight, bias, plan, decide, (*buffers, momentum, towards))
+    if not torch.compiler.is_compiling():  # operators on the stable ABI leave this to the caller
+        for buffer in buffers:
+            if buffer is not None:
+                torch.autograd.graph.increment_version(buffer)
     return y
-
-
-def _forward(x: Tensor, weight: Tensor | None, bias: Tensor | None, plan: Plan, state: Any) -> Any:
-    eps, ghost_size, exclusive, min_std, *noise, reference, limits = plan
-    return ops.normalize(x, weight, bias, *state, ghost_size, exclusive, eps, min_std, *noise, *reference, *limits)
 
 
 class _Normalize(torch.autograd.Function):
@@ -83,8 +73,10 @@ class _Normalize(torch.autograd.Function):
     def forward(
         ctx: Any, x: Tensor, weight: Tensor | None, bias: Tensor | None, plan: Plan, decide: Decide, state: Any
     ) -> Tensor:
+        eps, ghost_size, exclusive, min_std, *noise, reference, limits = plan
+        given = (*state, ghost_size, exclusive, eps, min_std, *noise, *reference, *limits)
         y: Tensor
-        y, *tables = _forward(x, weight, bias, plan, state)
+        y, *tables = ops.normalize(x, weight, bias, *given)
         ctx.save_for_backward(x, weight, bias, *tables)
         ctx.plan, ctx.decide = plan, decide
         return y
@@ -94,10 +86,8 @@ class _Normalize(torch.autograd.Function):
         x, weight, bias, mean, var, noise, correction = ctx.saved_tensors
         plan = ctx.plan
         if torch.is_grad_enabled() or needs_operators(dy):
-            decide: Decide = ctx.decide
-            if plan.limits[0] is not None:
-                decide = _Renormalized(plan.eps, correction)
-            call = Call(decide, ops.positions(x))
+            renormalized = None if plan.limits[0] is None else _Renormalized(plan.eps, correction)
+            call = Call(renormalized or ctx.decide, ops.positions(x))
             return *second_derivative(call, x, (weight, bias), dy), None, None, None
         needs_x = ctx.needs_input_grad[0]
         dx, g_weight, g_bias = ops.normalize_backward(

@@ -24,8 +24,8 @@ from ghostnoise.torch_private import (
     checkpoint_frames,
     current_backward,
     current_node,
-    has_saved_tensor_hooks,
     in_backward,
+    may_run_again,
     next_node_number,
 )
 
@@ -54,27 +54,12 @@ _reentrant: dict[tuple[int, int], int] = {}  # how many results the recomputatio
 _changing = threading.Lock()
 
 
-def is_possible() -> bool:
-    """Return whether this pass may run again, or is a pass that runs again."""
-    if torch.compiler.is_compiling():
-        return False
-    return not torch.is_grad_enabled() or has_saved_tensor_hooks() or in_backward()
-
-
-def is_recomputed() -> bool:
-    """Return whether this forward pass runs inside a backward pass, as the recomputation of a checkpoint does.
-
-    `torch.compile` decides on recomputation after it has captured the pass, and runs side effects once.
-    """
-    return not torch.compiler.is_compiling() and in_backward()
-
-
 def remembered(compute: Callable[[], T]) -> T:
     """Return the result of `compute` in the first pass of this checkpointed region, or compute it.
 
     A pass must call this as often, and in the same order, when it runs again.
     """
-    if not is_possible():
+    if not may_run_again():
         return compute()
     recording, replayed = checkpoint_frames()
     with _changing:

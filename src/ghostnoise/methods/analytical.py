@@ -182,7 +182,12 @@ def _check(noise_eps: float, components: str, generator: Generator | None, law: 
 
 
 def _drawn(
-    law: Law, input: Tensor, channel_dim: int, extent: Extent, draws: LawDraws | None, generator: Generator | None,
+    law: Law,
+    input: Tensor,
+    channel_dim: int,
+    extent: Extent,
+    draws: LawDraws | None,
+    generator: Generator | None,
     fused: bool = False,
 ) -> LawDraws | Tensor:
     """Return draws from the law of ghost batches of the input: the given ones, checked, or new ones, or their seed."""

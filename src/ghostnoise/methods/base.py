@@ -11,11 +11,10 @@ from torch import Generator, Tensor, nn
 from ghostnoise import checks, docstrings, flex
 from ghostnoise.engine import fused, masks, ranks
 from ghostnoise.engine.ranks import Extent, Group
-from ghostnoise.engine.recompute import is_recomputed
 from ghostnoise.flex import Decide
 from ghostnoise.masking import mask_of
 from ghostnoise.tables import Affine, Moments, counts, ghost_batches, normalize, whole_batch
-from ghostnoise.torch_private import AnyBatchNorm, batch_norm_state
+from ghostnoise.torch_private import AnyBatchNorm, batch_norm_state, in_backward
 from ghostnoise.tracing import Leaf
 
 # The statistics that the running statistics are updated towards: those of the whole batch with its biased or unbiased
@@ -54,7 +53,7 @@ class Call(NamedTuple):
         `plan` is the same method as settings of the fused operator, which is used where it can be. `remember` is called
         with the moments of the samples.
         """
-        recomputed = is_recomputed()
+        recomputed = in_backward()
         buffers = (None, None, None) if recomputed else (self.running_mean, self.running_var, self.num_batches_tracked)
         tracks = buffers[0] is not None or buffers[1] is not None or buffers[2] is not None
         if tracks and self.momentum is None and buffers[2] is None:
@@ -280,8 +279,8 @@ class NormLayer(Sampled, Leaf, AnyBatchNorm):
 
     def _check_input_dim(self, input: Tensor) -> None:
         if isinstance(input, Tensor) and input.ndim in self.ndims:
-            channels = input.shape[1]
-            if checks.is_recorded(channels) or channels == self.num_features:
+            channels: Any = input.shape[1]
+            if isinstance(channels, Tensor) or channels == self.num_features:
                 return  # at once, since this runs in every call
         name = type(self).__name__
         checks.floating(input, name)

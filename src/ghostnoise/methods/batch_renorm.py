@@ -9,10 +9,11 @@ from torch import Tensor, nn
 from ghostnoise import checks
 from ghostnoise.engine.fused import Buffers, Plan
 from ghostnoise.engine.ranks import Group
-from ghostnoise.engine.recompute import is_possible, remembered
+from ghostnoise.engine.recompute import remembered
 from ghostnoise.methods.base import NormLayer, checked
 from ghostnoise.methods.registry import MethodSpec, register
 from ghostnoise.tables import Affine, Moments, normalize, whole_batch
+from ghostnoise.torch_private import may_run_again
 
 __all__ = ["BatchRenorm", "BatchRenorm1d", "BatchRenorm2d", "BatchRenorm3d", "batch_renorm"]
 
@@ -57,7 +58,7 @@ def batch_renorm(
     buffers: Buffers = (running_mean, running_var, num_batches_tracked)
     # A pass that runs again takes the r and d of the first pass: the buffers have moved on.
     limits = (float(r_max), float(d_max), warmup_steps, transition_steps)
-    if is_possible() or torch.compiler.is_compiling():
+    if may_run_again() or torch.compiler.is_compiling():
         buffers = remembered(partial(_copied, buffers))
     decide = partial(_decide, eps, Reference(buffers, *limits))
     return call.train(decide, plan=Plan(eps, reference=buffers, limits=limits))

@@ -9,7 +9,6 @@ from torch import Tensor, nn
 from ghostnoise import checks, flex
 from ghostnoise.engine.fused import Plan
 from ghostnoise.engine.ranks import Group
-from ghostnoise.engine.recompute import is_recomputed
 from ghostnoise.methods.base import Call, NormLayer, checked, update_running
 from ghostnoise.methods.registry import MeterSpec, MethodSpec, register
 from ghostnoise.tables import (
@@ -22,6 +21,7 @@ from ghostnoise.tables import (
     normalize,
     whole_batch,
 )
+from ghostnoise.torch_private import in_backward
 
 __all__ = [
     "Decomposition",
@@ -104,7 +104,7 @@ def _sizes(batch_size: int, ghost_size: int | None) -> list[int]:
 def _update_for_each(call: Call, m: Moments, ghost_size: int | None, scaled: bool) -> None:
     """Update the running buffers once per ghost batch, as `nn.BatchNorm*d` does if it is called for each of them."""
     mean, var, tracked = call.buffers
-    if (mean is None and var is None and tracked is None) or is_recomputed():
+    if (mean is None and var is None and tracked is None) or in_backward():
         return
     ghosts, sizes = ghost_rows(m, ghost_size), _sizes(m.mean.shape[0], ghost_size)
     number, momentum = len(sizes), call.momentum

@@ -9,7 +9,7 @@ from torch import Generator, Tensor, nn
 from ghostnoise import checks, flex
 from ghostnoise.engine import fused, masks, ranks
 from ghostnoise.engine.ranks import Extent, Group, Ranks
-from ghostnoise.engine.recompute import is_recomputed, remembered
+from ghostnoise.engine.recompute import remembered
 from ghostnoise.history import History
 from ghostnoise.masking import mask_of
 from ghostnoise.methods.base import NormLayer, checked, decide_batch_norm, zeroed
@@ -25,6 +25,7 @@ from ghostnoise.methods.noise_base import (
 from ghostnoise.methods.registry import MeterSpec, MethodSpec, register
 from ghostnoise.randomness import draw_present, draw_rows, drawn_by
 from ghostnoise.tables import (
+    COMPONENTS,
     Affine,
     Components,
     Moments,
@@ -38,6 +39,7 @@ from ghostnoise.tables import (
 from ghostnoise.tables import (
     ghost_noise as noise_of,
 )
+from ghostnoise.torch_private import in_backward
 from ghostnoise.tracing import Leaf
 
 __all__ = [
@@ -100,8 +102,7 @@ def ghost_noise(
         (B, C, *spatial) with 2 to 5 dimensions, or with the channels in `channel_dim`.
     """
     ghost_size = checks.ghost_size_or_none(ghost_size)
-    check_noise(noise_eps, components, generator)
-    _check_draw(draw, process_group, history)
+    _check(noise_eps, components, generator, draw, process_group, history)
     extent = checked_input(input, "ghost_noise", channel_dim, process_group, uneven, mask)
     if ghost_size is None:
         checks.no_draws("indices", indices)
@@ -109,7 +110,8 @@ def ghost_noise(
     if ghost_size * extent.spatial == 1 < extent.shape[0] and components != "shift":
         warn_without_variance(input)
     noise = _drawn(input, channel_dim, extent, ghost_size, noise_eps, components, draw, indices, generator, history)
-    if noise.is_plain(extent) and fused.covers(input):
+    plain = noise.stored is None and noise.partition_size is None and extent.ranks is None and extent.mask is None
+    if plain and fused.covers(input):
         x = input if channel_dim == 1 else input.movedim(channel_dim, 1)
         y = fused.inject(x, noise.indices, float(noise_eps), components != "scale", components != "shift")
         return y if channel_dim == 1 else y.movedim(1, channel_dim)
@@ -153,8 +155,7 @@ def ghost_noise_batch_norm(
     batch: each sample is excluded from its own statistics. The moments of the noise are those of normalized samples.
     """
     ghost_size = checks.ghost_size_or_none(ghost_size)
-    check_noise(noise_eps, components, generator)
-    _check_draw(draw, process_group, history)
+    _check(noise_eps, components, generator, draw, process_group, history)
     if normalizer not in NORMALIZERS:
         checks.choice("normalizer", normalizer, NORMALIZERS)
     call = checked(
@@ -177,7 +178,7 @@ def ghost_noise_batch_norm(
     noise = _drawn(input, channel_dim, extent, ghost_size, noise_eps, components, draw, indices, generator, history)
     given = partial(decide_with_noise, eps, exclusive, noise, extent.ranks)
     plan = None
-    if not exclusive and noise.is_plain(extent):
+    if not exclusive and noise.stored is None and noise.partition_size is None:
         shift, scale = components != "scale", components != "shift"
         plan = fused.Plan(eps, indices=noise.indices, noise_eps=float(noise_eps), shift=shift, scale=scale)
     return call.train(given, "whole" if exclusive else "unbiased", plan, None if history is None else history.add)
@@ -194,11 +195,6 @@ class DrawnNoise(NamedTuple):
     indices: Tensor
     partition_size: int | None = None
     stored: Moments | None = None
-
-    def is_plain(self, extent: Extent) -> bool:
-        """Return whether samples are drawn with replacement from this batch alone."""
-        alone = self.stored is None and extent.ranks is None and extent.mask is None
-        return alone and self.partition_size is None
 
     def alone(self, m: Moments) -> Affine:
         """Decide on the noise of a batch that is not normalized."""
@@ -232,7 +228,16 @@ def decide_with_noise(
     return inject_before(norm, noise(hat, stored), ranks).then(weight, bias)
 
 
-def _check_draw(draw: str, process_group: Group, history: object) -> None:
+def _check(
+    noise_eps: float,
+    components: Components,
+    generator: Generator | None,
+    draw: str,
+    process_group: Group,
+    history: object,
+) -> None:
+    if type(noise_eps) is not float or noise_eps < 0 or components not in COMPONENTS or generator is not None:
+        check_noise(noise_eps, components, generator)
     if draw not in DRAWS:
         checks.choice("draw", draw, DRAWS)
     if history is not None and not isinstance(history, History):
@@ -266,6 +271,8 @@ def _drawn(
 ) -> DrawnNoise:
     """Return noise from samples of the batch and those that are stored, with the given indices or new ones."""
     rows, device, stored = input.shape[0], input.device, None
+    if history is None and indices is None and generator is None and extent.mask is None and draw == "replacement":
+        return DrawnNoise(float(noise_eps), components, draw_rows(extent.shape[0], rows, ghost_size, device, None))
     if history is not None:
         checks.not_transformed()
         stored = remembered(partial(history.stored, input.shape[channel_dim], device))
@@ -281,10 +288,8 @@ def _drawn(
         drawn = indices.to(device, torch.int64, copy=True)  # the backward pass needs them unchanged
     elif generator is not None:  # which checkpoints do not restore
         drawn = remembered(partial(_draw, rows, size, extent, stored, weighted, ghost_size, draw, device, generator))
-    elif weighted or draw == "partition":
-        drawn = _draw(rows, size, extent, stored, weighted, ghost_size, draw, device, None)
     else:
-        drawn = draw_rows(size, rows, ghost_size, device, None)
+        drawn = _draw(rows, size, extent, stored, weighted, ghost_size, draw, device, None)
     return DrawnNoise(float(noise_eps), components, drawn, ghost_size if draw == "partition" else None, stored)
 
 
@@ -304,7 +309,7 @@ def _draw(
 
 def _remember(history: History | None, m: Moments) -> None:
     """Add the samples of this batch to the history, unless this is a recomputed pass."""
-    if history is not None and not is_recomputed():
+    if history is not None and not in_backward():
         history.add(m)
 
 
@@ -351,9 +356,8 @@ class GhostNoise(Remembering, Leaf):
         uneven: bool = False,
     ) -> None:
         super().__init__()
-        check_noise(noise_eps, components, generator)
         self.history = history_of(history)
-        _check_draw(draw, process_group, self.history)
+        _check(noise_eps, components, generator, draw, process_group, self.history)
         checks.dimension(channel_dim)
         checks.flag("uneven", uneven)
         self.ghost_size = checks.ghost_size_or_none(ghost_size)
@@ -444,9 +448,8 @@ class GhostNoiseBatchNorm(Remembering, NormLayer):
             num_features, eps, momentum, affine, track_running_stats, device, dtype, bias=bias,
             process_group=process_group, uneven=uneven,
         )  # fmt: skip
-        check_noise(noise_eps, components, generator)
         self.history = history_of(history)
-        _check_draw(draw, process_group, self.history)
+        _check(noise_eps, components, generator, draw, process_group, self.history)
         checks.choice("normalizer", normalizer, NORMALIZERS)
         self.ghost_size = checks.ghost_size_or_none(ghost_size)
         self.noise_eps, self.components, self.generator = noise_eps, components, generator
