@@ -11,6 +11,7 @@ from contextlib import AbstractContextManager, nullcontext
 from types import TracebackType
 from typing import Any, TypeAlias
 
+import torch
 import torch.distributed as dist
 from torch import Tensor, nn
 
@@ -49,6 +50,7 @@ class masked:
 
     def __init__(self, mask: Tensor, *more: Tensor) -> None:
         self.masks: Masks = {}
+        self.with_gradients = True
         for each in (mask, *more):
             checks.bools(each, "masked")
             if not (dist.is_available() and dist.is_initialized()):  # else the layers check the batch of all ranks
@@ -64,6 +66,7 @@ class masked:
                 self.masks.setdefault((each.shape[0],), each.flatten(1).any(1))
 
     def __enter__(self) -> None:
+        self.with_gradients = torch.is_grad_enabled()
         _local.state.blocks = (*_local.state.blocks, self)
 
     def __exit__(
@@ -110,7 +113,8 @@ def mask_of(
             return None
         masks = _masks()
     else:
-        masks = remembered(_masks)
+        kept = remembered(_kept)
+        masks = _masks() if kept is None else kept or None
     if masks is None or not isinstance(input, Tensor) or not -input.ndim <= channel_dim < input.ndim:
         return None
     shape = checks.positions_shape(input, channel_dim)
@@ -160,3 +164,15 @@ def _masks() -> Masks | None:
     """Return the masks of the innermost block."""
     blocks = _local.state.blocks
     return blocks[-1].masks if blocks else None
+
+
+def _kept() -> Masks | None:
+    """Return the masks that a pass takes when it runs again: none if it has none now, or None for those of then.
+
+    Without gradients, only a block inside of a checkpoint can matter for a pass that runs again, and then this block is
+    entered again, too.
+    """
+    blocks = _local.state.blocks
+    if not blocks:
+        return {}
+    return blocks[-1].masks if blocks[-1].with_gradients else None

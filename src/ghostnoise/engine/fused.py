@@ -38,11 +38,12 @@ class Plan(NamedTuple):
     limits: tuple[float | None, float, int, int] = (None, 0.0, 0, 0)
 
 
-def covers(x: Tensor) -> bool:
+def covers(x: Tensor, *parameters: Tensor | None) -> bool:
     """Return whether the fused operators can run on x; `torch.compile` fuses plain PyTorch better on CUDA."""
     if x.is_cpu:
-        return ops.MISSING["cpu"] is None and not needs_operators(x)
-    return x.is_cuda and ops.MISSING["cuda"] is None and not torch.compiler.is_compiling() and not needs_operators(x)
+        return ops.MISSING["cpu"] is None and not needs_operators(x, *parameters)
+    usable = x.is_cuda and ops.MISSING["cuda"] is None and not torch.compiler.is_compiling()
+    return usable and not needs_operators(x, *parameters)
 
 
 def run(
@@ -94,10 +95,11 @@ class _Normalize(torch.autograd.Function):
             dy, x, weight, mean, var, noise, correction, plan.ghost_size, plan.exclusive, plan.eps, plan.min_std,
             plan.shift, plan.scale, needs_x,
         )  # fmt: skip
-        if weight is not None and g_weight.dtype is not weight.dtype:  # `to` is not free
-            g_weight = g_weight.to(weight.dtype)
-        if bias is not None and g_bias.dtype is not bias.dtype:
-            g_bias = g_bias.to(bias.dtype)
+        # `to` is not free, even where it changes nothing.
+        if weight is None or g_weight.dtype is not weight.dtype:
+            g_weight = None if weight is None else g_weight.to(weight.dtype)
+        if bias is None or g_bias.dtype is not bias.dtype:
+            g_bias = None if bias is None else g_bias.to(bias.dtype)
         return dx if needs_x else None, g_weight, g_bias, None, None, None
 
 

@@ -7,8 +7,8 @@ import torch
 from torch import Generator, Tensor, nn
 
 from ghostnoise import checks, flex
-from ghostnoise.engine import masks, ranks
-from ghostnoise.engine.fused import Plan, covers
+from ghostnoise.engine import fused, masks, ranks
+from ghostnoise.engine.fused import Plan
 from ghostnoise.engine.ops import arithmetic_dtype
 from ghostnoise.engine.ranks import Extent, Group, Ranks
 from ghostnoise.engine.recompute import remembered
@@ -130,7 +130,7 @@ def analytical_ghost_noise_batch_norm(
     extent, ghost_law = call.extent, Law(ghost_size, law, dof)
     if components != "shift" and not ghost_law.has_variance(extent.spatial):
         warn_without_variance(input)
-    drawn = _drawn(ghost_law, input, channel_dim, extent, draws, generator, covers(input))
+    drawn = _drawn(ghost_law, input, channel_dim, extent, draws, generator, fused.covers(input))
     noise = LawNoise(float(noise_eps), components, ghost_law, drawn, normalized=True)
     plan = None
     if isinstance(drawn, Tensor) and input.is_cpu:
@@ -188,12 +188,12 @@ def _drawn(
     extent: Extent,
     draws: LawDraws | None,
     generator: Generator | None,
-    fused: bool = False,
+    in_kernel: bool = False,
 ) -> LawDraws | Tensor:
     """Return draws from the law of ghost batches of the input: the given ones, checked, or new ones, or their seed."""
     shape = (input.shape[0], input.shape[channel_dim])
     if draws is None:
-        draw = partial(_draw, law, shape, input.device, extent, generator, fused)
+        draw = partial(_draw, law, shape, input.device, extent, generator, in_kernel)
         return draw() if generator is None else remembered(draw)  # checkpoints do not restore a generator
     draws = LawDraws(*(table.clone() for table in draws))  # the backward pass needs them unchanged
     for name, table in zip(draws._fields, draws, strict=True):
@@ -203,10 +203,10 @@ def _drawn(
 
 
 def _draw(
-    law: Law, shape: tuple[int, int], device: torch.device, extent: Extent, generator: Generator | None, fused: bool
+    law: Law, shape: tuple[int, int], device: torch.device, extent: Extent, generator: Generator | None, in_kernel: bool
 ) -> LawDraws | Tensor:
     # A graph contains a seed only if the fused operator takes it.
-    if device.type != "cpu" or extent.counts is not None or (torch.compiler.is_compiling() and not fused):
+    if device.type != "cpu" or extent.counts is not None or (torch.compiler.is_compiling() and not in_kernel):
         spatial: Tensor | int = extent.spatial
         if extent.counts is not None:
             spatial = mean_count(Moments(extent.counts, extent.counts, extent.counts))

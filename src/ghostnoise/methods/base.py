@@ -59,7 +59,7 @@ class Call(NamedTuple):
         if tracks and self.momentum is None and buffers[2] is None:
             raise ValueError("momentum=None: needs num_batches_tracked, the count of the cumulative average")
         alone = self.extent.ranks is None and self.extent.mask is None
-        if plan is not None and alone and fused.covers(self.input):
+        if plan is not None and alone and fused.covers(self.input, self.weight, self.bias):
             x, dim = self.input, self.channel_dim
             x = x if dim == 1 else x.movedim(dim, 1)
             y = fused.run(x, self.weight, self.bias, plan, decide, buffers, self.momentum, towards)

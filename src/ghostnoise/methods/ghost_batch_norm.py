@@ -74,7 +74,8 @@ def ghost_batch_norm(
         return call.infer()
     check_ghost_values(call, ghost_size, "ghost_batch_norm")
     decide = partial(decide_ghost_batch_norm, eps, ghost_size)
-    if running_var_from in ("each", "each-scaled"):
+    tracks = running_mean is not None or running_var is not None or num_batches_tracked is not None
+    if tracks and running_var_from in ("each", "each-scaled"):
         y, m = call.normalize(decide)
         _update_for_each(call, m, ghost_size, scaled=running_var_from == "each-scaled")
         return y
@@ -104,7 +105,7 @@ def _sizes(batch_size: int, ghost_size: int | None) -> list[int]:
 def _update_for_each(call: Call, m: Moments, ghost_size: int | None, scaled: bool) -> None:
     """Update the running buffers once per ghost batch, as `nn.BatchNorm*d` does if it is called for each of them."""
     mean, var, tracked = call.buffers
-    if (mean is None and var is None and tracked is None) or in_backward():
+    if in_backward():
         return
     ghosts, sizes = ghost_rows(m, ghost_size), _sizes(m.mean.shape[0], ghost_size)
     number, momentum = len(sizes), call.momentum
