@@ -12,6 +12,7 @@ from torch import nn
 
 import ghostnoise
 from ghostnoise.calibration import ALPHAS
+from ghostnoise.engine import general
 from ghostnoise.methods import registry
 from support.calibrating import METHODS, fails
 from support.ranks import launch, own_rows, values
@@ -269,7 +270,7 @@ def over_ranks(rank, count):
         assert math.isclose(found.losses[alpha], expected.losses[alpha], rel_tol=1e-10)
     # All ranks keep the same samples, out of those of all ranks.
     ghostnoise.calibrate(mixed, batches, keep=10, process_group="world")
-    kept, (means, _) = mixed[1].kept.mean, ghostnoise.engine.op.measure(mixed[0](whole))
+    kept, (means, _, _) = mixed[1].kept.mean, general.measure(mixed[0](whole))
     found = (kept[:, None] - means).abs().sum(2).argmin(1)
     assert len(set(found.tolist())) == 10
     torch.testing.assert_close(kept, means[found], rtol=0, atol=1e-12)

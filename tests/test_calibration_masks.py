@@ -136,7 +136,7 @@ def test_images_tokens_and_inputs_without_positions():
     noise, tokens = ghostnoise.GhostNoise(4, channel_dim=-1), values(6, LENGTH, 3)
     lengths = [5, 0, 7, 1, 2, 3]
     ghostnoise.calibrate(noise, [(tokens, ragged.lengths_mask(lengths, LENGTH))], keep=9, forward=forward)
-    assert sorted(noise.kept.counts.tolist()) == [1, 2, 3, 5, 7]
+    assert sorted(noise.kept.n.flatten().tolist()) == [1, 2, 3, 5, 7]
 
 
 def test_masks_for_several_shapes():
@@ -166,7 +166,7 @@ def test_kept_samples_have_the_moments_and_counts_of_their_valid_positions():
     chosen = []
     for layer, samples in ((model[1], first), (model[5], second)):
         kept = layer.kept
-        assert len(kept.counts) == len(present)
+        assert len(kept.n) == len(present)
         means = torch.stack([samples[at].mean(1) for at in present])
         at = (kept.mean[:, None] - means).abs().sum(2).argmin(1).tolist()
         assert sorted(at) == list(range(len(present)))
@@ -174,7 +174,7 @@ def test_kept_samples_have_the_moments_and_counts_of_their_valid_positions():
             sample = samples[present[number]]
             torch.testing.assert_close(kept.mean[row], sample.mean(1), rtol=0, atol=1e-10)
             torch.testing.assert_close(kept.var[row], sample.var(1, correction=0), rtol=0, atol=1e-10)
-            assert kept.counts[row] == sample.shape[1]
+            assert kept.n[row] == sample.shape[1]
         chosen.append(at)
     assert chosen[0] == chosen[1]
 
@@ -182,8 +182,8 @@ def test_kept_samples_have_the_moments_and_counts_of_their_valid_positions():
 def test_samples_without_valid_positions_take_no_room():
     batches, model = padded([[0, 0, 0, 0, 0, 0, 0, 5, 3]] * 10), converted("gni")
     ghostnoise.calibrate(model, batches, keep=12, forward=forward)
-    assert set(model[1].kept.counts.tolist()) == {3, 5}
-    assert len(model[1].kept.counts) == 12
+    assert set(model[1].kept.n.flatten().tolist()) == {3, 5}
+    assert len(model[1].kept.n) == 12
     with ghostnoise.sampling(model.eval()):
         assert forward(model, batches[0]).isfinite().all()
 
@@ -271,7 +271,7 @@ def over_ranks(rank, count):
     ghostnoise.calibrate(model, own, keep=100, forward=forward, process_group="world")
     assert_statistics(model[1], first)
     assert_statistics(model[5], second)
-    assert sorted(model[1].kept.counts.tolist()) == sorted(n for each in LENGTHS for n in each if n)
+    assert sorted(model[1].kept.n.flatten().tolist()) == sorted(n for each in LENGTHS for n in each if n)
     empty = converted("gbn", process_group="world", uneven=True)
     own = [(x[rows], mask[rows] if rank == 0 else mask[rows] & False)]
     first, second = hidden(empty, [(x[:10], mask[:10])])

@@ -31,7 +31,7 @@ def drawn(monkeypatch):
         return draw
 
     for module in (inference, ghostnoise.methods.noise_base):
-        monkeypatch.setattr(module, "draw_indices", recording(module.draw_indices))
+        monkeypatch.setattr(module, "draw_rows", recording(module.draw_rows))
     return made
 
 
@@ -40,7 +40,7 @@ def stored_values(layer, samples, channel_dim=1):
     values = reference.fold(samples, channel_dim)
     mean = values.mean(2)
     var = ((values - mean[:, :, None]) ** 2).mean(2)
-    layer.kept = ghostnoise.statistics.moments.Stored(mean, var, torch.full((len(mean),), float(values.shape[2])))
+    layer.kept = ghostnoise.Moments(mean, var, torch.full((len(mean), 1), float(values.shape[2])))
     return values
 
 
@@ -179,7 +179,7 @@ def test_samples_with_fewer_values_weigh_less(drawn):
     raw = [torch.randn(2, size, dtype=torch.float64) for size in (1, 4, 2, 7)]
     tables = [(each.mean(1), each.var(1, correction=0)) for each in raw]
     mean, var = (torch.stack(table) for table in zip(*tables, strict=True))
-    layer.kept = ghostnoise.statistics.moments.Stored(mean, var, torch.tensor([1.0, 4, 2, 7]))
+    layer.kept = ghostnoise.Moments(mean, var, torch.tensor([[1.0], [4], [2], [7]]))
     x = torch.randn(5, 2, 6, dtype=torch.float64)
     with ghostnoise.sampling(layer):
         y = layer(x)
@@ -227,10 +227,10 @@ def test_history_is_drawn_from_and_kept_samples_win(drawn):
         model(x)
     assert {int(each.max()) < 16 and each.shape == (8, 4) for each in drawn} == {True}  # absent samples are not drawn
     (stored, *_) = (each.stored for each in inference._samplers(model, None, None))
-    assert len(stored.counts) == 16
+    assert len(stored.n) == 16
     ghostnoise.calibrate(model, batches(), keep=7)
     (stored, *_) = (each.stored for each in inference._samplers(model, None, None))
-    assert len(stored.counts) == 7
+    assert len(stored.n) == 7
 
 
 def test_a_seed_reproduces_the_outputs():
@@ -374,7 +374,7 @@ def test_compiled_models_sample_too():
 
 def test_sampling_without_stored_moments_names_the_layers_and_changes_nothing():
     model = network(history=8)
-    model[1].kept = ghostnoise.statistics.moments.Stored(torch.zeros(1, 4), torch.ones(1, 4), torch.ones(1))
+    model[1].kept = ghostnoise.Moments(torch.zeros(1, 4), torch.ones(1, 4), torch.ones(1, 1))
     before = copy.deepcopy(model.state_dict())
     with (
         pytest.raises(ValueError, match=r"in '4' \(GhostNoiseBatchNorm1d\): .*keep=1024.*history=256") as error,
@@ -439,7 +439,7 @@ def test_calibrate_keeps_a_subset_of_the_samples_the_same_in_all_layers():
     inputs = torch.cat(batches()).double()
     first, second = model[1].kept, model[4].kept
     assert first.mean.shape == (16, 4)
-    assert second.counts.tolist() == [5.0] * 16
+    assert second.n.flatten().tolist() == [5.0] * 16
     with torch.no_grad():
         raw = copy.deepcopy(model[0]).double()(inputs)
     found = [int((raw.mean(2) - row).abs().sum(1).argmin()) for row in first.mean]
@@ -457,7 +457,7 @@ def test_every_sample_is_kept_equally_often():
         reservoir = ghostnoise.calibration.Reservoir(3, seed)
         for start in (0, 4, 8):
             rows = torch.arange(start, start + 4.0)[:, None]
-            reservoir.add(ghostnoise.statistics.moments.Moments(rows, rows), 1)
+            reservoir.add(ghostnoise.Moments(rows, rows))
         counts[reservoir.merged(None).mean[:, 0].long()] += 1
     expected, worst = runs / 4, 5 * math.sqrt(runs * 0.25 * 0.75)  # five standard deviations of a binomial
     assert (counts - expected).abs().max() < worst
@@ -467,7 +467,7 @@ def test_every_sample_is_kept_equally_often():
 def test_calibrate_keeps_all_samples_if_there_are_fewer():
     model = network()
     ghostnoise.calibrate(model, batches(), keep=1000)
-    assert len(model[1].kept.counts) == 40
+    assert len(model[1].kept.n) == 40
 
 
 def test_calibrate_keeps_samples_without_batch_norms():
@@ -475,7 +475,7 @@ def test_calibrate_keeps_samples_without_batch_norms():
     result = ghostnoise.calibrate(model, [torch.randn(8, 5, 6)], keep=4)
     assert result.layers == ()
     assert model[1].kept.mean.shape == (4, 6)
-    assert model[1].kept.counts.tolist() == [5.0] * 4
+    assert model[1].kept.n.flatten().tolist() == [5.0] * 4
 
 
 def test_kept_samples_change_neither_training_nor_the_state_dict():

@@ -2,10 +2,10 @@
 
 import pytest
 import torch
-from ghostnoise.statistics.laws import Law
 from torch import nn
 
 import ghostnoise
+from ghostnoise.laws import Law
 from ghostnoise.methods.registry import specs
 from support import ragged
 from support.calibrating import METHODS

@@ -23,9 +23,10 @@ LAYERS = [
     ["conversion"],
     ["functional", "layers"],
     ["methods"],
+    ["flex", "masking", "history", "laws"],
     ["engine"],
-    ["statistics", "masking"],
-    ["checks", "randomness", "tracing"],
+    ["checks", "randomness", "tracing", "chi_square"],
+    ["tables"],
     ["torch_private", "terminal"],
     ["docstrings", "text", "version"],
 ]
@@ -106,7 +107,9 @@ def test_every_public_name_is_there():
 def test_dir_lists_public_names_only():
     assert dir(ghostnoise) == sorted([*ghostnoise.__all__, "__version__"])
     assert set(registry.layers()) <= set(dir(ghostnoise))
-    assert {"backend", "convert", "revert", "summary", "Meter", "functional", "layers", "meter"} <= set(dir(ghostnoise))
+    assert {"flex_norm", "tables", "convert", "revert", "summary", "Meter", "functional", "layers", "meter"} <= set(
+        dir(ghostnoise)
+    )
     assert not {"importlib", "TYPE_CHECKING", "Any", "annotations"} & set(dir(ghostnoise))
 
 
@@ -121,7 +124,7 @@ def test_import_loads_no_torch_until_a_name_is_used():
     code = """
 import sys, ghostnoise
 assert 'torch' not in sys.modules
-ghostnoise.GhostNoise, ghostnoise.convert, ghostnoise.backend
+ghostnoise.GhostNoise, ghostnoise.convert, ghostnoise.flex_norm
 assert 'torch._dynamo' not in sys.modules
 """
     subprocess.run([sys.executable, "-c", code], check=True)

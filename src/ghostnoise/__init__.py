@@ -12,6 +12,7 @@ if TYPE_CHECKING:
     from ghostnoise import functional as functional
     from ghostnoise import layers as layers
     from ghostnoise import meter as meter
+    from ghostnoise import tables as tables
     from ghostnoise.calibration import Calibration as Calibration
     from ghostnoise.calibration import calibrate as calibrate
     from ghostnoise.conversion import ConstantSchedule as ConstantSchedule
@@ -22,6 +23,7 @@ if TYPE_CHECKING:
     from ghostnoise.conversion import convert as convert  # type: ignore[no-redef]
     from ghostnoise.conversion import revert as revert
     from ghostnoise.conversion import summary as summary  # type: ignore[no-redef]
+    from ghostnoise.flex import flex_norm as flex_norm
     from ghostnoise.history import History as History
     from ghostnoise.history import histories as histories
     from ghostnoise.inference import Prediction as Prediction
@@ -29,6 +31,8 @@ if TYPE_CHECKING:
     from ghostnoise.inference import sampling as sampling
     from ghostnoise.masking import masked as masked
     from ghostnoise.meter import Meter as Meter
+    from ghostnoise.tables import Affine as Affine
+    from ghostnoise.tables import Moments as Moments
 
 
 # Public names besides those of the methods, which the registry lists, and the modules that define them.
@@ -40,6 +44,9 @@ _DEFINED_IN = {
     "LinearSchedule": "conversion",
     "Meter": "meter",
     "OffAfter": "conversion",
+    "flex_norm": "flex",
+    "Affine": "tables",
+    "Moments": "tables",
     "Prediction": "inference",
     "Schedule": "conversion",
     "calibrate": "calibration",
@@ -51,7 +58,7 @@ _DEFINED_IN = {
     "sampling": "inference",
     "summary": "conversion",
 }
-_MODULES = ("functional", "layers", "meter")
+_MODULES = ("functional", "layers", "meter", "tables")
 # Functions of methods that are public here too; the others are in `functional`.
 _FUNCTIONS = ("Decomposition", "decompose")
 

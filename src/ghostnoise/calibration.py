@@ -19,9 +19,9 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 from torch.nn.parallel import DistributedDataParallel
 
-from ghostnoise import checks, flex
+from ghostnoise import checks
 from ghostnoise.conversion.targets import Found, everything, is_fsdp
-from ghostnoise.engine import ranks
+from ghostnoise.engine import general, ranks
 from ghostnoise.engine.ranks import Group
 from ghostnoise.history import histories
 from ghostnoise.inference import restored_modes
@@ -278,7 +278,7 @@ def _measure(
             if x.numel():
                 mask = _mask(layer, x, given_mask(module, args, kwargs))
                 channel_dim: int = getattr(module, "channel_dim", 1)
-                m = flex.measure(x, channel_dim, mask)
+                m = general.measure(x, channel_dim, mask)
                 values = int(counts(m).sum())
                 if not values:  # the part of this rank is padded entirely; the layer raises if the whole batch is
                     return

@@ -394,9 +394,9 @@ def test_compiled_noise_of_a_partition():
     """The permutation is drawn inside the graph."""
     layers = nn.Sequential(GhostNoise(4, draw="partition"), GhostNoiseBatchNorm2d(3, ghost_size=4, draw="partition"))
     x = torch.randn(11, 3, 4, 4, requires_grad=True)
-    y = torch.compile(layers, fullgraph=True, level="aot_eager")(x)
+    y = torch.compile(layers, fullgraph=True, backend="aot_eager")(x)
     assert torch.autograd.grad(y.square().sum(), x)[0].isfinite().all()
-    assert not torch.allclose(y, torch.compile(layers, fullgraph=True, level="aot_eager")(x))
+    assert not torch.allclose(y, torch.compile(layers, fullgraph=True, backend="aot_eager")(x))
 
 
 def test_permutations_that_do_not_fit():

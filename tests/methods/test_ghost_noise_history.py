@@ -348,14 +348,17 @@ def test_a_recomputed_pass_of_padded_samples(reentrant):
     torch.testing.assert_close(*results, rtol=1e-6, atol=1e-6)
 
 
-def test_a_recomputed_pass_that_is_not_found_warns():
-    torch.manual_seed(0)
-    layer = GhostNoise(4, history=5)
-    early = checkpoint(layer, torch.randn(3, 2, 4, requires_grad=True), use_reentrant=False)
-    for _ in range(20):
-        layer(torch.randn(3, 2, 4))
-    with pytest.warns(UserWarning, match="not among the last 8 batches"):
-        early.sum().backward()
+def test_a_recomputed_pass_is_found_after_many_others():
+    gradients = []
+    for saves in (False, True):
+        torch.manual_seed(0)
+        layer, x = GhostNoise(4, history=5), torch.randn(3, 2, 4, requires_grad=True)
+        early = checkpoint(layer, x, use_reentrant=False) if saves else layer(x)
+        for _ in range(20):
+            layer(torch.randn(3, 2, 4))
+        early.square().sum().backward()
+        gradients.append(x.grad)
+    torch.testing.assert_close(*gradients, rtol=1e-6, atol=1e-6)
 
 
 # torch.compile and ranks.
@@ -375,7 +378,7 @@ class Both(nn.Module):
 def test_compiled_without_graph_breaks():
     torch.manual_seed(0)
     model, plain, received = Both(), Both(), []
-    compiled = torch.compile(model, fullgraph=True, level="aot_eager")
+    compiled = torch.compile(model, fullgraph=True, backend="aot_eager")
     for batch_size in (3, 3, 4, 5):
         x = torch.randn(batch_size, 2, 4, requires_grad=True)
         compiled(x).sum().backward()

@@ -2,7 +2,7 @@
 
 Covered are batch norm, ghost batch norm, exclusive batch norm and batch renormalization, each alone, batch norm with
 drawn ghost noise or noise from a law, and drawn ghost noise alone. `covers` decides by the device; a method states its
-plan only where its settings are those of the plan, and everything else takes the general level (`ghostnoise.flex`),
+plan only where its settings are those of the plan, and everything else takes the general level (`engine.general`),
 which the fused operators are tested against.
 """
 
@@ -12,7 +12,7 @@ import torch
 from torch import Tensor
 
 from ghostnoise.engine import ops
-from ghostnoise.flex import Call, Decide, second_derivative
+from ghostnoise.engine.general import Call, Decide, second_derivative
 from ghostnoise.tables import Affine, Moments, normalize, whole_batch
 from ghostnoise.torch_private import eager_apply, needs_operators
 

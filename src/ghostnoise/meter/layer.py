@@ -12,9 +12,9 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from ghostnoise import flex
 from ghostnoise.conversion.insertion import inserted
 from ghostnoise.conversion.targets import Found
+from ghostnoise.engine import general
 from ghostnoise.laws import variance_components
 from ghostnoise.meter.code import Placement, with_channel_dim
 from ghostnoise.meter.gap import (
@@ -122,7 +122,7 @@ class LayerMeter:
             self.never_updated = self.metered.side == "input" and _has_initial_statistics(self.metered.found.module)
         if x.ndim > 5:  # more dimensions than the engine accepts
             x, channel_dim, mask = fold(x, channel_dim), 1, None if mask is None else mask.flatten(1)
-        measured = flex.measure(x, channel_dim, mask)
+        measured = general.measure(x, channel_dim, mask)
         mean, var, n = measured
         n = n.cpu().double() if isinstance(n, Tensor) else n
         moments = Moments(mean.cpu().double(), var.cpu().double(), n)

@@ -6,8 +6,8 @@ from typing import NamedTuple, get_args
 import torch
 from torch import Generator, Tensor, nn
 
-from ghostnoise import checks, flex
-from ghostnoise.engine import fused, masks, ranks
+from ghostnoise import checks
+from ghostnoise.engine import fused, general, masks, ranks
 from ghostnoise.engine.fused import Plan
 from ghostnoise.engine.ops import arithmetic_dtype
 from ghostnoise.engine.ranks import Extent, Group, Ranks
@@ -82,7 +82,7 @@ def analytical_ghost_noise(
         warn_without_variance(input)
     drawn = _drawn(ghost_law, input, channel_dim, extent, draws, generator)
     noise = LawNoise(float(noise_eps), components, ghost_law, drawn)
-    return flex.run(input, noise.alone, (), extent, channel_dim)[0]
+    return general.run(input, noise.alone, (), extent, channel_dim)[0]
 
 
 def analytical_ghost_noise_batch_norm(

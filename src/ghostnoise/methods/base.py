@@ -8,10 +8,10 @@ import torch
 import torch.nn.functional as F
 from torch import Generator, Tensor, nn
 
-from ghostnoise import checks, docstrings, flex
-from ghostnoise.engine import fused, masks, ranks
+from ghostnoise import checks, docstrings
+from ghostnoise.engine import fused, general, masks, ranks
+from ghostnoise.engine.general import Decide
 from ghostnoise.engine.ranks import Extent, Group
-from ghostnoise.flex import Decide
 from ghostnoise.masking import mask_of
 from ghostnoise.tables import Affine, Moments, counts, ghost_batches, normalize, whole_batch
 from ghostnoise.torch_private import AnyBatchNorm, batch_norm_state, in_backward
@@ -73,7 +73,7 @@ class Call(NamedTuple):
 
     def normalize(self, decide: Decide) -> tuple[Tensor, Moments]:
         """Normalize with the map that `decide` returns; also return the moments of all samples, as constants."""
-        return flex.run(self.input, decide, (self.weight, self.bias), self.extent, self.channel_dim)
+        return general.run(self.input, decide, (self.weight, self.bias), self.extent, self.channel_dim)
 
     def infer(self) -> Tensor:
         """Run `torch.nn.functional.batch_norm` with the running buffers, or with the batch statistics without them."""

@@ -6,7 +6,8 @@ from typing import Literal, NamedTuple, get_args
 import torch
 from torch import Tensor, nn
 
-from ghostnoise import checks, flex
+from ghostnoise import checks
+from ghostnoise.engine import general
 from ghostnoise.engine.fused import Plan
 from ghostnoise.engine.ranks import Group
 from ghostnoise.methods.base import Call, NormLayer, checked, update_running
@@ -233,7 +234,7 @@ def decompose(input: Tensor, ghost_size: int, *, channel_dim: int = 1) -> Decomp
     ghost_size = checks.ghost_size(ghost_size)
     checks.layout(input, "decompose", channel_dim)
     checks.trainable(input.shape, "decompose")
-    m = flex.measure(input, channel_dim)
+    m = general.measure(input, channel_dim)
     whole, ghosts = whole_batch(m), ghost_rows(m, ghost_size)
     std, constant = whole.var.sqrt(), whole.var == 0
     shift = ghosts.mean - whole.mean

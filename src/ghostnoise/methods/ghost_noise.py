@@ -6,8 +6,8 @@ from typing import Literal, NamedTuple, TypeAlias, get_args
 import torch
 from torch import Generator, Tensor, nn
 
-from ghostnoise import checks, flex
-from ghostnoise.engine import fused, masks, ranks
+from ghostnoise import checks
+from ghostnoise.engine import fused, general, masks, ranks
 from ghostnoise.engine.ranks import Extent, Group, Ranks
 from ghostnoise.engine.recompute import remembered
 from ghostnoise.history import History
@@ -115,7 +115,7 @@ def ghost_noise(
         x = input if channel_dim == 1 else input.movedim(channel_dim, 1)
         y = fused.inject(x, noise.indices, float(noise_eps), components != "scale", components != "shift")
         return y if channel_dim == 1 else y.movedim(1, channel_dim)
-    y, m = flex.run(input, noise.alone, (), extent, channel_dim)
+    y, m = general.run(input, noise.alone, (), extent, channel_dim)
     _remember(history, m)
     return y
 
