@@ -227,10 +227,10 @@ def test_history_is_drawn_from_and_kept_samples_win(drawn):
         model(x)
     assert {int(each.max()) < 16 and each.shape == (8, 4) for each in drawn} == {True}  # absent samples are not drawn
     (stored, *_) = (each.stored for each in inference._samplers(model, None, None))
-    assert len(stored.n) == 16
+    assert len(stored.mean) == 16
     ghostnoise.calibrate(model, batches(), keep=7)
     (stored, *_) = (each.stored for each in inference._samplers(model, None, None))
-    assert len(stored.n) == 7
+    assert len(stored.mean) == 7
 
 
 def test_a_seed_reproduces_the_outputs():

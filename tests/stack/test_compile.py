@@ -46,6 +46,7 @@ def test_inductor():
 
 
 @pytest.mark.skipif(not torch.backends.mkldnn.is_available(), reason="Inductor keeps contiguous convolutions")
+@pytest.mark.filterwarnings("ignore:Warning only once for all operators:UserWarning")  # the override is meant
 def test_layers_take_the_layout_of_convolutions():
     """Inductor runs convolutions on CPUs in channels_last, and copies nothing between them and our layers."""
     layouts = []
