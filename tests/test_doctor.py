@@ -5,11 +5,11 @@ import sys
 import numpy
 import pytest
 import torch
+from ghostnoise.engine.backends import select as backends
+from ghostnoise.engine.backends.aten import Aten
 
 import ghostnoise
 from ghostnoise import doctor
-from ghostnoise.engine.backends import select as backends
-from ghostnoise.engine.backends.aten import Aten
 
 CPUINFO = """processor\t: 0
 model name\t: A Fast One

@@ -2,11 +2,11 @@
 
 import pytest
 import torch
+from ghostnoise.statistics.laws import Law
 from torch import nn
 
 import ghostnoise
 from ghostnoise.methods.registry import specs
-from ghostnoise.statistics.laws import Law
 from support import ragged
 from support.calibrating import METHODS
 

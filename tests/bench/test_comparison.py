@@ -1,7 +1,7 @@
 import torch
+from ghostnoise.engine.backends.aten import Aten
 
 from ghostnoise.bench import comparison
-from ghostnoise.engine.backends.aten import Aten
 from ghostnoise.methods import registry
 
 CPU = torch.device("cpu")

@@ -1,12 +1,12 @@
 import pytest
 import torch
+from ghostnoise.engine.backends import select as backends
+from ghostnoise.engine.backends.aten import ATEN
 
 from ghostnoise.bench import limit
 from ghostnoise.bench.contenders import compiled, contenders, usable_backends
 from ghostnoise.bench.rows import Row, rows
 from ghostnoise.bench.settings import Settings
-from ghostnoise.engine.backends import select as backends
-from ghostnoise.engine.backends.aten import ATEN
 
 CPU = torch.device("cpu")
 

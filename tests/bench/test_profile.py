@@ -5,14 +5,14 @@ import math
 
 import pytest
 import torch
+from ghostnoise.engine.backends import select as backends
+from ghostnoise.engine.backends.native.library import Library, library
 
 from ghostnoise import cli
 from ghostnoise.bench import memory, profile
 from ghostnoise.bench.contenders import Contender, normalizers
 from ghostnoise.bench.rows import Row
 from ghostnoise.bench.settings import Settings
-from ghostnoise.engine.backends import select as backends
-from ghostnoise.engine.backends.native.library import Library, library
 from ghostnoise.lab.errors import UserError
 
 CPU = torch.device("cpu")

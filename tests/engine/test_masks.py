@@ -5,6 +5,9 @@ from unittest import mock
 
 import pytest
 import torch
+from ghostnoise.engine.plan import Normalizer, Plan
+from ghostnoise.statistics.laws import Law
+from ghostnoise.statistics.samples import Contributors, pool_all
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
@@ -12,9 +15,6 @@ import ghostnoise
 from ghostnoise import functional
 from ghostnoise.engine import op
 from ghostnoise.engine.masks import Mask, count
-from ghostnoise.engine.plan import Normalizer, Plan
-from ghostnoise.statistics.laws import Law
-from ghostnoise.statistics.samples import Contributors, pool_all
 from support import ragged
 from support.closeness import assert_close
 from support.reference import ghost_batch_of, partition

@@ -1,13 +1,13 @@
 import pytest
 import torch
+from ghostnoise.engine.plan import Plan
+from ghostnoise.statistics.samples import Exclusive, GhostBatch
 from torch.autograd import forward_ad
 from torch.utils._python_dispatch import TorchDispatchMode
 
 import ghostnoise
 from ghostnoise import functional
 from ghostnoise.engine import op
-from ghostnoise.engine.plan import Plan
-from ghostnoise.statistics.samples import Exclusive, GhostBatch
 from support import plans
 from support.plans import ConstantNoise, inputs, normalizer
 

@@ -3,11 +3,6 @@ from itertools import chain
 
 import pytest
 import torch
-from hypothesis import given
-from hypothesis import strategies as st
-
-from ghostnoise.engine import plan as plan_module
-from ghostnoise.engine.masks import Valid
 from ghostnoise.engine.plan import (
     COMPONENTS,
     Batch,
@@ -33,6 +28,11 @@ from ghostnoise.statistics.samples import (
     pool_all,
     pool_drawn,
 )
+from hypothesis import given
+from hypothesis import strategies as st
+
+from ghostnoise.engine import plan as plan_module
+from ghostnoise.engine.masks import Valid
 from support import plans, reference
 
 X = torch.randn(8, 3, 5, dtype=torch.float64, generator=torch.Generator().manual_seed(0)) + 1

@@ -7,6 +7,12 @@ from dataclasses import dataclass, replace
 import pytest
 import torch
 from functorch.compile import make_boxed_func
+from ghostnoise.engine.backends.native.backend import Native
+from ghostnoise.engine.plan import Normalizer, Plan, Tables
+from ghostnoise.engine.registered import NO_UPDATE
+from ghostnoise.engine.running import Population, Running, Update
+from ghostnoise.statistics.moments import Moments
+from ghostnoise.statistics.samples import Contributors, SampleItself, pool_all
 from torch._dynamo.backends.common import aot_autograd
 from torch._subclasses.fake_tensor import FakeTensorMode
 from torch.library import opcheck
@@ -15,13 +21,7 @@ from torch.utils._python_dispatch import TorchDispatchMode
 import ghostnoise
 from ghostnoise import functional
 from ghostnoise.engine import op, registered, steps
-from ghostnoise.engine.backends.native.backend import Native
 from ghostnoise.engine.masks import Valid
-from ghostnoise.engine.plan import Normalizer, Plan, Tables
-from ghostnoise.engine.registered import NO_UPDATE
-from ghostnoise.engine.running import Population, Running, Update
-from ghostnoise.statistics.moments import Moments
-from ghostnoise.statistics.samples import Contributors, SampleItself, pool_all
 from support import families, plans
 
 OPS = torch.ops.ghostnoise

@@ -9,13 +9,13 @@ from unittest.mock import patch
 
 import pytest
 import torch
+from ghostnoise.engine.repeat import Repeats
 from torch import nn
 from torch.autograd import forward_ad
 from torch.utils.checkpoint import checkpoint
 from torch.utils.flop_counter import FlopCounterMode
 
 import ghostnoise
-from ghostnoise.engine.repeat import Repeats
 from ghostnoise.methods.base import NormLayer
 
 LAYERS = {

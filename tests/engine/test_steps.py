@@ -1,12 +1,12 @@
 import pytest
 import torch
-
-from ghostnoise.engine import op, steps
 from ghostnoise.engine.backends.aten import ATEN
 from ghostnoise.engine.backends.base import Saved
 from ghostnoise.engine.plan import Drawn, Plan, Reference
 from ghostnoise.statistics.moments import Moments
 from ghostnoise.statistics.samples import GhostBatch
+
+from ghostnoise.engine import op, steps
 from support import plans, reference
 from support.closeness import assert_close
 

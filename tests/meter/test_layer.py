@@ -3,13 +3,13 @@
 import numpy as np
 import pytest
 import torch
+from ghostnoise.statistics.samples import ghost_sizes
 from hypothesis import HealthCheck, assume, given, settings
 from hypothesis import strategies as st
 from scipy import stats
 
 from ghostnoise.meter.layer import sample_ghost_batches
 from ghostnoise.meter.theory import COMPONENTS
-from ghostnoise.statistics.samples import ghost_sizes
 from support import reference
 from support.inputs import cases
 from support.metering import Spy, assert_histogram, measure, noise_of, variance_fractions

@@ -5,8 +5,8 @@ from hypothesis import strategies as st
 from torch import nn
 
 from ghostnoise import AnalyticalGhostNoise, AnalyticalGhostNoiseBatchNorm2d, GhostNoiseBatchNorm2d, functional
-from ghostnoise.engine.plan import COMPONENTS
-from ghostnoise.statistics.laws import Law
+from ghostnoise.laws import Law
+from ghostnoise.tables import COMPONENTS
 from support import reference
 from support.comparison import assert_equals_naive
 from support.families import example

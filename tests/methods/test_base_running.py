@@ -5,13 +5,9 @@ import torch
 from hypothesis import given
 from torch import nn
 
-import ghostnoise
 from ghostnoise import functional
-from ghostnoise.engine.backends.aten import ATEN
-from ghostnoise.engine.op import Measured
-from ghostnoise.engine.running import Population, Running, Update
-from ghostnoise.statistics.moments import Moments
-from ghostnoise.statistics.samples import GhostBatch
+from ghostnoise.methods.base import update_running
+from ghostnoise.tables import Moments
 from support import families, reference
 from support.inputs import cases
 
@@ -139,23 +135,6 @@ def test_updates_do_not_track_gradients():
 
 
 def test_a_full_step_replaces_the_buffer():
-    running = Running(torch.full((2,), 7.0), None, momentum=1.0)
-    stats = Moments(torch.tensor([[1.0, 2.0]]), torch.ones(1, 2))
-    Measured(stats, stats, ATEN).update(Update(running, Population()), GhostBatch(), 4, 1)
-    assert running.mean.tolist() == [1.0, 2.0]
-
-
-@pytest.mark.parametrize("backend", ["aten", "auto"])
-@pytest.mark.parametrize("momentum", [0.1, None])
-def test_moments_are_copies_of_the_buffers(backend, momentum):
-    """`Running.moments` holds the statistics of before the update."""
-    running = Running(torch.zeros(2), torch.ones(2), torch.tensor(0), momentum)
-    before = running.moments(torch.device("cpu"))
-    assert before.mean.dtype == torch.float64
-    with ghostnoise.backend(backend):
-        functional.batch_norm(
-            torch.randn(8, 2, 3) + 5, *running[:2], training=True, momentum=momentum, num_batches_tracked=running[2]
-        )
-    assert before.mean.tolist() == [0, 0]
-    assert before.var.tolist() == [1, 1]
-    assert Running(None, torch.ones(2)).moments(torch.device("cpu")) is None
+    mean = torch.full((2,), 7.0)
+    update_running(mean, None, None, 1.0, Moments(torch.tensor([[1.0, 2.0]]), torch.ones(1, 2)))
+    assert mean.tolist() == [1.0, 2.0]

@@ -10,19 +10,19 @@ from hypothesis import strategies as st
 from scipy import stats
 from torch import nn
 
-import ghostnoise
 from ghostnoise import AnalyticalGhostNoise, GhostNoise, GhostNoiseBatchNorm2d, functional
-from ghostnoise.engine.plan import COMPONENTS
+from ghostnoise.tables import COMPONENTS
 from support import reference
 from support.comparison import assert_equals_naive
 from support.families import example
 from support.inputs import cases
+from support.levels import LEVELS, running
 
 ALL_DTYPES = (torch.float64, torch.float32, torch.bfloat16, torch.float16)
 pytestmark = pytest.mark.filterwarnings("ignore:ghost_size=1 on samples")
 both = pytest.mark.parametrize("layer", [GhostNoise, AnalyticalGhostNoise])
 normalizers = pytest.mark.parametrize("normalizer", ["batch", "exclusive"])
-backends = pytest.mark.parametrize("backend", ["aten", "auto"])
+levels = pytest.mark.parametrize("level", LEVELS)
 
 
 @given(cases(least_values=1, dtypes=ALL_DTYPES), st.sampled_from(COMPONENTS))
@@ -283,9 +283,9 @@ def test_without_ghost_batches_the_input_itself_is_returned(layer):
 # A partition of the shuffled batch instead of independent draws.
 
 
-@backends
+@levels
 @given(cases(least_values=1, dtypes=ALL_DTYPES), st.sampled_from(COMPONENTS))
-def test_noise_of_a_partition_equals_naive_loop(backend, case, components):
+def test_noise_of_a_partition_equals_naive_loop(level, case, components):
     order = case.permutation()
 
     def function(x, weight, bias):
@@ -296,17 +296,17 @@ def test_noise_of_a_partition_equals_naive_loop(backend, case, components):
     def naive(x, weight, bias):
         return reference.ghost_noise(x, reference.partition(order, case.ghost_size), components=components)
 
-    with ghostnoise.backend(backend):
+    with running(level):
         assert_equals_naive(function, naive, case, affine=False)
 
 
-@backends
+@levels
 @normalizers
 @given(cases(least_batch=3), st.booleans(), st.sampled_from(COMPONENTS))
-def test_batch_norm_with_noise_of_a_partition_equals_naive_loop(backend, normalizer, case, affine, components):
+def test_batch_norm_with_noise_of_a_partition_equals_naive_loop(level, normalizer, case, affine, components):
     order, options = case.permutation(), {"components": components, "normalizer": normalizer}
     drawn = reference.partition(order, case.ghost_size)
-    with ghostnoise.backend(backend):
+    with running(level):
         assert_equals_naive(
             noisy(case, indices=order, draw="partition", **options),
             lambda x, w, b: reference.ghost_noise_batch_norm(x, drawn, w, b, **options),
@@ -394,9 +394,9 @@ def test_compiled_noise_of_a_partition():
     """The permutation is drawn inside the graph."""
     layers = nn.Sequential(GhostNoise(4, draw="partition"), GhostNoiseBatchNorm2d(3, ghost_size=4, draw="partition"))
     x = torch.randn(11, 3, 4, 4, requires_grad=True)
-    y = torch.compile(layers, fullgraph=True, backend="aot_eager")(x)
+    y = torch.compile(layers, fullgraph=True, level="aot_eager")(x)
     assert torch.autograd.grad(y.square().sum(), x)[0].isfinite().all()
-    assert not torch.allclose(y, torch.compile(layers, fullgraph=True, backend="aot_eager")(x))
+    assert not torch.allclose(y, torch.compile(layers, fullgraph=True, level="aot_eager")(x))
 
 
 def test_permutations_that_do_not_fit():
@@ -446,12 +446,12 @@ def noisy(case, **options):
     )
 
 
-@backends
+@levels
 @normalizers
 @given(cases(least_batch=3), st.booleans(), st.sampled_from(COMPONENTS))
-def test_ghost_noise_batch_norm_equals_naive_loop(backend, normalizer, case, affine, components):
+def test_ghost_noise_batch_norm_equals_naive_loop(level, normalizer, case, affine, components):
     indices, options = case.indices(), {"components": components, "normalizer": normalizer}
-    with ghostnoise.backend(backend):
+    with running(level):
         assert_equals_naive(
             noisy(case, indices=indices, **options),
             lambda x, w, b: reference.ghost_noise_batch_norm(x, indices, w, b, **options),

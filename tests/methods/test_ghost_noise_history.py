@@ -12,12 +12,13 @@ from torch.utils.checkpoint import checkpoint
 
 import ghostnoise
 from ghostnoise import GhostNoise, GhostNoiseBatchNorm1d, History, functional
-from ghostnoise.engine.plan import COMPONENTS
+from ghostnoise.tables import COMPONENTS
 from support import rank_cases, reference
+from support.levels import LEVELS, running
 from support.ranks import launch, values
 
 LAYERS = [partial(GhostNoise, 4, history=8), partial(GhostNoiseBatchNorm1d, 2, ghost_size=4, history=8)]
-backends = pytest.mark.parametrize("backend", ["aten", "auto"])
+levels = pytest.mark.parametrize("level", LEVELS)
 
 
 class Naive:
@@ -64,23 +65,23 @@ def draws(batch_size, there, size, ghost_size=5):
     st.integers(1, 9), st.lists(st.integers(1, 5), min_size=1, max_size=6), st.integers(1, 3), st.integers(1, 4),
     st.sampled_from(COMPONENTS), st.sampled_from(["aten", "auto"]), st.integers(0, 2**31),
 )  # fmt: skip
-def test_ghost_noise_equals_the_loop(size, batches, channels, spatial, components, backend, seed):
+def test_ghost_noise_equals_the_loop(size, batches, channels, spatial, components, level, seed):
     torch.manual_seed(seed)
     history, naive = History(size), Naive(size)
     for batch_size in batches:
         x = torch.randn(batch_size, channels, spatial, dtype=torch.float64) + 2
         pool = naive.pool(x)
         indices, rows = draws(batch_size, len(pool) - batch_size, size)
-        with ghostnoise.backend(backend):
+        with running(level):
             y = functional.ghost_noise(x, 5, components=components, indices=indices, history=history)
         torch.testing.assert_close(y, naive_noise(x, pool, rows, components=components), rtol=1e-5, atol=1e-5)
         naive.add(x)
 
 
-@backends
+@levels
 @pytest.mark.parametrize("normalizer", ["batch", "exclusive"])
 @pytest.mark.parametrize("components", COMPONENTS)
-def test_batch_norm_equals_the_loop(backend, normalizer, components):
+def test_batch_norm_equals_the_loop(level, normalizer, components):
     """Stored samples are normalized with the statistics of the batch; the gradient is that of constants."""
     torch.manual_seed(0)
     history, naive, eps = History(6), Naive(6), 1e-5
@@ -104,7 +105,7 @@ def test_batch_norm_equals_the_loop(backend, normalizer, components):
         wanted = hat if components == "scale" else hat - m[..., None]
         wanted = wanted if components == "shift" else wanted * k[..., None]
         wanted = wanted * weight[:, None] + bias[:, None]
-        with ghostnoise.backend(backend):
+        with running(level):
             y = functional.ghost_noise_batch_norm(
                 x, None, None, weight, bias, True, ghost_size=5, components=components, normalizer=normalizer,
                 indices=indices, history=history,
@@ -129,8 +130,8 @@ def test_samples_of_another_size_weigh_by_their_values():
         naive.add(x)
 
 
-@backends
-def test_padding_is_not_a_part_of_the_history(backend):
+@levels
+def test_padding_is_not_a_part_of_the_history(level):
     """Samples of different lengths, one of them empty, which is not drawn later."""
     torch.manual_seed(0)
     history, naive = History(6), Naive(6)
@@ -146,7 +147,7 @@ def test_padding_is_not_a_part_of_the_history(backend):
         rows = [[there[at] for at in torch.randint(len(there), (5,)).tolist()] for _ in lengths]
         absent = 6 - len(earlier)
         indices = torch.tensor([[at + absent * (at >= len(lengths)) for at in row] for row in rows])
-        with ghostnoise.backend(backend):
+        with running(level):
             y = functional.ghost_noise(x, 5, indices=indices, history=history, mask=mask)
         for at, sample in enumerate(samples):
             wanted = naive_noise(sample[None], pool, [rows[at]])[0]
@@ -374,7 +375,7 @@ class Both(nn.Module):
 def test_compiled_without_graph_breaks():
     torch.manual_seed(0)
     model, plain, received = Both(), Both(), []
-    compiled = torch.compile(model, fullgraph=True, backend="aot_eager")
+    compiled = torch.compile(model, fullgraph=True, level="aot_eager")
     for batch_size in (3, 3, 4, 5):
         x = torch.randn(batch_size, 2, 4, requires_grad=True)
         compiled(x).sum().backward()

@@ -4,10 +4,10 @@ import pytest
 import torch
 from torch import nn
 
-import ghostnoise
 from support.closeness import assert_close
 from support.converted import METHODS, assert_same, converted
 from support.families import FAMILIES, build, example
+from support.levels import running
 from support.models import images
 
 every_method = pytest.mark.parametrize("method", METHODS)
@@ -40,7 +40,7 @@ def test_statistics_are_not_computed_in_float16(family):
     half = (example(2) + 600).half()
     layer, exact = build(family, 2, momentum=1.0), build(family, 2, momentum=1.0, dtype=torch.float64)
     inputs = [half.clone().requires_grad_(), half.double().requires_grad_()]
-    with ghostnoise.backend("aten"):
+    with running("general"):
         outputs = []
         for each, x in zip((layer, exact), inputs, strict=True):
             torch.manual_seed(0)

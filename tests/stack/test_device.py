@@ -6,8 +6,8 @@ from torch import nn
 from torch.utils._python_dispatch import TorchDispatchMode
 
 import ghostnoise
-from ghostnoise.engine import op
 from support.converted import METHODS, NOISY, assert_same, converted, step
+from support.levels import LEVELS, running
 from support.models import SIZES, convolutional, images, tokens, transformer
 
 WAITING = ("_local_scalar_dense", "item", "nonzero", "is_nonzero", "equal", "masked_select", "unique", "_unique2")
@@ -29,11 +29,10 @@ def test_waiting_is_noticed():
 
 @every_method
 @pytest.mark.parametrize("momentum", [0.1, None])
-def test_the_host_does_not_wait(method, momentum, monkeypatch):
-    monkeypatch.setattr(op, "_needs_registered", lambda: False)  # so that the mode sees the operators of `aten`
+def test_the_host_does_not_wait(method, momentum):
     model, x = converted(method), images()
     model[1].momentum = model[4][1].momentum = momentum
-    with ghostnoise.backend("aten"), NoWaiting():
+    with running("general"), NoWaiting():
         model(x).square().sum().backward()
 
 
@@ -46,20 +45,19 @@ def test_no_value_is_needed_on_the_host(method):
 
 
 @pytest.mark.parametrize("method", NOISY)
-def test_inserted_noise_does_not_wait(method, monkeypatch):
-    monkeypatch.setattr(op, "_needs_registered", lambda: False)
+def test_inserted_noise_does_not_wait(method):
     model, x = ghostnoise.convert(transformer(), method, **SIZES[method], after=nn.LayerNorm), tokens()
-    with ghostnoise.backend("aten"), NoWaiting():
+    with running("general"), NoWaiting():
         model(x).square().sum().backward()
 
 
 @every_method
-@pytest.mark.parametrize("backend", ["auto", "aten"])
-def test_buffers_stay_in_their_place(method, backend):
+@pytest.mark.parametrize("level", LEVELS)
+def test_buffers_stay_in_their_place(method, level):
     model = converted(method)
     buffers = dict(model.named_buffers())
     before = {name: (buffer.data_ptr(), buffer.clone()) for name, buffer in buffers.items()}
-    with ghostnoise.backend(backend):
+    with running(level):
         step(model, model)
     for name, buffer in model.named_buffers():
         assert buffer is buffers[name]

@@ -8,6 +8,7 @@ from torch import nn
 
 import ghostnoise
 from support.converted import METHODS, assert_same, step
+from support.levels import LEVELS, running
 from support.models import SIZES, images
 
 
@@ -18,12 +19,12 @@ def network():
 
 
 @pytest.mark.parametrize("method", METHODS)
-@pytest.mark.parametrize("backend", ["auto", "aten"])
-def test_channels_last(method, backend):
+@pytest.mark.parametrize("level", LEVELS)
+def test_channels_last(method, level):
     model = ghostnoise.convert(network(), method, **SIZES[method])
     last = copy.deepcopy(model).to(memory_format=torch.channels_last)
     x = images().double()
-    with ghostnoise.backend(backend):
+    with running(level):
         ours, theirs = step(last, last, x.to(memory_format=torch.channels_last)), step(model, model, x)
     assert_same(ours, theirs, rtol=1e-9, atol=1e-9)
     for key in ("y", "x", "0.weight", "3.weight"):

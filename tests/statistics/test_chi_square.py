@@ -3,9 +3,8 @@
 import numpy as np
 import pytest
 import torch
-from scipy import stats
-
 from ghostnoise.statistics.chi_square import chi_square_mean
+from scipy import stats
 
 Z = np.linspace(-6.66, 6.66, 4001)  # the range of normal numbers from uniform ones of 32 bits
 

@@ -1,9 +1,9 @@
 import pytest
 import torch
-from scipy import stats
-
 from ghostnoise.statistics.laws import Law, variance_components
 from ghostnoise.statistics.moments import Moments
+from scipy import stats
+
 from support import reference
 
 DRAWS = (20_000, 1)

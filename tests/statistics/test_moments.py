@@ -1,9 +1,8 @@
 import torch
-from hypothesis import given
-from hypothesis import strategies as st
-
 from ghostnoise.statistics.moments import Moments, arithmetic_dtype, expand_pools, sum_pools, table_dtype
 from ghostnoise.statistics.samples import ghost_sizes
+from hypothesis import given
+from hypothesis import strategies as st
 
 
 def test_tables_are_float64_where_the_device_has_it():

@@ -1,10 +1,10 @@
 import pytest
 import torch
+from ghostnoise.statistics import samples
+from ghostnoise.statistics.moments import Moments, expand_pools
 from hypothesis import given
 from hypothesis import strategies as st
 
-from ghostnoise.statistics import samples
-from ghostnoise.statistics.moments import Moments, expand_pools
 from support import reference
 
 

@@ -3,14 +3,14 @@
 from dataclasses import dataclass
 
 import torch
-from hypothesis import strategies as st
-
 from ghostnoise.engine.backends.aten import ATEN
 from ghostnoise.engine.backends.base import NO_NOISE, Affine, Coefficients, NoiseTables
 from ghostnoise.engine.plan import Batch, Drawn, Noise, Normalizer, Tables
-from ghostnoise.statistics.laws import Law
 from ghostnoise.statistics.moments import Moments, arithmetic_dtype
 from ghostnoise.statistics.samples import Exclusive, GhostBatch, LinearTerm, ghost_sizes, pool_all, pool_drawn
+from hypothesis import strategies as st
+
+from ghostnoise.laws import Law
 from support import reference
 from support.closeness import assert_close
 from support.inputs import LAYOUTS, lay_out

@@ -3,11 +3,11 @@
 from dataclasses import dataclass
 
 import torch
-
 from ghostnoise.engine.plan import Drawn, DrawnWithHistory, Noise, Normalizer, Partition, Plan, Reference, Tables
-from ghostnoise.statistics.laws import Law
 from ghostnoise.statistics.moments import Moments, Stored
 from ghostnoise.statistics.samples import Exclusive, ExclusiveMixture, GhostBatch, Mixture, SampleItself
+
+from ghostnoise.laws import Law
 
 BATCH, CHANNELS = 6, 2
 EPS, NOISE_EPS = 1e-5, 1e-3

@@ -9,6 +9,9 @@ import warnings
 import pytest
 import torch
 import torch.distributed as dist
+from ghostnoise.engine.plan import Normalizer, Plan, Reference
+from ghostnoise.statistics.moments import Moments
+from ghostnoise.statistics.samples import GhostBatch
 from torch import nn
 from torch.nn.parallel import DistributedDataParallel
 from torch.utils.checkpoint import checkpoint
@@ -17,10 +20,7 @@ import ghostnoise
 from ghostnoise import functional
 from ghostnoise.engine import op
 from ghostnoise.engine import ranks as engine_ranks
-from ghostnoise.engine.plan import Normalizer, Plan, Reference
-from ghostnoise.statistics.laws import Law
-from ghostnoise.statistics.moments import Moments
-from ghostnoise.statistics.samples import GhostBatch
+from ghostnoise.laws import Law
 from support.closeness import assert_close
 from support.models import convolutional, images
 from support.ranks import BATCH, SPLITS, collectives, own_rows, values

@@ -1,11 +1,11 @@
 import pytest
 import torch
-from hypothesis import given
-from hypothesis import strategies as st
-
 from ghostnoise.engine.backends import aten
 from ghostnoise.engine.backends.aten import ATEN
 from ghostnoise.engine.plan import COMPONENTS
+from hypothesis import given
+from hypothesis import strategies as st
+
 from support import reference
 from support.backend_checks import (
     ALL_DTYPES,

@@ -4,10 +4,10 @@ import threading
 
 import pytest
 import torch
-
-import ghostnoise
 from ghostnoise.engine.backends import select
 from ghostnoise.engine.backends.aten import ATEN, Aten
+
+import ghostnoise
 
 
 @pytest.fixture(autouse=True)

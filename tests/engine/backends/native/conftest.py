@@ -1,7 +1,7 @@
 import pytest
-
 from ghostnoise.engine.backends.native import library
 from ghostnoise.engine.backends.native.backend import Native
+
 from support.copies import COPIES, FOUND
 
 

@@ -2,11 +2,6 @@
 
 import pytest
 import torch
-from hypothesis import given
-from hypothesis import strategies as st
-
-import ghostnoise
-from ghostnoise.engine import op
 from ghostnoise.engine.backends.base import NO_NOISE, Saved
 from ghostnoise.engine.backends.native import library
 from ghostnoise.engine.backends.native.backend import Native
@@ -15,6 +10,11 @@ from ghostnoise.engine.running import Population, Running, Update
 from ghostnoise.statistics.laws import Law
 from ghostnoise.statistics.moments import Moments
 from ghostnoise.statistics.samples import Exclusive, ExclusiveMixture, GhostBatch, Mixture, SampleItself
+from hypothesis import given
+from hypothesis import strategies as st
+
+import ghostnoise
+from ghostnoise.engine import op
 from support.backend_checks import ALL_DTYPES, GivenNoise, dtypes, shapes, upstreams, values
 from support.copies import COPIES, FOUND
 

@@ -2,10 +2,6 @@
 
 import pytest
 import torch
-from torch import nn
-
-import ghostnoise
-from ghostnoise import functional
 from ghostnoise.engine.backends.aten import ATEN
 from ghostnoise.engine.backends.base import Affine, NoiseTables, Saved
 from ghostnoise.engine.backends.native import gate
@@ -14,6 +10,10 @@ from ghostnoise.engine.backends.native.gate import NotAdmitted, admits
 from ghostnoise.engine.plan import Drawn, Normalizer, Plan
 from ghostnoise.statistics.moments import Moments
 from ghostnoise.statistics.samples import GhostBatch
+from torch import nn
+
+import ghostnoise
+from ghostnoise import functional
 
 NATIVE = Native()
 CLOSE = {"rtol": 1e-5, "atol": 1e-5}

@@ -6,7 +6,6 @@ import sys
 from pathlib import Path
 
 import pytest
-
 from ghostnoise.engine.backends.native import abi, library
 
 SOURCES = Path(__file__).parents[4] / "src/ghostnoise/engine/backends/native/src"

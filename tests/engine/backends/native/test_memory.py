@@ -6,7 +6,6 @@ import sys
 from pathlib import Path
 
 import pytest
-
 from ghostnoise.engine.backends.native import library
 from ghostnoise.engine.backends.native.backend import Native
 

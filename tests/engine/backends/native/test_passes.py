@@ -1,13 +1,13 @@
 import pytest
 import torch
-from hypothesis import given
-
-import ghostnoise
 from ghostnoise.engine.backends.aten import ATEN
 from ghostnoise.engine.backends.base import Affine
 from ghostnoise.engine.backends.native import library
 from ghostnoise.engine.backends.native.backend import Native
 from ghostnoise.statistics.samples import LinearTerm
+from hypothesis import given
+
+import ghostnoise
 from support.backend_checks import (
     ALL_DTYPES,
     check_passes,

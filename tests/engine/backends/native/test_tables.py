@@ -1,14 +1,14 @@
 import pytest
 import torch
-from hypothesis import given
-from hypothesis import strategies as st
-
 from ghostnoise.engine.backends.aten import ATEN
 from ghostnoise.engine.backends.native.backend import Native
 from ghostnoise.engine.backends.native.library import Library
 from ghostnoise.engine.plan import COMPONENTS
 from ghostnoise.statistics.moments import Moments
 from ghostnoise.statistics.samples import Exclusive, GhostBatch
+from hypothesis import given
+from hypothesis import strategies as st
+
 from support.backend_checks import check_draws, check_tables
 
 NATIVE = Native()

@@ -1,4 +1,5 @@
 from ghostnoise.engine.backends.triton.kernels import INTERPRETED
+
 from support.interpreter import replace_once_per_launch
 
 if INTERPRETED:

@@ -13,11 +13,11 @@ from typing import ClassVar
 
 import pytest
 import torch
+from ghostnoise.engine.backends.triton import backend
+from ghostnoise.engine.backends.triton.backend import Triton
 
 import ghostnoise
 from ghostnoise.engine import op
-from ghostnoise.engine.backends.triton import backend
-from ghostnoise.engine.backends.triton.backend import Triton
 from support.closeness import assert_close
 from support.families import FAMILIES, build, example
 from support.inputs import lay_out

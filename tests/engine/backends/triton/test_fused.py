@@ -5,6 +5,12 @@ from unittest import mock
 import numpy as np
 import pytest
 import torch
+from ghostnoise.engine.backends.triton import passes
+from ghostnoise.engine.backends.triton.backend import Triton
+from ghostnoise.engine.backends.triton.kernels import INTERPRETED
+from ghostnoise.engine.plan import Drawn, Limits, LiveReference, Normalizer, Plan, Seeded
+from ghostnoise.engine.running import Population, Running, Update
+from ghostnoise.statistics.samples import Exclusive, ExclusiveMixture, GhostBatch, Mixture
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from torch._dynamo.testing import CompileCounterWithBackend
@@ -14,12 +20,6 @@ import ghostnoise
 from ghostnoise import functional
 from ghostnoise.bench import cost
 from ghostnoise.engine import op
-from ghostnoise.engine.backends.triton import passes
-from ghostnoise.engine.backends.triton.backend import Triton
-from ghostnoise.engine.backends.triton.kernels import INTERPRETED
-from ghostnoise.engine.plan import Drawn, Limits, LiveReference, Normalizer, Plan, Seeded
-from ghostnoise.engine.running import Population, Running, Update
-from ghostnoise.statistics.samples import Exclusive, ExclusiveMixture, GhostBatch, Mixture
 from support import reference
 from support.backend_checks import ALL_DTYPES
 from support.closeness import assert_close

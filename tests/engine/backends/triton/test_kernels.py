@@ -9,16 +9,15 @@ from unittest import mock
 import pytest
 import torch
 import triton
-from triton.backends.compiler import GPUTarget
-from triton.compiler import ASTSource, make_backend
-from triton.runtime.jit import create_function_from_signature
-
 from ghostnoise.engine.backends.base import Saved
 from ghostnoise.engine.backends.triton import backend, fused, passes
 from ghostnoise.engine.backends.triton.backend import Triton
 from ghostnoise.engine.plan import Drawn, Limits, LiveReference, Normalizer, Plan, Seeded
 from ghostnoise.engine.running import Population, Running, Update
 from ghostnoise.statistics.samples import Exclusive, GhostBatch
+from triton.backends.compiler import GPUTarget
+from triton.compiler import ASTSource, make_backend
+from triton.runtime.jit import create_function_from_signature
 
 TRITON = Triton()
 PASSES = ("moments_kernel", "gradient_sums_kernel", "combine_kernel")

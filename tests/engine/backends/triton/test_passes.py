@@ -5,14 +5,14 @@ from unittest import mock
 import numpy as np
 import pytest
 import torch
-from hypothesis import given, settings
-from hypothesis import strategies as st
-
 from ghostnoise.engine.backends.base import Affine
 from ghostnoise.engine.backends.triton import passes
 from ghostnoise.engine.backends.triton.backend import DTYPES, Triton
 from ghostnoise.engine.backends.triton.kernels import INTERPRETED
 from ghostnoise.statistics.samples import LinearTerm
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
 from support import reference
 from support.closeness import assert_close
 from support.inputs import lay_out

@@ -15,16 +15,16 @@ On a CPU, the draws are a function of one seed (`Law.draws_from`), which backend
 parallel. On other devices they are drawn by torch (`Law.draw`), whose generators are parallel there.
 """
 
-from dataclasses import dataclass
+import functools
+from dataclasses import astuple, dataclass
 from typing import Any, Literal, NamedTuple
 
 import torch
 from torch import Tensor
 
+from ghostnoise.chi_square import INTERVALS, chi_square_mean, root_table
 from ghostnoise.randomness import drawn_by, philox_normals
-from ghostnoise.statistics.chi_square import chi_square_mean
-from ghostnoise.statistics.moments import Moments, table_dtype
-from ghostnoise.statistics.samples import pool_all
+from ghostnoise.tables import Moments, mean_count, table_dtype, whole_batch
 from ghostnoise.torch_private import standard_gamma
 
 SLICE = 2**14  # draws that are computed together, so that the steps of Philox stay in a core's cache
@@ -93,38 +93,73 @@ class Law:
         n, terms, exact = self.ghost_size, self.ghost_size * spatial, self.dof == "exact"
         return (n - exact, n), (0 if self.law == "fc" else terms - n * exact, terms)
 
-    def variances(
-        self, moments: Moments, var: Tensor, spatial: int | Tensor, counts: Tensor | None = None
-    ) -> tuple[Tensor, Tensor]:
+    def variances(self, m: Moments, var: Tensor) -> tuple[Tensor, Tensor]:
         """Return a channel's variance (within, between) samples, (1, C) each; `var` is its total variance."""
         if self.law == "fc":
             return torch.zeros_like(var), var
-        within, between = variance_components(moments, spatial, counts)
+        within, between = variance_components(m)
         return within, between.clamp_min(0)
 
-    def ghost_moments(self, draws: LawDraws, within: Tensor, between: Tensor, spatial: int | Tensor) -> Moments:
+    def ghost_moments(self, draws: LawDraws, within: Tensor, between: Tensor, spatial: "int | Tensor") -> Moments:
         """Return the moments of the drawn ghost batches (B, C); the mean is relative to the channel's mean."""
         mean = draws.normal * (within / (self.ghost_size * spatial) + between / self.ghost_size).sqrt()
         around = between + within / spatial if self.dof == "exact" else between
         return Moments(mean, within * draws.within + around * draws.between)
 
 
-def variance_components(moments: Moments, spatial: int | Tensor, counts: Tensor | None = None) -> tuple[Tensor, Tensor]:
+def law_tables(seed: Tensor, law: Law, spatial: int, dtype: torch.dtype) -> tuple[Tensor, Tensor]:
+    """Return the numbers and the quantiles of a law, as the fused operator takes them with a seed."""
+    if torch.compiler.is_compiling():
+        made: tuple[Tensor, Tensor] = torch.ops.ghostnoise.law_tables(seed, *astuple(law), spatial, dtype)
+        return made
+    return _law_tables(law, spatial, dtype)
+
+
+@functools.lru_cache(maxsize=256)
+def _law_tables(law: Law, spatial: int, dtype: torch.dtype) -> tuple[Tensor, Tensor]:
+    (between, samples), (within, values) = law.degrees(spatial)
+    exact, conv = law.dof == "exact", law.law == "conv"
+    numbers = (spatial if conv else 0, conv / values, 1 / samples, exact / spatial, between / samples, within / values)
+    with torch.inference_mode(False):  # later calls may run outside of it
+        quantiles = torch.zeros((2, 4, INTERVALS), dtype=dtype, device="cpu")
+        for made, degrees in zip(quantiles, (between, within), strict=True):
+            if degrees:
+                made.copy_(torch.from_numpy(root_table(degrees)))
+        return torch.tensor(numbers, dtype=torch.float64, device="cpu"), quantiles
+
+
+# In graphs of `torch.compile`, whose tensors cannot come from a cache.
+_LIBRARY = torch.library.Library("ghostnoise", "FRAGMENT")
+_LIBRARY.define(
+    "law_tables(Tensor seed, SymInt ghost_size, str law, str dof, SymInt spatial, ScalarType dtype) -> (Tensor, Tensor)"
+)
+
+
+def _make_law_tables(
+    seed: Tensor, ghost_size: int, law: LawName, dof: Dof, spatial: int, dtype: torch.dtype
+) -> tuple[Tensor, Tensor]:
+    numbers, quantiles = _law_tables(Law(ghost_size, law, dof), spatial, dtype)
+    return numbers.clone(), quantiles.clone()
+
+
+def _fake_law_tables(
+    seed: Tensor, ghost_size: int, law: LawName, dof: Dof, spatial: int, dtype: torch.dtype
+) -> tuple[Tensor, Tensor]:
+    return seed.new_empty(6, dtype=torch.float64), seed.new_empty((2, 4, INTERVALS), dtype=dtype)
+
+
+_LIBRARY.impl("law_tables", _make_law_tables, "CompositeExplicitAutograd")
+torch.library.register_fake("ghostnoise::law_tables", _fake_law_tables, lib=_LIBRARY)
+
+
+def variance_components(m: Moments) -> tuple[Tensor, Tensor]:
     """Estimate a channel's variance (within, between) its samples from their moments (B, C); (1, C) each.
 
-    They sum to the total variance. The second estimate may be negative if the true value is close to 0. With the
-    samples' numbers of positions `counts` (B,), by which they weigh, `spatial` is their mean (`mean_count`).
+    They sum to the total variance. The second estimate may be negative if the true value is close to 0. Samples weigh
+    by their numbers of positions.
     """
-    if isinstance(spatial, Tensor):
-        assert counts is not None
-        weights = counts.unsqueeze(1)
-        inside = pool_all(moments.var, moments.var, weights).mean / (spatial - 1).where(spatial > 1, 1)
-        return spatial * inside, pool_all(moments.mean, torch.zeros_like(moments.var), weights).var - inside
-    inside = moments.var.mean(-2, keepdim=True) / max(spatial - 1, 1)
-    around = pool_all(moments.mean, torch.zeros_like(moments.var)).var
+    spatial = mean_count(m)
+    inside = whole_batch(Moments(m.var, torch.zeros_like(m.var), m.n)).mean
+    inside = inside / ((spatial - 1).where(spatial > 1, 1) if isinstance(spatial, Tensor) else max(spatial - 1, 1))
+    around = whole_batch(Moments(m.mean, torch.zeros_like(m.var), m.n)).var
     return spatial * inside, around - inside
-
-
-def mean_count(counts: Tensor) -> Tensor:
-    """Return the mean of the numbers of positions of samples that have any: that of ghost batches of these samples."""
-    return (counts.sum() / (counts > 0).sum().clamp_min(1)).clamp_min(1)
