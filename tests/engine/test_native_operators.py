@@ -1,44 +1,14 @@
 """The C++ operators against plain PyTorch in float64."""
 
-import importlib.util
-import os
-from pathlib import Path
-
 import pytest
 import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
-import ghostnoise
-from ghostnoise.statistics.chi_square import INTERVALS, root_table
-from ghostnoise.statistics.laws import Law
-from ghostnoise.statistics.moments import Moments
+from ghostnoise.engine import ops
+from ghostnoise.laws import Law, law_tables
+from ghostnoise.tables import Moments
 
-SCHEMAS = (
-    "moments(Tensor x) -> (Tensor mean, Tensor var)",
-    "transform(Tensor x, Tensor center, Tensor scale, Tensor shift) -> Tensor",
-    "gradient_sums(Tensor dy, Tensor x, Tensor center) -> (Tensor total, Tensor moment)",
-    "input_gradient(Tensor dy, Tensor x, Tensor scale, Tensor center, Tensor slope, Tensor offset) -> Tensor",
-    "normalize(Tensor x, Tensor? weight, Tensor? bias, Tensor(a!)? running_mean, Tensor(b!)? running_var, "
-    "Tensor(c!)? num_batches_tracked, float? momentum, str running, int? ghost_size, bool exclusive, float eps, "
-    "float min_std, Tensor? indices, Tensor? seed, Tensor? law, Tensor? quantiles, float noise_eps, bool shift, "
-    "bool scale, Tensor? reference_mean, Tensor? reference_var, Tensor? reference_count, float? r_max, float d_max, "
-    "int warmup_steps, int transition_steps) -> (Tensor y, Tensor mean, Tensor var, Tensor noise, Tensor correction)",
-    "normalize_backward(Tensor dy, Tensor x, Tensor? weight, Tensor mean, Tensor var, Tensor noise, Tensor correction, "
-    "int? ghost_size, bool exclusive, float eps, float min_std, bool shift, bool scale, bool needs_x) "
-    "-> (Tensor dx, Tensor g_weight, Tensor g_bias)",
-    "ghost_noise(Tensor x, Tensor indices, float noise_eps, bool shift, bool scale) -> (Tensor y, Tensor factor)",
-)
-LIBRARY = torch.library.Library("ghostnoise", "FRAGMENT")
-if importlib.util.find_spec("ghostnoise.engine.ops") is not None:
-    import ghostnoise.engine.ops
-else:
-    built = Path(os.environ.get("GHOSTNOISE_NATIVE_FOLDER") or Path(ghostnoise.__file__).parent / "engine/native")
-    for schema in SCHEMAS:
-        LIBRARY.define(schema)
-    for found in built.glob("_library.*"):
-        torch.ops.load_library(str(found))
-ops = torch.ops.ghostnoise
 HAS_KERNELS = torch._C._dispatch_has_kernel_for_dispatch_key("ghostnoise::normalize", "CPU")
 pytestmark = pytest.mark.skipif(not HAS_KERNELS, reason="the C++ library was not built")
 
@@ -347,14 +317,14 @@ def test_a_batch_that_is_not_finite_leaves_the_buffers(plan, spatial, value):
         assert not torch.isfinite(normalize(ones, ghost_size=4, exclusive=True)[0][2, 1]).any()
 
 
-@pytest.mark.parametrize("running", ["whole", "unbiased", "ghosts"])
-@pytest.mark.parametrize("plan", PLANS)
+UPDATES = [(plan, towards) for plan in PLANS for towards in ("whole", "unbiased", "ghosts")]
+
+
+@pytest.mark.parametrize(("plan", "running"), [(p, t) for p, t in UPDATES if t != "ghosts" or not p.get("exclusive")])
 @pytest.mark.parametrize("dtype", DTYPES)
 @pytest.mark.parametrize("momentum", [0.1, 0.0, 1.0, None])
 @pytest.mark.parametrize("spatial", [(), (4, 4)])
 def test_running_statistics(running, plan, dtype, momentum, spatial):
-    if running == "ghosts" and plan.get("exclusive"):
-        pytest.skip("exclusive pools have no ghost batches to average")
     torch.manual_seed(6)
     x = torch.randn(9, 70, *spatial)
     drawn = {"indices": torch.randint(9, (9, 3))} if plan.get("shift") else {}
@@ -421,24 +391,16 @@ def test_noise_from_a_law(law, spatial, dtype, shift, scale, channels):
     torch.manual_seed(9)
     x, dy = torch.randn(2, 16, channels, *spatial).to(dtype)
     seed, count = torch.randint(2**62, (1,)), positions(x.shape)
-    (between, samples), (within, values) = law.degrees(count)
-    exact, conv = law.dof == "exact", law.law == "conv"
-    numbers = (count if conv else 0, conv / values, 1 / samples, exact / count, between / samples, within / values)
-    tables = torch.zeros(2, 4, INTERVALS, dtype=arithmetic(dtype))
-    for table, degrees in zip(tables, (between, within), strict=True):
-        if degrees:
-            table.copy_(torch.from_numpy(root_table(degrees)))
-    plan = {"seed": seed, "law": torch.tensor(numbers, dtype=torch.float64), "quantiles": tables}
-    plan |= {"shift": shift, "scale": scale}
+    numbers, quantiles = law_tables(seed, law, count, arithmetic(dtype))
+    plan = {"seed": seed, "law": numbers, "quantiles": quantiles, "shift": shift, "scale": scale}
     y, *saved = normalize(x, **plan)
     wide = x.double()
     mean, var = moments(wide, list(range(16)))
     normal = (wide - per_sample(mean[None], x)) / per_sample((var + EPS).sqrt()[None], x)
     each = [moments(normal, [b]) for b in range(16)]
-    own = Moments(*(torch.stack(table) for table in zip(*each, strict=True)))
-    ghost = law.ghost_moments(
-        law.draws_from(seed, (16, channels), count), *law.variances(own, torch.ones(1, channels), count), count
-    )
+    own = Moments(*(torch.stack(table) for table in zip(*each, strict=True)), count)
+    draws = law.draws_from(seed, (16, channels), count)
+    ghost = law.ghost_moments(draws, *law.variances(own, torch.ones(1, channels)), count)
     m = ghost.mean if shift else torch.zeros_like(ghost.mean)
     k = ((1 + NOISE_EPS) / (ghost.var + NOISE_EPS)).sqrt() if scale else torch.ones_like(m)
     close(y, (normal - per_sample(m, x)) * per_sample(k, x), dtype, 20 if dtype is not torch.float64 else 1e6)
