@@ -32,18 +32,17 @@ site: .venv/ready
 sanitize: .venv/ready
 	CXXFLAGS='-g -O1 -fsanitize=address,undefined -fno-sanitize-recover=all' \
 		$(BIN)/python setup.py -q build_ext --build-lib build/sanitized
-	GHOSTNOISE_NATIVE_FOLDER=build/sanitized/ghostnoise/engine/backends/native ASAN_OPTIONS=detect_leaks=0 \
+	GHOSTNOISE_NATIVE_FOLDER=build/sanitized/ghostnoise/engine/native ASAN_OPTIONS=detect_leaks=0 \
 		LD_PRELOAD="$$($${CXX:-c++} -print-file-name=libasan.so) $$($${CXX:-c++} -print-file-name=libubsan.so)" \
-		$(BIN)/pytest -p no:xdist tests/engine/backends/native --ignore tests/engine/backends/native/test_memory.py
+		$(BIN)/pytest -p no:xdist tests/engine/test_native_operators.py -k "not memory_does_not_grow"
 
 # Builds the sdist, and from it the wheel, in dist/. On Linux, the wheel is tagged with the oldest glibc that its library
-# needs; libgomp is not copied into it, because the library must share the threads of torch. Also writes the software
-# bill of materials of the wheel.
+# needs; torch is not copied into it. Also writes the software bill of materials of the wheel.
 wheel: .venv/ready
 	rm -rf dist
-	GHOSTNOISE_REQUIRE_NATIVE=1 $(BIN)/python -m build --no-isolation --outdir dist
+	GHOSTNOISE_REQUIRE_NATIVE=1 GHOSTNOISE_PORTABLE=1 $(BIN)/python -m build --no-isolation --outdir dist
 	if [ "$$(uname)" = Linux ]; then \
-		PATH="$(CURDIR)/$(BIN):$$PATH" $(BIN)/auditwheel repair --exclude libgomp.so.1 --wheel-dir dist dist/*-linux_*.whl && \
+		PATH="$(CURDIR)/$(BIN):$$PATH" $(BIN)/auditwheel repair --exclude 'libtorch*' --wheel-dir dist dist/*-linux_*.whl && \
 		rm dist/*-linux_*.whl; fi
 	$(BIN)/python tools/sbom.py dist/*.whl
 
@@ -54,8 +53,7 @@ lint: .venv/ready
 
 # Every package with its hash, but for torch, whose build depends on the machine; it is pinned, because a newer one may
 # come with gigabytes that a CPU has no use for. The last line finds all requirements installed.
-.venv/ready: pyproject.toml constraints.txt requirements.lock setup.py src/ghostnoise/engine/backends/native/abi.py \
-		$(wildcard src/ghostnoise/engine/backends/native/src/*)
+.venv/ready: pyproject.toml constraints.txt requirements.lock setup.py $(wildcard src/ghostnoise/engine/native/src/*)
 	$(PYTHON) -m venv .venv
 	$(BIN)/pip install --quiet --disable-pip-version-check --no-deps --require-hashes -r requirements.lock
 	$(BIN)/pip install --quiet --disable-pip-version-check -c constraints.txt torch

@@ -1,19 +1,21 @@
-"""Build the native CPU library as part of the package, and tag the wheel for every Python version.
+"""Build the C++ operators as part of the package, and tag the wheel for every Python version.
 
-The library has a C ABI and is loaded with ctypes, so one wheel per platform serves all versions of Python. Without a
-compiler, the installation succeeds without the library; GHOSTNOISE_REQUIRE_NATIVE=1 makes this an error.
+The library is on torch's stable ABI, and torch loads it, so one wheel per platform serves all versions of Python and
+torch. It needs torch's headers and libraries: those of the environment that the package is installed in. Without them,
+or without a compiler, the installation succeeds without the library; GHOSTNOISE_REQUIRE_NATIVE=1 makes this an error,
+and GHOSTNOISE_NO_NATIVE=1 does not compile. By default, the kernels are compiled for the instruction set of this
+machine; GHOSTNOISE_PORTABLE=1 compiles them for all, of which each machine takes the best one.
 """
 
+import importlib.util
 import os
 import platform
-import runpy
 import subprocess
 import sys
 import sysconfig
 import tempfile
 from collections.abc import Iterable
 from concurrent.futures import ThreadPoolExecutor
-from itertools import product
 from pathlib import Path
 
 from setuptools import Extension, setup
@@ -21,40 +23,62 @@ from setuptools.command.bdist_wheel import bdist_wheel
 from setuptools.command.build_ext import build_ext
 from setuptools.errors import CompileError
 
-NATIVE = Path("src/ghostnoise/engine/backends/native")
-SOURCES = NATIVE / "src"
-FILES = ("forward_passes", "backward_passes", "pools", "coefficients", "noise", "fused")
+SOURCES = Path("src/ghostnoise/engine/native/src")
+KERNELS = ("fused", "forward_passes", "noise", "backward_passes", "pools", "conversions")  # what takes longest is first
 REQUIRED = os.environ.get("GHOSTNOISE_REQUIRE_NATIVE", "0") == "1"
+SKIPPED = os.environ.get("GHOSTNOISE_NO_NATIVE", "0") == "1"
+PORTABLE = os.environ.get("GHOSTNOISE_PORTABLE", "0") == "1"
 MACOS, WINDOWS = sys.platform == "darwin", sys.platform == "win32"
 X86 = platform.machine().lower() in ("x86_64", "amd64", "i686")
 SUFFIX = ".dylib" if MACOS else ".dll" if WINDOWS else ".so"
+TORCH_TARGET = "0x020a000000000000"  # the oldest torch whose stable ABI has all that is used: 2.10
 
-# GCC and Clang. No exceptions: nothing throws, and the unwinder would need a newer glibc or a shared libgcc.
-FLAGS = [
-    *("-O3", "-std=c++17", "-fPIC", "-fvisibility=hidden", "-fno-exceptions"),
-    *("-fno-math-errno", "-fno-trapping-math"),
-]
-# libgomp alone stays shared: it is the one that torch has loaded, so both use the same threads.
-LINK = ["-shared"] if MACOS or WINDOWS else ["-shared", "-static-libgcc", "-static-libstdc++"]
-OPENMP = ["-fopenmp"], ["-fopenmp-simd"], []  # the first that works; Apple's Clang has no OpenMP runtime
-# The copies of the library's functions, and the instructions of each. Every processor with AVX2 also has F16C.
-COPIES = {"baseline": []}
+# GCC and Clang.
+FLAGS = ["-std=c++17", "-fPIC", "-fvisibility=hidden"]
+WARNINGS = ["-Wall", "-Wextra", "-Werror"]
+# Kernels do not throw, and run in torch's threads: they need no runtime of OpenMP.
+KERNEL_FLAGS = ["-O3", "-fno-exceptions", "-fno-math-errno", "-fno-trapping-math", "-fopenmp-simd"]
+OPERATOR_FLAGS = ["-O2"]
+# The instructions of each level. Every processor with AVX2 also has F16C.
+LEVELS = {"baseline": []}
 if X86:
-    COPIES["avx2"] = ["-mavx2", "-mfma", "-mf16c"]
-    COPIES["avx512"] = [
+    LEVELS["avx2"] = ["-mavx2", "-mfma", "-mf16c"]
+    LEVELS["avx512"] = [
         *("-mavx512f", "-mavx512bw", "-mavx512dq", "-mavx512vl", "-mfma", "-mf16c"),
         "-mprefer-vector-width=512",
     ]
+# The macros by which GCC and Clang say that -march=native has the instructions of a level.
+NATIVE = {
+    "avx512": ("__AVX512F__", "__AVX512BW__", "__AVX512DQ__", "__AVX512VL__", "__FMA__", "__F16C__"),
+    "avx2": ("__AVX2__", "__FMA__", "__F16C__"),
+}
 
-# Visual C++. Without /openmp: its runtime has other threads than torch.
-MSVC_FLAGS = ["/O2", "/std:c++17", "/permissive-", "/fp:precise", "/wd4068"]
-MSVC_COPIES = {"baseline": [], "avx2": ["/arch:AVX2"], "avx512": ["/arch:AVX512"]}
+# Visual C++.
+MSVC_FLAGS = ["/O2", "/std:c++17", "/permissive-", "/wd4068", "/EHsc"]
+MSVC_LEVELS = {"baseline": [], "avx2": ["/arch:AVX2"], "avx512": ["/arch:AVX512"]}
 
 
-def definitions() -> list[tuple[str, str]]:
-    """Return the macros of library.cpp."""
-    abi = runpy.run_path(str(NATIVE / "abi.py"))["number"]()
-    return [("GN_ABI", f"{abi}LL"), *([("GN_X86", "1")] if X86 else [])]
+def torch_folder() -> Path:
+    """Return the folder of the installed torch, which an isolated build environment hides but does not remove."""
+    spec = importlib.util.find_spec("torch")
+    found = [Path(spec.origin).parent] if spec is not None and spec.origin else []
+    found += [Path(sysconfig.get_paths()[scheme]) / "torch" for scheme in ("purelib", "platlib")]
+    for folder in found:
+        if (folder / "include/torch/csrc/stable/c/shim.h").is_file():
+            return folder
+    raise CompileError("it needs torch 2.10 or newer; install torch first, then reinstall ghostnoise")
+
+
+def machine_level(compiler: list[str]) -> list[str]:
+    """Return the level of this machine alone; all levels if the compiler does not say."""
+    if not X86:
+        return ["baseline"]
+    command = [*compiler, "-march=native", "-dM", "-E", "-x", "c++", os.devnull]
+    asked = subprocess.run(command, capture_output=True, text=True, check=False)
+    if asked.returncode != 0:
+        return list(LEVELS)
+    macros = {line.split()[1] for line in asked.stdout.splitlines() if line.startswith("#define ")}
+    return [next((level for level, needed in NATIVE.items() if macros.issuperset(needed)), "baseline")]
 
 
 def macos_target() -> tuple[str, str]:
@@ -66,7 +90,7 @@ def macos_target() -> tuple[str, str]:
 
 
 class BuildNative(build_ext):
-    """Compile each file once for each instruction set into one library with a C ABI, which is not a Python module."""
+    """Compile the operators once, and the kernels once for each level, into one library that is no Python module."""
 
     def get_ext_filename(self, fullname: str) -> str:
         """Return the path of the library, without the name of a Python version."""
@@ -81,60 +105,62 @@ class BuildNative(build_ext):
         target = Path(self.get_ext_fullpath(ext.name))
         target.parent.mkdir(parents=True, exist_ok=True)
         target.unlink(missing_ok=True)
+        if SKIPPED:
+            return
         try:
             if self.compiler.compiler_type == "msvc" and "CXX" not in os.environ:
-                self.compile_with_msvc(target)
+                self.compile_with_msvc(target, torch_folder())
             else:
-                self.compile_with_gnu(target)
+                self.compile_with_gnu(target, torch_folder())
         except (OSError, subprocess.CalledProcessError, CompileError) as error:
             raise CompileError(f"ghostnoise installs without its native CPU library: {error}") from error
 
-    def compile_with_gnu(self, target: Path) -> None:
-        """Run GCC or Clang, without OpenMP if the compiler lacks it."""
-        *preferred, without = OPENMP
-        for openmp in preferred:
-            try:
-                self.run_gnu(target, openmp)
-            except subprocess.CalledProcessError:
-                continue
-            return
-        self.run_gnu(target, without)
-
-    def run_gnu(self, target: Path, openmp: list[str]) -> None:
+    def compile_with_gnu(self, target: Path, torch: Path) -> None:
         """Run the compiler CXX with the flags of CXXFLAGS."""
-        compiler = [*os.environ.get("CXX", "c++").split(), *FLAGS, *openmp, *os.environ.get("CXXFLAGS", "").split()]
+        compiler, wanted = os.environ.get("CXX", "c++").split(), os.environ.get("CXXFLAGS", "").split()
+        levels = list(LEVELS) if PORTABLE else machine_level(compiler)
+        compiler += FLAGS
         if MACOS:
             version, arch = macos_target()
             compiler += [f"-mmacosx-version-min={version}", "-arch", arch]
+        macros = [f"-DTORCH_TARGET_VERSION={TORCH_TARGET}", *(f"-DGN_WITH_{level.upper()}" for level in levels)]
+        # System headers do not warn.
+        jobs = [("operators", "", [*OPERATOR_FLAGS, *macros, "-isystem", str(torch / "include")])]
+        jobs += [
+            (file, level, [*KERNEL_FLAGS, *LEVELS[level], f"-DGN_ISA={level}"]) for file in KERNELS for level in levels
+        ]
         with tempfile.TemporaryDirectory() as folder, ThreadPoolExecutor(os.cpu_count()) as pool:
 
-            def compiled(pair: tuple[str, str]) -> str:
-                source, copy = pair
-                made = f"{folder}/{source}-{copy}.o"
-                arguments = [f"-DGN_ISA={copy}", "-c", str(SOURCES / f"{source}.cpp"), "-o", made]
-                subprocess.run([*compiler, *COPIES[copy], *arguments], check=True)
+            def compiled(job: tuple[str, str, list[str]]) -> str:
+                source, level, flags = job
+                made = f"{folder}/{source}-{level}.o"
+                files = ["-c", str(SOURCES / f"{source}.cpp"), "-o", made]
+                subprocess.run([*compiler, *WARNINGS, *flags, *wanted, *files], check=True)
                 return made
 
             # The first alone, so that a compiler that does not accept the flags reports it once.
-            first, *others = product(FILES, COPIES)
+            first, *others = jobs
             objects = [compiled(first), *pool.map(compiled, others)]
-            library = [str(SOURCES / "library.cpp"), *(f"-D{name}={value}" for name, value in definitions())]
-            subprocess.run([*compiler, *library, *objects, *LINK, "-o", str(target)], check=True)
+            # No path to torch's libraries: `import torch` has loaded them before, and they are found by their names.
+            libraries = ["-shared", f"-L{torch / 'lib'}", "-ltorch_cpu"]
+            subprocess.run([*compiler, *wanted, *objects, *libraries, "-o", str(target)], check=True)
 
-    def compile_with_msvc(self, target: Path) -> None:
-        """Run Visual C++, which setuptools finds."""
+    def compile_with_msvc(self, target: Path, torch: Path) -> None:
+        """Run Visual C++, which setuptools finds, for all levels."""
         with tempfile.TemporaryDirectory() as folder:
 
-            def compiled(files: Iterable[str], copy: str, macros: list[tuple[str, str]]) -> list[str]:
+            def compiled(files: Iterable[str], level: str, macros: list[tuple[str, str]], *flags: str) -> list[str]:
                 paths = [str(SOURCES / f"{file}.cpp") for file in files]
-                flags = [*MSVC_FLAGS, *MSVC_COPIES[copy]]
-                made: list[str] = self.compiler.compile(paths, f"{folder}/{copy}", macros, extra_postargs=flags)
+                options = {"extra_postargs": [*MSVC_FLAGS, *flags], "include_dirs": [str(torch / "include")]}
+                made: list[str] = self.compiler.compile(paths, f"{folder}/{level}", macros, **options)
                 return made
 
-            objects = compiled(["library"], "baseline", definitions())
-            for copy in COPIES:
-                objects += compiled(FILES, copy, [("GN_ISA", copy)])
-            self.compiler.link_shared_object(objects, str(target))
+            macros = [("TORCH_TARGET_VERSION", TORCH_TARGET), *((f"GN_WITH_{level.upper()}", "1") for level in LEVELS)]
+            objects = compiled(["operators"], "operators", macros)
+            for level in LEVELS:
+                objects += compiled(KERNELS, level, [("GN_ISA", level)], *MSVC_LEVELS[level])
+            libraries = {"libraries": ["torch_cpu"], "library_dirs": [str(torch / "lib")]}
+            self.compiler.link_shared_object(objects, str(target), **libraries)
 
 
 class Wheel(bdist_wheel):
@@ -152,6 +178,6 @@ class Wheel(bdist_wheel):
 
 
 setup(
-    ext_modules=[Extension("ghostnoise.engine.backends.native._library", sources=[], optional=not REQUIRED)],
+    ext_modules=[Extension("ghostnoise.engine.native._library", sources=[], optional=not REQUIRED)],
     cmdclass={"build_ext": BuildNative, "bdist_wheel": Wheel},
 )
