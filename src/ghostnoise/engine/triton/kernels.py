@@ -16,7 +16,6 @@ tables combine them. There are no atomic additions, so results are the same from
 
 from __future__ import annotations  # the kernels' annotations name a module that may be missing
 
-import os
 from typing import Any
 
 try:
@@ -25,15 +24,16 @@ try:
 except ImportError:
     triton = tl = None
 
-__all__ = ["INTERPRETED", "combine_kernel", "gradient_sums_kernel", "jit", "moments_kernel", "tl", "triton"]
-
-INTERPRETED = os.environ.get("TRITON_INTERPRET") == "1"  # read when the kernels are defined, as Triton does
+__all__ = ["combine_kernel", "gradient_sums_kernel", "jit", "moments_kernel", "tl", "triton"]
 
 jit: Any = (lambda kernel: kernel) if triton is None else triton.jit
 
 
 # A tensor comes as (pointer, strides over b, c and s), a table as (pointer, strides over rows and c, samples per row,
 # last row), sizes as (C, S, P, K). Offsets have 64 bits, because B·C·S may exceed 2³¹.
+#
+# Elements are computed in ACC, the arithmetic of x, tables in float64. x - center is computed with a rounded center;
+# what is computed from it compensates for the rounding.
 
 
 @jit
@@ -53,11 +53,14 @@ def _at(x, b, c, s):
 
 
 @jit
-def _entries(table, b, c, inside, ACC: tl.constexpr):
-    """A table's entries for sample b and channels c, one below the other."""
-    pointer, stride_row, stride_c, per_row, last = table
-    row = tl.minimum(b // per_row, last)
-    return tl.load(pointer + row * stride_row + (c * stride_c)[:, None], mask=inside, other=0).to(ACC)
+def _entries(table, b, c, inside, default: tl.constexpr):
+    """A table's entries for sample b and channels c, one below the other; the default if there is no table."""
+    entries = tl.zeros(inside.shape, tl.float64) + default
+    if table is not None:
+        pointer, stride_row, stride_c, per_row, last = table
+        row = tl.minimum(b // per_row, last)
+        entries = tl.load(pointer + row * stride_row + (c * stride_c)[:, None], mask=inside, other=0).to(tl.float64)
+    return entries
 
 
 @jit
@@ -98,19 +101,22 @@ def gradient_sums_kernel(
     """Sum over P tiles; each element of the tile keeps its own sums until the end."""
     C, S, P, K = sizes
     b, k, c = _program(C, K, BLOCK_C)
-    around = _entries(center, b, c, (c < C)[:, None], ACC)
+    row = (c < C)[:, None]
+    around = _entries(center, b, c, row, 0)
     sums = tl.zeros([BLOCK_C, BLOCK_S], ACC)
     products = tl.zeros([BLOCK_C, BLOCK_S], ACC)
     for tile in range(P):
         s = (k * P + tile) * BLOCK_S + tl.arange(0, BLOCK_S)
-        inside = (c < C)[:, None] & (s < S)[None, :]
+        inside = row & (s < S)[None, :]
         upstream = tl.load(_at(dy, b, c, s), mask=inside, other=0).to(ACC)
         values = tl.load(_at(x, b, c, s), mask=inside, other=0).to(ACC)
         sums += upstream
-        products += upstream * (values - around)
-    table = (b * K + k) * C + c
-    tl.store(total + table, tl.sum(sums, 1), mask=c < C)
-    tl.store(moment + table, tl.sum(products, 1), mask=c < C)
+        products += upstream * (values - around.to(ACC))
+    table = (b * K + k) * C + c[:, None]
+    summed = tl.sum(sums, 1, keep_dims=True).to(tl.float64)
+    rounding = around.to(ACC).to(tl.float64) - around
+    tl.store(total + table, summed, mask=row)
+    tl.store(moment + table, tl.sum(products, 1, keep_dims=True).to(tl.float64) + rounding * summed, mask=row)
 
 
 @jit
@@ -118,7 +124,7 @@ def combine_kernel(
     out, dy, x, scale, gain, center, slope, offset, update, sizes,
     BLOCK_C: tl.constexpr, BLOCK_S: tl.constexpr, ACC: tl.constexpr,
 ):  # fmt: skip
-    """Compute one tile of `gain·scale·dy + slope·(x - center) + offset`, without the terms of tensors that are None.
+    """Compute one tile of `gain·scale·dy + slope·(x - center) + offset`.
 
     Without dy, the gain multiplies the slope. The first program also commits the `update` of running statistics.
     """
@@ -127,18 +133,18 @@ def combine_kernel(
     s = k * BLOCK_S + tl.arange(0, BLOCK_S)
     row = (c < C)[:, None]
     inside = row & (s < S)[None, :]
-    result = tl.zeros([BLOCK_C, BLOCK_S], ACC)
-    if x is not None:
-        d = tl.load(_at(x, b, c, s), mask=inside, other=0).to(ACC) - _entries(center, b, c, row, ACC)
-        through = _entries(slope, b, c, row, ACC)
-        if dy is None and gain is not None:
-            through *= _entries(gain, b, c, row, ACC)
-        result = through * d + _entries(offset, b, c, row, ACC)
+    around = _entries(center, b, c, row, 0)
+    through = _entries(slope, b, c, row, 1)
+    if dy is None and gain is not None:
+        through *= _entries(gain, b, c, row, 1)
+    shift = _entries(offset, b, c, row, 0) + through * (around.to(ACC).to(tl.float64) - around)
+    d = tl.load(_at(x, b, c, s), mask=inside, other=0).to(ACC) - around.to(ACC)
+    result = through.to(ACC) * d + shift.to(ACC)
     if dy is not None:
-        factor = _entries(scale, b, c, row, ACC)
+        factor = _entries(scale, b, c, row, 1)
         if gain is not None:
-            factor *= _entries(gain, b, c, row, ACC)
-        result += factor * tl.load(_at(dy, b, c, s), mask=inside, other=0).to(ACC)
+            factor *= _entries(gain, b, c, row, 1)
+        result += factor.to(ACC) * tl.load(_at(dy, b, c, s), mask=inside, other=0).to(ACC)
     tl.store(_at(out, b, c, s), result.to(out[0].dtype.element_ty), mask=inside)
     # The first condition is known when the kernel is compiled, the second when it runs.
     if update is not None:  # noqa: SIM102
@@ -171,7 +177,7 @@ def _commit(update, C):
 def _not_finite(updated, buffer, inside):
     value = tl.load(updated, mask=inside, other=0)
     if buffer is not None:  # in whose dtype the value may overflow
-        value = value.to(buffer[0].dtype.element_ty).to(tl.float64)
+        value = _rounded(value, buffer[0].dtype.element_ty).to(tl.float64)
     return tl.where(tl.abs(value) < float("inf"), 0, 1)
 
 
@@ -179,4 +185,11 @@ def _not_finite(updated, buffer, inside):
 def _write(updated, buffer, c, mask):
     if buffer is not None:
         pointer, stride = buffer
-        tl.store(pointer + c * stride, tl.load(updated, mask=mask, other=0).to(pointer.dtype.element_ty), mask=mask)
+        value = tl.load(updated, mask=mask, other=0)
+        tl.store(pointer + c * stride, _rounded(value, pointer.dtype.element_ty), mask=mask)
+
+
+@jit
+def _rounded(value, dtype: tl.constexpr):
+    """A float64 in the dtype of a buffer; by way of float32, which all targets and the interpreter can convert."""
+    return value if dtype == tl.float64 else value.to(tl.float32).to(dtype)

@@ -1,5 +1,24 @@
 """Triton kernels for the decide step: from tables of moments (B, C) to the transformation of x, and its gradient.
 
+With the pooled statistics mean and rstd, Batch Renormalization's r and d (1 and 0 without it), noise m and k on the
+normalized x, weight w and bias b:
+
+    y = w·k·((x - mean)·rstd·r + d - m) + b
+
+r and d are constants, so they are folded into the parameters, w' = w·r and b' = b + w·d, before anything else (they are
+not combined with noise). From here on w and b stand for these:
+
+    y = scale·(x - mean) + shift        scale = w·k·rstd,  shift = b - w·k·m
+
+Let a = Σ dy and d = Σ dy·(x - mean) over positions, per sample, and Σ_r the sum over the samples that share a pool r:
+
+    db = Σ a          dw = Σ k·(rstd·d - m·a)        drstd = Σ_r w·k·d        dmean = -Σ_r scale·a
+
+From the last two, the contributing samples determine the gradient of x through the statistics, which is linear in x:
+slope·(x - center) + offset. For a pool of n samples around its own mean, with dvar = -drstd·rstd³/2:
+
+    slope = 2·dvar / (n·S)        offset = dmean / (n·S)
+
 A program takes BLOCK_C channels. It walks over all ghost batches, BLOCK_G of them at a time, and over the samples of
 these, BLOCK_N at a time; so no program needs a result of another program of the same launch. The kernel for drawn
 samples is the exception: a program takes BLOCK_B samples, and pools the whole batch again, which it reads once.
@@ -12,7 +31,7 @@ variance of the pool bounds how much can cancel.
 
 from __future__ import annotations  # the kernels' annotations name a module that may be missing
 
-from ghostnoise.engine.backends.triton.kernels import jit, tl
+from ghostnoise.engine.triton.kernels import jit, tl
 
 __all__ = ["drawn_kernel", "exclusive_gradient_kernel", "exclusive_kernel", "pools_gradient_kernel", "pools_kernel"]
 
@@ -96,12 +115,6 @@ def _not_negative(var):
 
 
 @jit
-def _rounding(mean, ACC: tl.constexpr):
-    """The error of the mean in the arithmetic of x."""
-    return mean.to(ACC).to(tl.float64) - mean
-
-
-@jit
 def _ghost_batches(g, sizes, per_size, per_last):
     """The first samples of ghost batches g, their sizes (0 if they do not exist), and the reciprocals of these."""
     _, _, G, size, last = sizes
@@ -133,51 +146,37 @@ def _towards(buffer, value, weight, c, inside):
 
 
 @jit
-def _correct(correction, mean, rstd, eps, least, c, inside, r_max, d_max, ACC: tl.constexpr):
-    """Batch renormalization's r and d, also stored; and the running statistics and limits that they depend on.
-
-    Without `limits` they are computed from the number of batches, and stored together with the running statistics.
-    """
-    running_mean, running_var, limits, to_r, to_d, count, warmup, transition, known = correction
-    before = _vector(running_mean, c, inside, 0)
-    var = _vector(running_var, c, inside, 1)
-    if limits is not None:
-        r_max = tl.load(limits)
-        d_max = tl.load(limits + 1)
-    else:
-        if count is not None:
-            batches = tl.load(count)
-            progress = (batches >= warmup).to(tl.float64)
-            if transition > 0:
-                progress = (batches - warmup).to(tl.float64) / transition
-                progress = tl.minimum(tl.maximum(progress, 0.0), 1.0)
-            r_max = 1 + (r_max - 1) * progress
-            d_max = d_max * progress
-        to_mean, to_var, to_limits = known
-        tl.store(to_limits, r_max)
-        tl.store(to_limits + 1, d_max)
-        tl.store(to_mean + c, before, mask=inside)
-        tl.store(to_var + c, var, mask=inside)
-    running_rstd = _rstd(var, eps, least)
+def _correct(correction, mean, rstd, eps, least, c, inside, r_max, d_max):
+    """Batch Renormalization's r and d, also stored. Their limits depend on the number of batches."""
+    running_mean, running_var, to_r, to_d, _, count, warmup, transition = correction
+    if count is not None:
+        batches = tl.load(count).to(tl.float64)
+        progress = (batches >= warmup).to(tl.float64)
+        if transition > 0:
+            progress = tl.minimum(tl.maximum((batches - warmup) / transition, 0.0), 1.0)
+        r_max = 1 + (r_max - 1) * progress
+        d_max = d_max * progress
+    running_rstd = _rstd(_vector(running_var, c, inside, 1), eps, least)
     r = running_rstd / rstd
-    d = (mean - before) * running_rstd
-    r = tl.where(r < 1 / r_max, 1 / r_max, tl.where(r > r_max, r_max, r))
-    d = tl.where(d < -d_max, -d_max, tl.where(d > d_max, d_max, d))
-    tl.store(to_r + c, r.to(ACC), mask=inside)
-    tl.store(to_d + c, d.to(ACC), mask=inside)
-    return r.to(ACC).to(tl.float64), d.to(ACC).to(tl.float64)
+    d = (mean - _vector(running_mean, c, inside, 0)) * running_rstd
+    r = tl.where(r < 1 / r_max, 1 / r_max, tl.where(r > r_max, r_max, r)).to(to_r.dtype.element_ty)
+    d = tl.where(d < -d_max, -d_max, tl.where(d > d_max, d_max, d)).to(to_d.dtype.element_ty)
+    tl.store(to_r + c, r, mask=inside)
+    tl.store(to_d + c, d, mask=inside)
+    return r.to(tl.float64), d.to(tl.float64)
 
 
 @jit
 def pools_kernel(
-    samples, pooled, tables, weight, bias, correction, update, sizes,
+    samples, pooled, scale, weight, bias, correction, update, sizes,
     per_size: tl.float64, per_last: tl.float64, per_batch: tl.float64, eps: tl.float64, least: tl.float64,
     r_max: tl.float64, d_max: tl.float64, momentum: tl.float64, bessel: tl.float64,
-    GHOSTS: tl.constexpr, BLOCK_G: tl.constexpr, BLOCK_N: tl.constexpr, BLOCK_C: tl.constexpr, ACC: tl.constexpr,
+    GHOSTS: tl.constexpr, BLOCK_G: tl.constexpr, BLOCK_N: tl.constexpr, BLOCK_C: tl.constexpr,
 ):  # fmt: skip
-    """Pool ghost batches, and compute their factor and shift; also the updated running statistics.
+    """Pool ghost batches, and compute their scale; also the updated running statistics.
 
-    `pooled` are two tables (G, C), mean and variance; `tables` is (2, G, C), factor and shift.
+    `pooled` are two tables (G, C), mean and variance; `scale` is another. The shift is the bias, unless a `correction`
+    computes another one.
     """
     _, C, G, _, last = sizes
     c = (tl.program_id(0) * BLOCK_C + tl.arange(0, BLOCK_C)).to(tl.int64)[None, :]
@@ -192,15 +191,12 @@ def pools_kernel(
         tl.store(pooled[0] + g * C + c, mean, mask=inside)
         tl.store(pooled[1] + g * C + c, var, mask=inside)
         w = _vector(weight, c, c < C, 1)
-        shift = _vector(bias, c, c < C, 0)
         rstd = _rstd(var, eps, least)
         if correction is not None:
-            r, d = _correct(correction, mean, rstd, eps, least, c, inside, r_max, d_max, ACC)
-            shift += w * d
+            r, d = _correct(correction, mean, rstd, eps, least, c, inside, r_max, d_max)
+            tl.store(correction[4] + c, _vector(bias, c, c < C, 0) + w * d, mask=inside)
             w *= r
-        tl.store(tables + g * C + c, (w * rstd).to(ACC), mask=inside)
-        shift += w * rstd * _rounding(mean, ACC)
-        tl.store(tables + (G + g) * C + c, shift.to(ACC), mask=inside)
+        tl.store(scale + g * C + c, w * rstd, mask=inside)
         gap = tl.where(inside, mean - first, 0)
         between = 0.0 if GHOSTS else gap * gap
         sums += tl.sum(n * gap, 0, keep_dims=True)
@@ -298,19 +294,18 @@ def _others(samples, begin, n, share, c, taken, i, mean, var, found):
 
 @jit
 def exclusive_kernel(
-    samples, kept, pooled, tables, weight, bias, update, sizes,
+    samples, kept, tables, weight, update, sizes,
     per_size: tl.float64, per_last: tl.float64, per_batch: tl.float64, eps: tl.float64, least: tl.float64,
     momentum: tl.float64, bessel: tl.float64,
-    BLOCK_G: tl.constexpr, BLOCK_N: tl.constexpr, BLOCK_C: tl.constexpr, ACC: tl.constexpr,
+    BLOCK_G: tl.constexpr, BLOCK_N: tl.constexpr, BLOCK_C: tl.constexpr,
 ):  # fmt: skip
-    """Pool, for each sample, the other samples of its ghost batch; and compute its factor and shift.
+    """Pool, for each sample, the other samples of its ghost batch: `tables` (2, B, C) are the mean and the scale.
 
-    `pooled` and `tables` are those of `pools_kernel` with a row per sample; so is `kept`, for samples in parts.
+    `kept` are the two tables (B, C) of the samples' own moments, for samples in parts.
     """
     B, C, G, _, last = sizes
     c = (tl.program_id(0) * BLOCK_C + tl.arange(0, BLOCK_C)).to(tl.int64)[None, :]
     w = _vector(weight, c, c < C, 1)[:, None, :]
-    bias_c = _vector(bias, c, c < C, 0)[:, None, :]
     first = _moments(samples, 0, c, c < C)[0]
     sums = tl.zeros([1, BLOCK_C], tl.float64)
     squares = tl.zeros([1, BLOCK_C], tl.float64)
@@ -329,11 +324,8 @@ def exclusive_kernel(
             if kept is not None:
                 tl.store(kept[0] + at, own, mask=taken)
                 tl.store(kept[1] + at, own_var, mask=taken)
-            tl.store(pooled[0] + at, mean, mask=taken)
-            tl.store(pooled[1] + at, var, mask=taken)
-            factor = w * _rstd(var, eps, least)
-            tl.store(tables + at, factor.to(ACC), mask=taken)
-            tl.store(tables + B * C + at, (bias_c + factor * _rounding(mean, ACC)).to(ACC), mask=taken)
+            tl.store(tables + at, mean, mask=taken)
+            tl.store(tables + B * C + at, w * _rstd(var, eps, least), mask=taken)
         offset = found[1] - first
         total = tl.where(inside, found[2] + found[4], 0)
         # Σ (mean - first)² = Σ (mean - center)² + 2·offset·Σ (mean - center) + n·offset²
@@ -348,15 +340,15 @@ def exclusive_kernel(
 
 @jit
 def drawn_kernel(
-    samples, indices, seed, pooled, noise, factor, shift, weight, bias, constants, update, sizes,
+    samples, indices, pooled, noise, scale, shift, weight, bias, update, sizes,
     per_batch: tl.float64, per_draw: tl.float64, eps: tl.float64, least: tl.float64, noise_eps: tl.float64,
     momentum: tl.float64, bessel: tl.float64,
     NORMALIZED: tl.constexpr, BLOCK_B: tl.constexpr, BLOCK_R: tl.constexpr, BLOCK_C: tl.constexpr, ACC: tl.constexpr,
 ):  # fmt: skip
     """Pool the whole batch, and for each sample the samples that are drawn for it: the noise m and k (B, C).
 
-    If NORMALIZED, the noise is that of the normalized x; `factor` (1, C) and `shift` (B, C) then transform x. Else
-    `constants` (2, C) are set to 0 and 1.
+    If NORMALIZED, the noise is that of the normalized x; `scale` (1, C), k and `shift` (B, C) then transform x. The
+    shift is the bias if there is no m.
     """
     B, C, N = sizes
     blocks = tl.cdiv(C, BLOCK_C)
@@ -371,29 +363,26 @@ def drawn_kernel(
 
     b = (tl.program_id(0) // blocks * BLOCK_B + tl.arange(0, BLOCK_B)).to(tl.int64)[:, None]
     inside = (b < B) & (c < C)
-    ghost_mean, ghost_var = _drawn(samples, indices, seed, b, c, inside, B, N, per_draw, BLOCK_B, BLOCK_C)
+    ghost_mean, ghost_var = _drawn(samples, indices, b, c, inside, B, N, per_draw, BLOCK_B, BLOCK_C)
     margin = noise_eps * unit
     at = b * C + c
     to_m, to_k = noise
-    offset = rstd * _rounding(mean, ACC)
-    gain = tl.full([BLOCK_B, BLOCK_C], 1, ACC)
+    moved = tl.zeros([BLOCK_B, BLOCK_C], tl.float64)
     if to_m is not None:
-        m = ((ghost_mean - mean) * rstd).to(ACC)
-        offset -= m.to(tl.float64)
+        m = ((ghost_mean - mean) * rstd).to(to_m.dtype.element_ty)
+        moved -= m.to(tl.float64)
         tl.store(to_m + at, m, mask=inside)
     if to_k is not None:
         gain = tl.sqrt((var + margin).to(ACC) / (ghost_var + margin).to(ACC))
+        moved *= gain.to(tl.float64)
         tl.store(to_k + at, gain, mask=inside)
     if NORMALIZED:
         w = _vector(weight, c, c < C, 1)
-        moved = offset * gain * w + _vector(bias, c, c < C, 0)
-        tl.store(shift + at, moved.to(ACC), mask=inside)
-        tl.store(factor + c, (w * rstd).to(ACC), mask=leads & (c < C))
+        if shift is not None:
+            tl.store(shift + at, moved * w + _vector(bias, c, c < C, 0), mask=inside)
+        tl.store(scale + c, w * rstd, mask=leads & (c < C))
         tl.store(pooled[0] + c, mean, mask=leads & (c < C))
         tl.store(pooled[1] + c, var, mask=leads & (c < C))
-    else:
-        tl.store(constants + c, tl.zeros([1, BLOCK_C], ACC), mask=leads & (c < C))
-        tl.store(constants + C + c, tl.full([1, BLOCK_C], 1, ACC), mask=leads & (c < C))
     if update is not None:
         _store_updated(update, mean, var * bessel, c, leads & (c < C), C, momentum)
 
@@ -416,52 +405,26 @@ def _whole(samples, B, per_batch, c, inside, BLOCK_R: tl.constexpr, BLOCK_C: tl.
 
 
 @jit
-def _drawn(samples, indices, seed, b, c, inside, B, N, per_draw, BLOCK_B: tl.constexpr, BLOCK_C: tl.constexpr):
-    """The mean and variance of the samples that are drawn for samples b, around the first one: [BLOCK_B, BLOCK_C]."""
-    sample = _four_draws(indices, seed, b, 0, B, N)[0]
-    first = _moments(samples, sample, c, inside & _exists(sample, B))[0]
+def _drawn(samples, indices, b, c, inside, B, N, per_draw, BLOCK_B: tl.constexpr, BLOCK_C: tl.constexpr):
+    """The mean and variance of the samples that are drawn for samples b, around the first one: [BLOCK_B, BLOCK_C].
+
+    Indices were not checked. A sample for which one was drawn that does not exist gets NaN, and nothing is read there.
+    """
+    pointer, stride_b, stride_n = indices
+    at = pointer + b * stride_b
+    drawn = tl.load(at, mask=b < B, other=0).to(tl.int64)
+    first = _moments(samples, drawn, c, inside & (drawn >= 0) & (drawn < B))[0]
     sums = tl.zeros([BLOCK_B, BLOCK_C], tl.float64)
     squares = tl.zeros([BLOCK_B, BLOCK_C], tl.float64)
-    for n in range(0, N, 4):
-        drawn = _four_draws(indices, seed, b, n, B, N)
-        for j in tl.static_range(4):
-            taken = inside & (n + j < N)
-            mean, var = _moments(samples, drawn[j], c, taken & _exists(drawn[j], B))
-            d = tl.where(taken, mean - first, 0)
-            d = tl.where(taken & (_exists(drawn[j], B) == 0), float("nan"), d)
-            sums += d
-            squares += var + d * d
+    for n in tl.range(0, N, loop_unroll_factor=4):  # several reads are under way at a time
+        drawn = tl.load(at + n * stride_n, mask=b < B, other=0).to(tl.int64)
+        exists = (drawn >= 0) & (drawn < B)
+        mean, var = _moments(samples, drawn, c, inside & exists)
+        d = tl.where(exists, mean - first, float("nan"))
+        sums += d
+        squares += var + d * d
     offset = sums * per_draw
     return first + offset, _not_negative(squares * per_draw - offset * offset)
-
-
-@jit
-def _exists(sample, B):
-    """Whether a sample is one of the batch: given indices were not checked, and must not be read elsewhere."""
-    return (sample >= 0) & (sample < B)
-
-
-@jit
-def _four_draws(indices, seed, b, n, B, N):
-    """The samples in columns n to n + 3 of rows b: given ones, or those of `philox_indices`."""
-    if indices is None:
-        row = b.to(tl.int32)
-        zero = row * 0
-        words = tl.philox(tl.load(seed), row, zero + n // 4, zero, zero)
-        size = (zero + B).to(tl.uint32)
-        first = tl.umulhi(words[0], size).to(tl.int64)
-        second = tl.umulhi(words[1], size).to(tl.int64)
-        third = tl.umulhi(words[2], size).to(tl.int64)
-        fourth = tl.umulhi(words[3], size).to(tl.int64)
-    else:
-        pointer, stride_b, stride_n = indices
-        at = pointer + b * stride_b + n * stride_n
-        inside = b < B
-        first = tl.load(at, mask=inside, other=0).to(tl.int64)
-        second = tl.load(at + stride_n, mask=inside & (n + 1 < N), other=0).to(tl.int64)
-        third = tl.load(at + 2 * stride_n, mask=inside & (n + 2 < N), other=0).to(tl.int64)
-        fourth = tl.load(at + 3 * stride_n, mask=inside & (n + 3 < N), other=0).to(tl.int64)
-    return first, second, third, fourth
 
 
 @jit
@@ -476,12 +439,13 @@ def _store_gradients(g_weight, g_bias, total, products, correction, c, inside):
 
 @jit
 def pools_gradient_kernel(
-    sums, pooled, shift, gain, weight, correction, g_weight, g_bias, tables, sizes,
+    sums, variances, noise, weight, correction, g_weight, g_bias, tables, sizes,
     per_size: tl.float64, per_last: tl.float64, per_position: tl.float64, eps: tl.float64, least: tl.float64,
-    BLOCK_G: tl.constexpr, BLOCK_N: tl.constexpr, BLOCK_C: tl.constexpr, ACC: tl.constexpr,
+    BLOCK_G: tl.constexpr, BLOCK_N: tl.constexpr, BLOCK_C: tl.constexpr,
 ):  # fmt: skip
-    """Compute the gradients of weight and bias, and `tables` (3, G, C): factor, slope and offset of that of x."""
+    """Compute the gradients of weight and bias, and `tables` (3, G, C): scale, slope and offset of that of x."""
     _, C, G, _, last = sizes
+    shift, gain = noise
     c = (tl.program_id(0) * BLOCK_C + tl.arange(0, BLOCK_C)).to(tl.int64)[None, :]
     w = _vector(weight, c, c < C, 1)
     if correction is not None:
@@ -504,44 +468,36 @@ def pools_gradient_kernel(
             a += tl.sum(total, 1)
             d += tl.sum(moment, 1)
             all_products -= tl.sum(tl.sum(lost, 1), 0, keep_dims=True)
-        mean = tl.load(pooled[0] + g * C + c, mask=inside, other=0)
-        var = tl.load(pooled[1] + g * C + c, mask=inside, other=1)
+        var = tl.load(variances[0] + g * variances[1] + c * variances[2], mask=inside, other=1)
         rstd = _rstd(var, eps, least)
-        rounding = _rounding(mean, ACC)
-        d += rounding * a
         all_products += tl.sum(rstd * d, 0, keep_dims=True)
         if tables is not None:
             g_var = tl.where(var + eps < least, 0, -0.5 * w * d * rstd * rstd * rstd)
-            slope = 2 * g_var * (share * per_position)
-            offset = slope * rounding - w * rstd * a * (share * per_position)
-            tl.store(tables + g * C + c, (w * rstd).to(ACC), mask=inside)
-            tl.store(tables + (G + g) * C + c, slope.to(ACC), mask=inside)
-            tl.store(tables + (2 * G + g) * C + c, offset.to(ACC), mask=inside)
+            tl.store(tables + g * C + c, w * rstd, mask=inside)
+            tl.store(tables + (G + g) * C + c, 2 * g_var * (share * per_position), mask=inside)
+            tl.store(tables + (2 * G + g) * C + c, -w * rstd * a * (share * per_position), mask=inside)
     _store_gradients(g_weight, g_bias, all_total, all_products, correction, c, c < C)
 
 
 @jit
-def _exclusive_gradient(
-    sums, samples, begin, n, share, c, taken, i, shift, gain, w, found, eps, least, ACC: tl.constexpr
-):  # fmt: skip
+def _exclusive_gradient(sums, samples, begin, n, share, c, taken, i, w, found, eps, least):
     """The mean of sample i, its sums, and the gradients of the mean and the variance that it is normalized with."""
     b = begin[:, None, :] + i
     own, own_var = _moments(samples, b, c[:, None, :], taken)
     mean, var = _others(samples, begin, n, share, c, taken, i, own, own_var, found)
-    total, moment = _sums(sums, b, c[:, None, :], taken)
-    a, d, lost = _noisy(total, moment, shift, gain, b, c[:, None, :], taken)
-    d += (own.to(ACC).to(tl.float64) - mean) * a  # the sums are around the mean of the sample itself
+    a, d = _sums(sums, b, c[:, None, :], taken)
+    d += (own - mean) * a  # the sums are around the mean of the sample itself
     rstd = _rstd(var, eps, least)
     g_var = tl.where(var + eps < least, 0, -0.5 * w * d * rstd * rstd * rstd)
     g_mean = -w * rstd * a
-    return own, mean, rstd, total, rstd * d - lost, tl.where(taken, g_mean, 0), tl.where(taken, g_var, 0)
+    return own, mean, rstd, a, rstd * d, tl.where(taken, g_mean, 0), tl.where(taken, g_var, 0)
 
 
 @jit
 def exclusive_gradient_kernel(
-    sums, samples, shift, gain, weight, g_weight, g_bias, tables, sizes,
+    sums, samples, weight, g_weight, g_bias, tables, sizes,
     per_size: tl.float64, per_last: tl.float64, per_position: tl.float64, eps: tl.float64, least: tl.float64,
-    BLOCK_G: tl.constexpr, BLOCK_N: tl.constexpr, BLOCK_C: tl.constexpr, ACC: tl.constexpr,
+    BLOCK_G: tl.constexpr, BLOCK_N: tl.constexpr, BLOCK_C: tl.constexpr,
 ):  # fmt: skip
     """Compute what `pools_gradient_kernel` computes, with `tables` (3, B, C).
 
@@ -567,7 +523,7 @@ def exclusive_gradient_kernel(
             i = (chunk + tl.arange(0, BLOCK_N))[None, :, None]
             taken = inside[:, None, :] & (i < n[:, None, :])
             _own, mean, _rstd_i, total, product, g_mean, g_var = _exclusive_gradient(
-                sums, samples, begin, n, share, c, taken, i, shift, gain, w, found, eps, least, ACC
+                sums, samples, begin, n, share, c, taken, i, w, found, eps, least
             )
             all_total += tl.sum(tl.sum(total, 1), 0, keep_dims=True)
             all_products += tl.sum(tl.sum(tl.where(taken, product, 0), 1), 0, keep_dims=True)
@@ -579,14 +535,14 @@ def exclusive_gradient_kernel(
                 i = (chunk + tl.arange(0, BLOCK_N))[None, :, None]
                 taken = inside[:, None, :] & (i < n[:, None, :])
                 own, mean, rstd, _total, _product, g_mean, g_var = _exclusive_gradient(
-                    sums, samples, begin, n, share, c, taken, i, shift, gain, w, found, eps, least, ACC
+                    sums, samples, begin, n, share, c, taken, i, w, found, eps, least
                 )
                 g_mean -= tl.where(taken, 2 * g_var * (mean - center), 0)
                 slope = 2 * (of_variances[:, None, :] - g_var) * each
                 offset = (of_means[:, None, :] - g_mean) * each
-                offset += slope * (own - center + _rounding(own, ACC))
+                offset += slope * (own - center)
                 at = (begin[:, None, :] + i) * C + c[:, None, :]
-                tl.store(tables + at, (w * rstd).to(ACC), mask=taken)
-                tl.store(tables + B * C + at, slope.to(ACC), mask=taken)
-                tl.store(tables + 2 * B * C + at, offset.to(ACC), mask=taken)
+                tl.store(tables + at, w * rstd, mask=taken)
+                tl.store(tables + B * C + at, slope, mask=taken)
+                tl.store(tables + 2 * B * C + at, offset, mask=taken)
     _store_gradients(g_weight, g_bias, all_total, all_products, None, c, c < C)

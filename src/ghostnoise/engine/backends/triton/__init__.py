@@ -1,1 +1,0 @@
-"""The passes on GPUs, as Triton kernels."""
