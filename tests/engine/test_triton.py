@@ -478,15 +478,17 @@ class TestNormalize:
 
     def test_settings_that_no_kernel_covers(self):
         x, indices = random(4, 2, 3), torch.zeros(4, 2, dtype=torch.int64)
-        for settings, message in [
-            ({"ghost_size": 2, "shift": True}, "one pool"),
-            ({"exclusive": True, "running": "ghosts"}, "'ghosts' if exclusive"),
-            ({"running": "none"}, "must be one of"),
+        for settings, drawn, message in [
+            ({"ghost_size": 2, "shift": True}, indices, "noise needs"),
+            ({"shift": True}, None, "noise needs"),
+            ({"seed": indices[:1, 0], "shift": True}, None, "pass indices"),
+            ({"ghost_size": 2, **RENORM}, None, "all samples in one pool"),
+            (RENORM, None, "running statistics or a reference"),
+            ({"exclusive": True, "running": "ghosts"}, None, "'ghosts' if exclusive"),
+            ({"running": "none"}, None, "must be one of"),
         ]:
             with pytest.raises(ValueError, match=message):
-                forward(x, settings, indices if "shift" in settings else None)
-        with pytest.raises(ValueError, match="pass indices"):
-            forward(x, {"seed": indices[:1, 0], "shift": True}, None)
+                forward(x, settings, drawn)
 
 
 class TestNoise:

@@ -140,8 +140,7 @@ def _store_updated(update, mean, var, c, inside, C, momentum):
 def _towards(buffer, value, weight, c, inside):
     if buffer is not None:
         before = tl.load(buffer[0] + c * buffer[1], mask=inside, other=0).to(tl.float64)
-        gap = value - before
-        value = tl.where(weight < 0.5, before + weight * gap, value - gap * (1 - weight))
+        value = (1 - weight) * before + weight * value
     return value
 
 

@@ -121,25 +121,20 @@ def normalize(
 ) -> tuple[Tensor, Tensor, Tensor, Tensor, Tensor]:
     """Normalize in training, and update the running statistics: y, and what the backward pass needs."""
     like, x, (B, C) = x, _regular(x), x.shape[:2]
-    sizes, samples, dtype = _Sizes.of(x, ghost_size), _Samples.of(x), _arithmetic(x)
+    sizes, dtype, noisy = _Sizes.of(x, ghost_size), _arithmetic(x), indices is not None
+    one_pool = sizes.ghosts == 1 and not exclusive
     if seed is not None:
         raise ValueError("a seed was given: the kernels for GPUs take drawn samples; pass indices")
     if running not in RUNNING or (exclusive and running == "ghosts"):
         raise ValueError(f"running={running!r}: must be one of {RUNNING}, and not 'ghosts' if exclusive")
-    if (indices is not None or r_max is not None) and (exclusive or sizes.ghosts > 1):
-        raise ValueError("noise and Batch Renormalization need the whole batch as one pool: leave ghost_size None")
-    update = None
-    if any(buffer is not None for buffer in (running_mean, running_var, num_batches_tracked)):
-        updated = x.new_empty((2, C), dtype=torch.float64)
-        update = updated, _vector(running_mean), _vector(running_var), num_batches_tracked
-    values = x.numel() // C
-    # NaN is the momentum of the cumulative average.
-    to_running = (
-        math.nan if momentum is None else momentum,
-        values / max(values - 1, 1) if running == "unbiased" else 1.0,
-    )
+    if noisy != (shift or scale) or (noisy and not (one_pool and r_max is None)):
+        raise ValueError("noise needs indices, shift or scale, all samples in one pool, and no Batch Renormalization")
+    if r_max is not None and not one_pool:
+        raise ValueError("Batch Renormalization needs all samples in one pool: leave ghost_size None")
+    samples = _Samples.of(x)
+    update, *rate = _update(x, running_mean, running_var, num_batches_tracked, momentum, running == "unbiased")
     floor, affine, offset = (eps, min_std**2), (_vector(weight), _vector(bias)), None if bias is None else bias[None]
-    noise = x.new_empty((shift + scale if indices is not None else 0, B, C), dtype=dtype)
+    noise = x.new_empty((shift + scale, B, C), dtype=dtype)
     correction = x.new_empty((0 if r_max is None else 2, C), dtype=dtype)
     if exclusive:
         center, factor = tables = x.new_empty((2, B, C), dtype=torch.float64)
@@ -147,7 +142,7 @@ def normalize(
         kept = (mean, var) if samples.in_parts else None
         _launch_pools(
             *(exclusive_kernel, x, sizes, samples.argument, kept, tables, affine[0], update, tuple(sizes)),
-            *(*sizes.shares(1), 1 / B, *floor, *to_running),
+            *(*sizes.shares(1), 1 / B, *floor, *rate),
             per_thread=EXCLUSIVE_PER_THREAD,
         )
         return _combined(like, x, center, factor, offset, update=update), mean, var, noise, correction
@@ -158,18 +153,20 @@ def normalize(
             offset = x.new_empty((B, C), dtype=torch.float64)
         _launch_drawn(
             *(x, samples, indices, (mean, var), (m, k), factor, None if m is None else offset, *affine, update),
-            *(*floor, noise_eps, *to_running),
+            *(*floor, noise_eps, *rate),
         )
         return _combined(like, x, mean, factor, offset, gain=k, update=update), mean, var, noise, correction
     renorm = None
     if r_max is not None:
         offset = x.new_empty((1, C), dtype=torch.float64)
         reference = (running_mean, running_var) if reference_mean is None else (reference_mean, reference_var)
+        if any(table is None for table in reference):
+            raise ValueError("Batch Renormalization needs running statistics or a reference, a mean and a variance")
         count = num_batches_tracked if reference_count is None else reference_count
         renorm = *map(_vector, reference), correction[0], correction[1], offset, count, warmup_steps, transition_steps
     _launch_pools(
         *(pools_kernel, x, sizes, samples.argument, (mean, var), factor, *affine, renorm, update, tuple(sizes)),
-        *(*sizes.shares(), 1 / B, *floor, 1.0 if r_max is None else r_max, d_max, *to_running, running == "ghosts"),
+        *(*sizes.shares(), 1 / B, *floor, 1.0 if r_max is None else r_max, d_max, *rate, running == "ghosts"),
     )
     return _combined(like, x, mean, factor, offset, per_row=sizes.per_row, update=update), mean, var, noise, correction
 
@@ -197,7 +194,7 @@ def normalize_backward(
     g_weight, g_bias = (x.new_empty(x.shape[1], dtype=_arithmetic(x)) for _ in range(2))
     rows, per_row = (len(x), 1) if exclusive else (sizes.ghosts, sizes.per_row)
     tables = x.new_empty((3, rows, x.shape[1]), dtype=torch.float64) if needs_x else None
-    m, k = (noise[0] if shift else None, noise[-1] if scale else None) if len(noise) else (None, None)
+    m, k = noise[0] if shift else None, noise[-1] if scale else None
     sums = _Samples(*_summed(dy, x, center, per_row)).argument
     given = (g_weight, g_bias, tables, tuple(sizes), *sizes.shares(exclusive), 1 / _positions(x), eps, min_std**2)
     if exclusive:
@@ -223,6 +220,17 @@ def ghost_noise(x: Tensor, indices: Tensor, noise_eps: float, shift: bool, scale
     noise = m, k if scale else None
     _launch_drawn(x, _Samples.of(x), indices, None, noise, None, None, None, None, None, 1.0, 0.0, noise_eps, 0.0, 1.0)
     return _combined(like, x, m, noise[1], None), k
+
+
+def _update(
+    x: Tensor, mean: Tensor | None, var: Tensor | None, count: Tensor | None, momentum: float | None, unbiased: bool
+) -> tuple[tuple[Any, ...] | None, float, float]:
+    """Return the buffers as kernels take them, with memory for their new values; the momentum; and n / (n - 1)."""
+    update, values = None, x.numel() // x.shape[1]
+    if not (mean is None and var is None and count is None):
+        update = x.new_empty((2, x.shape[1]), dtype=torch.float64), _vector(mean), _vector(var), count
+    # NaN is the momentum of the cumulative average.
+    return update, math.nan if momentum is None else momentum, values / max(values - 1, 1) if unbiased else 1.0
 
 
 class _Samples(NamedTuple):
