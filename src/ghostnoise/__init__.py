@@ -22,14 +22,13 @@ if TYPE_CHECKING:
     from ghostnoise.conversion import convert as convert  # type: ignore[no-redef]
     from ghostnoise.conversion import revert as revert
     from ghostnoise.conversion import summary as summary  # type: ignore[no-redef]
-    from ghostnoise.engine.backends.select import backend as backend
+    from ghostnoise.history import History as History
+    from ghostnoise.history import histories as histories
     from ghostnoise.inference import Prediction as Prediction
     from ghostnoise.inference import predict as predict
     from ghostnoise.inference import sampling as sampling
     from ghostnoise.masking import masked as masked
     from ghostnoise.meter import Meter as Meter
-    from ghostnoise.statistics.history import History as History
-    from ghostnoise.statistics.history import histories as histories
 
 
 # Public names besides those of the methods, which the registry lists, and the modules that define them.
@@ -37,16 +36,15 @@ _DEFINED_IN = {
     "Calibration": "calibration",
     "ConstantSchedule": "conversion",
     "CosineSchedule": "conversion",
-    "History": "statistics.history",
+    "History": "history",
     "LinearSchedule": "conversion",
     "Meter": "meter",
     "OffAfter": "conversion",
     "Prediction": "inference",
     "Schedule": "conversion",
-    "backend": "engine.backends.select",
     "calibrate": "calibration",
     "convert": "conversion",
-    "histories": "statistics.history",
+    "histories": "history",
     "masked": "masking",
     "predict": "inference",
     "revert": "conversion",

@@ -19,17 +19,16 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 from torch.nn.parallel import DistributedDataParallel
 
-from ghostnoise import checks
+from ghostnoise import checks, flex
 from ghostnoise.conversion.targets import Found, everything, is_fsdp
-from ghostnoise.engine import masks, op, ranks
+from ghostnoise.engine import ranks
 from ghostnoise.engine.ranks import Group
+from ghostnoise.history import histories
 from ghostnoise.inference import restored_modes
 from ghostnoise.masking import given_mask, mask_of
 from ghostnoise.methods.base import Sampled
 from ghostnoise.methods.eval_norm import EvalNorm
-from ghostnoise.statistics.history import histories
-from ghostnoise.statistics.moments import Moments, Stored, table_dtype
-from ghostnoise.statistics.samples import pool_all
+from ghostnoise.tables import Moments, counts, table_dtype, whole_batch
 from ghostnoise.torch_private import AnyBatchNorm
 from ghostnoise.tracing import Leaf
 
@@ -193,31 +192,32 @@ class Reservoir:
 
     def __init__(self, size: int, seed: int) -> None:
         self.size, self.generator = size, torch.Generator().manual_seed(seed)
-        self.keys, self.stored = torch.empty(0, dtype=torch.float64), Stored(*(torch.empty(0) for _ in range(3)))
+        self.keys, self.stored = torch.empty(0, dtype=torch.float64), Moments(*(torch.empty(0) for _ in range(3)))
 
-    def add(self, moments: Moments, counts: Tensor | int) -> None:
-        """Add the samples of a batch (B, C) with their numbers of values (B,); one without values is not kept."""
-        mean, var = (table.detach().to(table_dtype(table.device)) for table in moments)
-        keys = torch.rand(len(mean), dtype=torch.float64, generator=self.generator)
-        numbers = counts.to(mean) if isinstance(counts, Tensor) else mean.new_full(mean.shape[:1], counts)
-        present = numbers > 0
-        self._keep([(self.keys, self.stored), (keys[present.cpu()], Stored(mean, var, numbers).at(present))])
+    def add(self, m: Moments) -> None:
+        """Add the samples of a batch (B, C); one without values is not kept."""
+        tables = [table.detach().to(table_dtype(table.device)) for table in (*m[:2], counts(m))]
+        keys = torch.rand(len(m.mean), dtype=torch.float64, generator=self.generator)
+        present = tables[2].flatten() > 0
+        self._keep([(self.keys, self.stored), (keys[present.cpu()], Moments(*(table[present] for table in tables)))])
 
-    def merged(self, group: Any) -> Stored | None:
+    def merged(self, group: Any) -> Moments | None:
         """Return the samples of all ranks, the same on each; None if there are none."""
         if group is not None and dist.get_world_size(group) > 1:
             every: list[Any] = [None] * dist.get_world_size(group)
-            dist.all_gather_object(every, (self.keys, Stored(*(table.cpu() for table in self.stored))), group)
+            mean, var, _ = self.stored
+            here = Moments(mean.cpu(), var.cpu(), counts(self.stored).cpu())
+            dist.all_gather_object(every, (self.keys, here), group)
             self._keep(every)
         return self.stored if len(self.keys) else None
 
-    def _keep(self, parts: list[tuple[Tensor, Stored]]) -> None:
+    def _keep(self, parts: list[tuple[Tensor, Moments]]) -> None:
         parts = [part for part in parts if len(part[0])]
         if parts:
             keys = torch.cat([each for each, _ in parts])
             tables = (torch.cat(tables) for tables in zip(*(stored for _, stored in parts), strict=True))
             self.keys, rows = keys.topk(min(self.size, len(keys)))
-            self.stored = Stored(*(table[rows.to(table.device)] for table in tables))
+            self.stored = Moments(*(table[rows.to(table.device)] for table in tables))
 
 
 def _keeping(model: nn.Module, keep: int) -> list[Found]:
@@ -277,17 +277,16 @@ def _measure(
             x: Tensor = args[0] if args else kwargs["input"]
             if x.numel():
                 mask = _mask(layer, x, given_mask(module, args, kwargs))
-                counts = None if mask is None else mask.counts
                 channel_dim: int = getattr(module, "channel_dim", 1)
-                values = x.numel() // x.shape[channel_dim] if counts is None else int(counts.sum())
+                m = flex.measure(x, channel_dim, mask)
+                values = int(counts(m).sum())
                 if not values:  # the part of this rank is padded entirely; the layer raises if the whole batch is
                     return
-                moments = op.measure(x, channel_dim, mask)
-                mean, var = (table[0] for table in pool_all(*moments, counts))
+                mean, var = (table[0] for table in whole_batch(m)[:2])
                 if layer in populations:
                     populations[layer].add(values, mean, var * values)
                 if layer in reservoirs:
-                    reservoirs[layer].add(moments, values // x.shape[0] if counts is None else counts.flatten())
+                    reservoirs[layer].add(m)
                 finite.append((layer, (mean.isfinite() & var.isfinite()).all()))
 
         return add
@@ -313,7 +312,7 @@ def _measure(
     return batches
 
 
-def _mask(layer: Found, x: Tensor, given: Tensor | None) -> masks.Mask | None:
+def _mask(layer: Found, x: Tensor, given: Tensor | None) -> Tensor | None:
     """Return the valid positions of a layer's input; None if all are valid."""
     module, channel_dim = layer.module, getattr(layer.module, "channel_dim", 1)
     takes_masks = isinstance(module, Leaf)
@@ -329,7 +328,7 @@ def _mask(layer: Found, x: Tensor, given: Tensor | None) -> masks.Mask | None:
             "library take masks, and this one would normalize with statistics that include the padding; convert the "
             'model first, as in ghostnoise.convert(model, "bn"); nothing was changed'
         )
-    return masks.Mask(valid, masks.count(valid))
+    return valid
 
 
 def _eager() -> AbstractContextManager[None]:

@@ -21,7 +21,9 @@ def ghost_size(value: object, least: int = 1) -> int:
 
 def ghost_size_or_none(value: object, least: int = 1) -> int | None:
     """Return `value` as an integer in the allowed range, or None, which disables ghost batches."""
-    return None if value is None else ghost_size(value, least)
+    if value is None or (type(value) is int and least <= value <= MOST_SAMPLES):
+        return value  # at once, since this runs in every call
+    return ghost_size(value, least)
 
 
 def history(value: object, least: int = 0) -> int:
@@ -114,7 +116,7 @@ def number(
 def floating(x: object, name: str) -> None:
     """Check that `x` is a dense tensor with a supported floating dtype."""
     if isinstance(x, Tensor) and x.dtype in DTYPES and x.layout is torch.strided and not x.is_nested:
-        return  # at once, since this runs in every call
+        return
     if not isinstance(x, Tensor):
         raise ValueError(
             f"{name} got a {type(x).__module__}.{type(x).__qualname__}: must be a torch.Tensor; convert with "
@@ -151,7 +153,8 @@ def layout(x: Tensor, name: str, channel_dim: int, per_channel: Sequence[Tensor 
     Returns the number of channels C and of positions S; under `torch.jit.trace`, which records sizes as tensors, S is 0
     and channels are not compared.
     """
-    floating(x, name)
+    if not isinstance(x, Tensor) or x.dtype not in DTYPES or x.layout is not torch.strided or x.is_nested:
+        floating(x, name)
     shape, ndim = x.shape, x.ndim
     if not 2 <= ndim <= 5:
         raise ValueError(
@@ -166,7 +169,7 @@ def layout(x: Tensor, name: str, channel_dim: int, per_channel: Sequence[Tensor 
             "other than the batch; use 1, or -1 if channels come last"
         )
     count = shape[channel_dim]
-    if is_recorded(count):
+    if isinstance(count, Tensor):  # as `torch.jit.trace` records sizes
         return count, 0
     expected = (count,)
     for tensor in per_channel:
@@ -223,14 +226,14 @@ def some_valid(valid: Tensor, name: str, on: str | None = "cpu") -> None:
     By default only if it is on a CPU: on an accelerator this would synchronize with the device. There, the output is
     then 0, and running statistics are not updated.
     """
-    if _readable(valid, on) and valid.numel() > 0 and not valid.any():
+    if readable(valid, on) and valid.numel() > 0 and not valid.any():
         raise ValueError(
             f"{name} got a mask that is False everywhere: at least one position of the batch must be valid; skip "
             "batches that are padded entirely, or invert a mask that is True at padding with ~mask"
         )
 
 
-def _readable(tensor: Tensor, on: str | None = "cpu") -> bool:
+def readable(tensor: Tensor, on: str | None = "cpu") -> bool:
     """Return whether the values of a tensor can be read: outside of graphs, and on this type of device, if any."""
     if torch.compiler.is_compiling() or on not in (None, tensor.device.type):
         return False
@@ -266,7 +269,7 @@ def several_values(shape: torch.Size, spatial: int, counts: Tensor | None = None
 
     `counts` (B, 1) are the numbers of valid positions of the samples; see `some_valid`.
     """
-    if shape[0] * spatial == 1 or (counts is not None and _readable(counts) and counts.sum() == 1):
+    if shape[0] * spatial == 1 or (counts is not None and readable(counts) and counts.sum() == 1):
         of = "" if counts is None else " and a mask with 1 valid position"
         raise ValueError(f"Expected more than 1 value per channel when training, got input size {shape}{of}")
 
@@ -276,7 +279,7 @@ def ghost_values(shape: torch.Size, name: str, spatial: int, size: int | None, v
 
     `valid` are the numbers of valid positions of ghost batches; see `some_valid`.
     """
-    if valid is not None and _readable(valid) and (valid == 1).any():
+    if valid is not None and readable(valid) and (valid == 1).any():
         raise ValueError(
             f"ghost_size={size} with an input of shape {tuple(shape)} and a mask: a ghost batch with one valid "
             f"position would be normalized to zeros; {name} needs 2 or more; raise ghost_size, or sort out such samples"
@@ -300,7 +303,7 @@ def other_values(
 
     `valid` are the numbers of valid positions of the other samples, for each sample that has any; see `some_valid`.
     """
-    if valid is not None and _readable(valid) and (valid < least).any():
+    if valid is not None and readable(valid) and (valid < least).any():
         raise ValueError(
             f"sample {int((valid < least).flatten().int().argmax())} of an input of shape {tuple(shape)} with a mask: "
             f"the other samples of its {'batch' if size is None else 'ghost batch'} have fewer than {least} valid "

@@ -11,7 +11,6 @@ import threading
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass
-from functools import partial
 from typing import Any, NamedTuple
 
 import torch
@@ -19,16 +18,13 @@ from torch import Generator, Tensor, nn
 
 from ghostnoise import checks
 from ghostnoise.conversion.targets import Found, everything, listing
-from ghostnoise.engine import op, steps
-from ghostnoise.engine.backends.aten import ATEN
-from ghostnoise.engine.backends.base import Affine
-from ghostnoise.engine.plan import Batch, Normalizer
+from ghostnoise.engine import ops
 from ghostnoise.masking import repeated as repeated_masks
 from ghostnoise.methods.base import NormLayer, Sampled
 from ghostnoise.methods.noise_base import Remembering
-from ghostnoise.statistics.laws import mean_count
-from ghostnoise.statistics.moments import Moments, Stored, arithmetic_dtype, table_dtype
-from ghostnoise.statistics.samples import GhostBatch, draw_indices, pool_all
+from ghostnoise.randomness import draw_rows
+from ghostnoise.tables import Affine, Moments, drawn_samples, normalize, table_dtype, whole_batch
+from ghostnoise.torch_private import needs_operators
 
 ROWS = 4096
 """The number of rows of a batch that `predict` runs in one pass on a CPU, if no `chunk` is given."""
@@ -161,17 +157,12 @@ def predict(
 
 @dataclass(eq=False)
 class Sampler:
-    """Runs a layer with the statistics of drawn samples.
-
-    `whole` are the moments (1, C) of all stored ones, and `spatial` is their number of positions; the mean if they
-    differ.
-    """
+    """Runs a layer with the statistics of drawn samples; `whole` are the moments (1, C) of all stored ones."""
 
     layer: Sampled
     name: str
-    stored: Stored
+    stored: Moments
     whole: Moments
-    spatial: int | Tensor
     ghost_size: int
     generator: Generator | None
 
@@ -185,35 +176,36 @@ class Sampler:
                 f"{tuple(input.shape)}, and has stored samples with {self.stored.mean.shape[1]}: must be equal; run "
                 "ghostnoise.calibrate(model, loader, keep=K) with such inputs"
             )
-        return op.apply(input, self._affine(input), channel_dim)
+        x = input if channel_dim == 1 else input.movedim(channel_dim, 1)
+        affine = self._affine(input)
+        plain = torch.is_grad_enabled() or torch.compiler.is_compiling() or needs_operators(x)
+        y = ops.apply(x, *affine) if plain else ops.transform(x, *affine)
+        return y if channel_dim == 1 else y.movedim(1, channel_dim)
 
     def _affine(self, input: Tensor) -> Affine:
         """Return the transformation of the input, with one row for each of its samples, or one for all."""
-        device, layer, dtype = input.device, self.layer, arithmetic_dtype(input)
-        stored = Stored(*(table.to(device) for table in self.stored))
-        whole = Moments(*(table.to(device) for table in self.whole))
-        spatial = self.spatial.to(device) if isinstance(self.spatial, Tensor) else self.spatial
-        noise = layer.stored_noise(stored, self.ghost_size, input, spatial, self.generator)
-        if noise is None:
+        layer, device = self.layer, input.device
+        stored, whole = (Moments(*(_moved(table, device) for table in m)) for m in (self.stored, self.whole))
+        if not layer.injects_noise:
             assert isinstance(layer, NormLayer)
-            rows = draw_indices(len(stored.counts), self.ghost_size, device, self.generator, input.shape[0])
-            mean, var = ATEN.pool_drawn(Moments(*stored[:2]), whole.mean, rows, stored.counts, whole.mean.dtype)
-            drawn = Moments(whole.mean + mean, var)
-            made = ATEN.coefficients(Normalizer(GhostBatch(), layer.eps), drawn, layer.weight, layer.bias, dtype)
-            return Affine(made.center, made.factor, made.shift)
-        pool = Batch(
-            Moments(*stored[:2]), whole, torch.ones_like(whole.var), spatial, partial(ATEN.pool_drawn, dtype=dtype),
-            counts=stored.counts,
-        )  # fmt: skip
+            rows = draw_rows(len(stored.mean), input.shape[0], self.ghost_size, device, self.generator)
+            return normalize(drawn_samples(stored, rows), layer.eps).then(*_affine_of(layer, stored))
         if not isinstance(layer, NormLayer):
-            return steps.noise_alone(ATEN, noise, pool, dtype)
-        # In the units of the input: normalization with the running statistics commutes with pooling.
+            return layer.stored_noise(stored, whole, self.ghost_size, input, self.generator)
         running: Any = (layer.running_mean, layer.running_var)
-        moments = Moments(*(table.to(whole.mean)[None] for table in running))
-        normalizer = Normalizer(GhostBatch(), layer.eps)
-        made = ATEN.coefficients(normalizer, moments, layer.weight, layer.bias, dtype)
-        pool = pool._replace(unit=normalizer.rstd(moments.var).square().reciprocal())
-        return ATEN.noisy_affine(noise, pool, made, layer.weight, layer.bias)[1]
+        norm = normalize(Moments(*(table.to(whole.mean)[None] for table in running)), layer.eps)
+        stored, whole = norm.moments(stored), norm.moments(whole)
+        noise = layer.stored_noise(stored, whole, self.ghost_size, input, self.generator)
+        return norm.before(noise).then(*_affine_of(layer, stored))
+
+
+def _affine_of(layer: NormLayer, m: Moments) -> tuple[Tensor | None, ...]:
+    """Return weight and bias in the dtype of tables."""
+    return tuple(None if each is None else each.to(m.mean.dtype) for each in (layer.weight, layer.bias))
+
+
+def _moved(table: Tensor | int, device: torch.device) -> Any:
+    return table.to(device) if isinstance(table, Tensor) else table
 
 
 _active: list[list[Sampler]] = []  # those of all blocks that have not ended, in the order in which they began
@@ -261,32 +253,36 @@ def _samplers(model: nn.Module, ghost_size: int | None, generator: Generator | N
     return [_sampler(each, size, found, generator) for each, size, found in stored if found is not None]
 
 
-def _sampler(found: Found, size: int, stored: Stored, generator: Generator | None) -> Sampler:
+def _sampler(found: Found, size: int, stored: Moments, generator: Generator | None) -> Sampler:
     layer: Any = found.module
     if isinstance(layer, NormLayer) and layer.injects_noise and layer.running_mean is None:
         raise ValueError(
             f"sampling with {found}, which has track_running_stats=False: the noise needs an input that is normalized "
             "with running statistics; build the layer with track_running_stats=True"
         )
-    if isinstance(layer, NormLayer) and not layer.injects_noise and size * stored.counts.max() < 2:
+    counts = stored.n
+    assert isinstance(counts, Tensor)
+    if isinstance(layer, NormLayer) and not layer.injects_noise and size * counts.max() < 2:
         raise ValueError(
             f"sampling with ghost batches of {size} samples with a single value per channel in {found}: a single "
             "value has no variance to divide by; give ghost_size=2 or more"
         )
-    counts = stored.counts
-    spatial = int(counts[0]) if (counts == counts[0]).all() else mean_count(counts)
-    return Sampler(layer, str(found), stored, pool_all(*stored[:2], counts[:, None]), spatial, size, generator)
+    if (counts == counts[0]).all():  # samples that weigh equally are pooled faster
+        stored = stored._replace(n=int(counts[0]))
+    return Sampler(layer, str(found), stored, whole_batch(stored), size, generator)
 
 
-def _stored(layer: nn.Module) -> Stored | None:
+def _stored(layer: nn.Module) -> Moments | None:
     """Return the samples that are stored for a layer, without absent ones; None if there are none."""
     stored = getattr(layer, "kept", None)
     if stored is None and isinstance(layer, Remembering) and layer.history is not None:
-        stored = Stored(**layer.history.state())
+        mean, var, counts = layer.history.state().values()
+        stored = Moments(mean, var, counts[:, None])
     if stored is None:
         return None
-    stored = Stored(*(table.to(table_dtype(table.device)) for table in stored)).at(stored.counts > 0)
-    return stored if len(stored.counts) else None
+    present = stored.n.flatten() > 0
+    stored = Moments(*(table[present].to(table_dtype(table.device)) for table in stored))
+    return stored if len(stored.mean) else None
 
 
 def _batch(x: Inputs) -> tuple[int, torch.device]:

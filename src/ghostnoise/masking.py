@@ -1,35 +1,25 @@
 """The masks of a block of code, which the layers of this library take without a change of the model.
 
 A checkpoint runs a forward pass again inside the backward pass, when the block may have ended or another one may be
-active. The pass then takes the masks of the block in which it ran first: the node of the autograd graph that runs has a
-sequence number, and nodes that were created in a block have the numbers from its beginning to its end.
+active. The pass then takes the masks of the first pass (`ghostnoise.engine.recompute`).
 """
 
 import inspect
 import threading
-from collections import deque
 from collections.abc import Mapping
 from contextlib import AbstractContextManager, nullcontext
 from types import TracebackType
 from typing import Any, TypeAlias
 
-import torch
 import torch.distributed as dist
 from torch import Tensor, nn
 
 from ghostnoise import checks
-from ghostnoise.torch_private import (
-    at_end_of_backward,
-    current_backward,
-    current_node_number,
-    in_backward,
-    next_node_number,
-)
+from ghostnoise.engine.recompute import remembered
+from ghostnoise.torch_private import may_run_again
 from ghostnoise.tracing import Leaf
 
 Masks: TypeAlias = dict[tuple[int, ...], Tensor]  # by their shapes
-
-REMEMBERED = 32  # blocks whose masks are kept for recomputations after their end
 
 
 class masked:
@@ -40,8 +30,7 @@ class masked:
     samples are those with a valid position. A `mask=` that is given to a layer takes precedence, and so does an inner
     block. The block is that of the current thread.
 
-    Checkpoints that run a forward pass again after the block use the masks of the block. For this, the masks of the
-    last 32 blocks are kept.
+    Checkpoints that run a forward pass again after the block use the masks of the block.
 
     Args:
         mask: a bool tensor (B, *positions), True where a position is valid. The `key_padding_mask` of
@@ -75,29 +64,18 @@ class masked:
                 self.masks.setdefault((each.shape[0],), each.flatten(1).any(1))
 
     def __enter__(self) -> None:
-        block = _Block(self, _local.state.block)
-        if not torch.compiler.is_compiling():
-            block.begin()
-        _local.state.block = block
+        _local.state.blocks = (*_local.state.blocks, self)
 
     def __exit__(
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
-        block = _local.state.block
-        while block is not None and (block.owner is not self or block.has_ended):
-            block = block.outer
-        if block is None:  # entered by another thread, as by a generator that this one closes
-            return
-        block.has_ended = True
-        if torch.compiler.is_compiling():
-            block.last = 0  # a graph cannot read the number of the next node: no recomputation belongs to this block
-        else:
-            block.end()
-        # Blocks of generators may end in another order than they began in.
-        block = _local.state.block
-        while block is not None and block.has_ended:
-            block = block.outer
-        _local.state.block = block
+        # Blocks of generators may end in another order than they began in, or in another thread.
+        blocks = list(_local.state.blocks)
+        for place in reversed(range(len(blocks))):
+            if blocks[place] is self:
+                del blocks[place]
+                break
+        _local.state.blocks = tuple(blocks)
 
 
 def active() -> bool:
@@ -127,7 +105,12 @@ def mask_of(
     """
     if given is not None:
         return given
-    masks = _masks()
+    if not may_run_again():
+        if not _local.state.blocks:
+            return None
+        masks = _masks()
+    else:
+        masks = remembered(_masks)
     if masks is None or not isinstance(input, Tensor) or not -input.ndim <= channel_dim < input.ndim:
         return None
     shape = checks.positions_shape(input, channel_dim)
@@ -154,46 +137,13 @@ def given_mask(layer: nn.Module, args: tuple[Any, ...], kwargs: Mapping[str, Any
     return mask
 
 
-class _Block:
-    """An entered block: its masks, the block around it, and the autograd nodes that were created in it."""
-
-    def __init__(self, owner: masked, outer: "_Block | None") -> None:
-        self.owner, self.masks, self.outer, self.has_ended = owner, owner.masks, outer, False
-
-    def begin(self) -> None:
-        """Remember the block, and the number of the next node; without gradients, nothing runs again."""
-        self.thread, self.backward = threading.get_ident(), current_backward()
-        self.first, self.last = next_node_number(), 2**64
-        if torch.is_grad_enabled():
-            _remembered.append(self)
-
-    def end(self) -> None:
-        """Set the end of the numbers of nodes."""
-        self.last = next_node_number()
-
-
-class _Recomputation:
-    """A backward pass in which passes of a block run again, and the masks of the latest one."""
-
-    def __init__(self, backward: int) -> None:
-        self.backward, self.has_ended = backward, False
-        self.masks: Masks = {}
-        at_end_of_backward(self.end)
-
-    def end(self) -> None:
-        self.has_ended = True
-
-
 class _State:
-    """The block of a thread, and the backward passes inside of each other that it runs."""
-
     def __init__(self) -> None:
-        self.block: _Block | None = None
-        self.recomputations: list[_Recomputation] = []
+        self.blocks: tuple[masked, ...] = ()
 
 
 class _Local(threading.local):
-    """The state of the current thread.
+    """The blocks of the current thread.
 
     Thread-local rather than a `ContextVar`, which `torch.compile` cannot trace. An object of its own, since graphs do
     not write the attributes of a `threading.local`, and do not guard those of its class.
@@ -204,32 +154,9 @@ class _Local(threading.local):
 
 
 _local = _Local()
-_remembered: deque[_Block] = deque(maxlen=REMEMBERED)
 
 
 def _masks() -> Masks | None:
-    """Return the masks of the block, or of a recomputed pass."""
-    block = _local.state.block
-    if not torch.compiler.is_compiling() and _remembered:
-        if in_backward():
-            return _recomputed(block)
-        _local.state.recomputations.clear()  # of backward passes that failed
-    return None if block is None else block.masks
-
-
-def _recomputed(block: _Block | None) -> Masks | None:
-    """Return the masks of a pass that runs inside of a backward pass."""
-    backward, number, running = current_backward(), current_node_number(), _local.state.recomputations
-    if block is not None and block.backward == backward:  # entered by what runs again
-        return block.masks
-    while running and running[-1].has_ended:
-        running.pop()
-    created = [each for each in list(_remembered) if each.first <= number < each.last]
-    if created:
-        own = [each for each in created if each.thread == threading.get_ident()]
-        if not running or running[-1].backward != backward:
-            running.append(_Recomputation(backward))
-        running[-1].masks = (own or created)[-1].masks
-        return running[-1].masks
-    # A checkpoint inside of one that runs again has nodes from then, and a backward pass of its own.
-    return running[-1].masks if running and running[-1].backward != backward else None
+    """Return the masks of the innermost block."""
+    blocks = _local.state.blocks
+    return blocks[-1].masks if blocks else None

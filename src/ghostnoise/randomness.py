@@ -5,6 +5,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from ghostnoise.tables import table_dtype
 from ghostnoise.torch_private import break_graph
 
 
@@ -22,12 +23,10 @@ def drawn_by(generator: torch.Generator | None) -> dict[str, Any]:
 
 def draw_rows(high: int, rows: int, columns: int, device: torch.device, generator: torch.Generator | None) -> Tensor:
     """Draw integers in [0, high), uniformly and independently: (rows, columns)."""
-    if (
-        generator is None
-        and device.type == "cpu"
-        and torch.compiler.is_compiling()
-        and not torch.compiler.is_exporting()
-    ):
+    if not torch.compiler.is_compiling():
+        if generator is None:
+            return torch.randint(high, (rows, columns), device=device)
+    elif generator is None and device.type == "cpu" and not torch.compiler.is_exporting():
         drawn: Tensor = torch.ops.ghostnoise.draw_rows(torch.empty(0, device=device), high, rows, columns)
         return drawn
     return torch.randint(high, (rows, columns), device=device, **drawn_by(generator))
@@ -53,19 +52,21 @@ _LIBRARY.impl("draw_rows", _draw_rows, "CompositeExplicitAutograd")
 torch.library.register_fake("ghostnoise::draw_rows", _fake_draw_rows, lib=_LIBRARY)
 
 
+def draw_present(counts: Tensor, ghost_size: int, rows: int, generator: torch.Generator | None) -> Tensor:
+    """Draw a ghost batch for each of `rows` samples out of those with a count (n,) above 0: (rows, N).
+
+    Does not synchronize with the device. If there is no such sample, the result is an arbitrary valid index.
+    """
+    device = counts.device
+    present = (counts > 0).cumsum(0)
+    uniform = torch.rand(rows, ghost_size, dtype=table_dtype(device), device=device, **drawn_by(generator))
+    rank = (uniform * present[-1]).long().clamp_max((present[-1] - 1).clamp_min(0))  # a product may be rounded up
+    return torch.searchsorted(present, rank + 1).clamp_max(counts.shape[0] - 1)
+
+
 def draw_seed(device: torch.device, generator: torch.Generator | None) -> Tensor:
     """Draw a seed (1,) on the device, in one operation; when a CUDA graph is replayed, it draws another seed."""
     return torch.randint(2**63 - 1, (1,), device=device, **drawn_by(generator))
-
-
-def philox_indices(seed: Tensor, batch_size: int, ghost_size: int) -> Tensor:
-    """Draw a ghost batch for each sample, uniformly with replacement, as kernels draw them: (B, N).
-
-    Column 4i + j of row b is word j of `_philox` for (b, i), scaled to [0, B): word * B / 2**32, rounded down.
-    """
-    blocks = -(-ghost_size // 4)
-    drawn = torch.stack(_philox(seed, range(batch_size), blocks), 2).flatten(1)[:, :ghost_size]
-    return drawn * batch_size >> 32
 
 
 def philox_normals(seed: Tensor, rows: range, columns: int, dtype: torch.dtype) -> tuple[Tensor, ...]:

@@ -4,6 +4,7 @@ Nothing else in the library may use an attribute of torch that starts with an un
 release breaks one of these, this is the only file to change.
 """
 
+import inspect
 from collections.abc import Callable
 from typing import Any
 
@@ -19,26 +20,26 @@ __all__ = [
     "AnyBatchNorm",
     "AnyConvolution",
     "AnyLazyNorm",
-    "at_end_of_backward",
     "backward_hooks",
     "batch_norm_state",
     "break_graph",
+    "checkpoint_frames",
     "children",
     "current_backward",
-    "current_node_number",
+    "current_node",
     "eager_apply",
     "forward_hooks",
+    "has_saved_tensor_hooks",
     "has_tangent",
     "in_backward",
     "input_check",
     "intercepted",
     "is_lazy_hook",
-    "is_plain_eager",
     "is_traced",
+    "may_run_again",
     "needs_operators",
     "next_node_number",
     "process_group_by_name",
-    "same_metadata",
     "standard_gamma",
     "transformed",
     "vmap_levels",
@@ -87,18 +88,6 @@ def input_check(layer: type[AnyBatchNorm]) -> Any:
     return layer._check_input_dim
 
 
-def same_metadata(tensors: tuple[Tensor, ...]) -> Callable[..., bool]:
-    """Return a function that compares other tensors with these in one call, as the guards of `torch.compile` do.
-
-    It takes as many tensors, and returns True if each has the same type, dispatch keys (so the same kind: negative
-    views, wrappers, inference tensors and others have keys of their own), dtype, device, requires_grad, sizes and
-    strides. It does not compare storages, and returns False if a tensor is there twice.
-    """
-    guards = torch._C._dynamo.guards.TensorGuards(*tensors, dynamic_dims_sizes=None, dynamic_dims_strides=None)
-    check: Callable[..., bool] = guards.check
-    return check
-
-
 def transformed() -> bool:
     """Return whether a `torch.func` transform (grad, vmap, jvp, ...) is active."""
     return torch._C._are_functorch_transforms_active()
@@ -127,7 +116,7 @@ def needs_operators(*tensors: Tensor | None) -> bool:
         torch.compiler.is_exporting()
         or torch._C._get_tracing_state() is not None
         or torch._C._are_functorch_transforms_active()
-        or has_tangent(*tensors)
+        or (forward_ad._current_level >= 0 and has_tangent(*tensors))
     )
 
 
@@ -145,30 +134,28 @@ def intercepted() -> bool:
     return torch._C._len_torch_dispatch_stack() != 0
 
 
-def is_plain_eager() -> bool:
-    """Return whether nothing but autograd handles torch's operators, and no backward pass is running.
-
-    Modes, tracers, `torch.func`, forward-mode AD, `torch.compile` and `torch.export` are not plain.
-    """
-    return not (
-        torch._C._len_torch_dispatch_stack() != 0
-        or torch._C._are_functorch_transforms_active()
-        or torch._C._current_graph_task_id() != -1
-        or torch._C._get_tracing_state() is not None
-        or forward_ad._current_level >= 0
-        or torch.compiler.is_compiling()
-        or torch.compiler.is_exporting()
-    )
-
-
 def is_traced() -> bool:
     """Return whether `torch.jit.trace` records the operators."""
     return torch._C._get_tracing_state() is not None
 
 
 def in_backward() -> bool:
-    """Return whether this thread runs inside a backward pass."""
-    return torch._C._current_graph_task_id() != -1
+    """Return whether this thread runs inside a backward pass, as the recomputation of a checkpoint does.
+
+    `torch.compile` decides on recomputation after it has captured the pass, and runs side effects once.
+    """
+    return not torch.compiler.is_compiling() and torch._C._current_graph_task_id() != -1
+
+
+def may_run_again() -> bool:
+    """Return whether this forward pass may run again, inside of a backward pass, or is such a pass."""
+    if torch.compiler.is_compiling():
+        return False
+    return (
+        not torch.is_grad_enabled()
+        or torch._C._autograd._top_saved_tensors_default_hooks(True) is not None
+        or torch._C._current_graph_task_id() != -1
+    )
 
 
 def current_backward() -> int:
@@ -176,24 +163,10 @@ def current_backward() -> int:
     return torch._C._current_graph_task_id()
 
 
-def current_node_number() -> int:
-    """Return the sequence number of the autograd node that this thread runs; -1 outside of a backward pass.
-
-    `Node.metadata` cannot identify it: the nodes of a checkpoint that run first are not those of this library.
-    """
-    node = torch._C._current_autograd_node()
-    return -1 if node is None else node._sequence_nr()
-
-
 def next_node_number() -> int:
     """Return the sequence number that the next autograd node of this thread will have."""
     number: int = torch._C._autograd._get_sequence_nr()
     return number
-
-
-def at_end_of_backward(run: Callable[[], None]) -> None:
-    """Call `run` when the backward pass that this thread runs inside ends, as DistributedDataParallel does."""
-    torch.autograd.Variable._execution_engine.queue_callback(run)
 
 
 def standard_gamma(concentration: Tensor, **generator: torch.Generator) -> Tensor:
@@ -209,3 +182,46 @@ def break_graph(message: str) -> None:
 def process_group_by_name(name: str) -> Any:
     """Return the process group with this name; raises RuntimeError if this process has none."""
     return dist.distributed_c10d._resolve_process_group(name)  # type: ignore[attr-defined, arg-type]
+
+
+def has_saved_tensor_hooks() -> bool:
+    """Return whether hooks for saved tensors are active, as inside of a checkpoint without reentrant autograd."""
+    return torch._C._autograd._top_saved_tensors_default_hooks(True) is not None
+
+
+def checkpoint_frames() -> tuple[list[Any], Any]:
+    """Return the frames of the checkpoints that this pass is the first one of, and that of which it runs again.
+
+    The latter is None if the pass does not run again. Frames of checkpoints around a recomputation are not returned:
+    they have run before. Reentrant checkpoints have no frames.
+    """
+    hooks: list[Any] = []
+    while (top := torch._C._autograd._top_saved_tensors_default_hooks(True)) is not None:
+        hooks.append(top)
+        torch._C._autograd._pop_saved_tensors_default_hooks()
+    for pack, unpack in reversed(hooks):
+        torch._C._autograd._push_saved_tensors_default_hooks(pack, unpack)
+    frames: list[Any] = []
+    for pack, _ in hooks:  # the innermost first
+        target = _captured(pack, "target_frame_ref")
+        if target is not None:
+            return frames, target()
+        frame = _captured(pack, "frame")
+        if frame is not None:
+            frames.append(frame)
+    return frames, None
+
+
+def _captured(function: Any, name: str) -> Any:
+    """Return the variable of a function in `torch.utils.checkpoint` that it has captured; None if there is none."""
+    function = inspect.unwrap(function)
+    code = getattr(function, "__code__", None)
+    if code is None or name not in code.co_freevars or function.__module__ != "torch.utils.checkpoint":
+        return None
+    return function.__closure__[code.co_freevars.index(name)].cell_contents
+
+
+def current_node() -> tuple[str, int]:
+    """Return the name and the sequence number of the autograd node that this thread runs; ("", -1) if there is none."""
+    node = torch._C._current_autograd_node()
+    return ("", -1) if node is None else (node.name(), node._sequence_nr())

@@ -14,7 +14,7 @@ from ghostnoise.engine import op
 from ghostnoise.engine.backends import select as backends
 from ghostnoise.engine.plan import Normalizer, Plan, Seeded
 from ghostnoise.methods import registry
-from ghostnoise.statistics.laws import Law, LawDraws
+from ghostnoise.laws import Law, LawDraws
 from ghostnoise.statistics.samples import GhostBatch, draw_indices
 
 # Largest error over the largest absolute value of the result. Half types: one rounding.

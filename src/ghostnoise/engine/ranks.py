@@ -1,6 +1,6 @@
 """A batch that is spread over ranks: each process of a group holds a part of it, in the order of their ranks.
 
-All decisions are made from small tables with one row per sample, so ranks exchange these tables and nothing else.
+A method decides from small tables with one row per sample, so ranks exchange these tables and nothing else.
 """
 
 from collections.abc import Callable, Sequence
@@ -11,8 +11,8 @@ import torch
 import torch.distributed as dist
 from torch import Tensor
 
-from ghostnoise.engine.masks import Mask, count
-from ghostnoise.statistics.moments import Moments, expand_pools, sum_pools
+from ghostnoise.engine.masks import count
+from ghostnoise.tables import Moments
 from ghostnoise.torch_private import process_group_by_name
 
 WORLD = "world"  # the default process group at the time when a layer runs
@@ -22,17 +22,16 @@ Group: TypeAlias = "str | dist.ProcessGroup | None"
 
 
 class Extent(NamedTuple):
-    """The shape of the whole batch, the positions of a sample, the ranks that share the batch, and the mask, if any."""
+    """The shape of the whole batch, the positions of a sample, the ranks that share the batch, and the mask, if any.
+
+    `counts` are the numbers of valid positions of all samples of the batch (B, 1); None without a mask.
+    """
 
     shape: torch.Size
     spatial: int
     ranks: "Ranks | None" = None
-    mask: Mask | None = None
-
-    @property
-    def counts(self) -> Tensor | None:
-        """The numbers of valid positions of the samples of the whole batch (B, 1); None without a mask."""
-        return None if self.mask is None else self.mask.counts
+    mask: Tensor | None = None
+    counts: Tensor | None = None
 
 
 @dataclass(frozen=True)
@@ -48,42 +47,53 @@ class Ranks:
         """Return the number of samples of all ranks."""
         return sum(self.sizes)
 
-    def gather(self, moments: Moments) -> Moments:
-        """Gather the moments of all samples (B, C) from those of each rank, in one collective."""
-        return Moments(*self._gather(moments, self.sizes))
+    def gather(self, m: Moments, whole: Tensor | None = None) -> Moments:
+        """Gather the moments of all samples from those of each rank, in one collective; differentiable.
+
+        `whole` are the numbers of values of all samples, if they may differ. In the backward pass, gradients are summed
+        over ranks, so that the gradient of x is that of the losses of all ranks.
+        """
+        mean, var = _Gather.apply(self, m.mean, m.var)
+        return Moments(mean, var, m.n if whole is None else whole)
 
     def gather_counts(self, counts: Tensor) -> Tensor:
         """Gather the numbers of valid positions of all samples (B, 1) from those of each rank, in one collective."""
-        return self._gather([counts], self.sizes)[0]
+        return self.concatenated([counts])[0]
 
-    def add(self, tables: Moments, rows: int, samples_per_pool: int) -> Moments:
-        """Sum over the samples of all ranks that share a pool (R, C), in one collective.
+    def own(self, table: Tensor) -> Tensor:
+        """Return the rows of this rank's samples in a table of all samples (B, C); a single row serves all.
 
-        A rank contributes a row for each of its samples, or a single row if all samples share a single pool.
+        A table that has rows for this rank's samples alone, such as that of drawn noise, is returned as it is.
         """
-        sizes = (1,) * len(self.sizes) if rows == 1 else self.sizes
-        return Moments(*(sum_pools(table, rows, samples_per_pool) for table in self._gather(tables, sizes)))
-
-    def rows(self, table: Tensor) -> Tensor:
-        """Return the rows of this rank's samples in a table of all samples (B, C)."""
+        if table.shape[0] != self.batch_size or table.shape[0] == 1:
+            return table
         start = sum(self.sizes[: self.rank])
         return table[start : start + self.sizes[self.rank]]
 
-    def own(self, table: Tensor, samples_per_pool: int) -> Tensor:
-        """Return the rows of this rank's samples in a table of pools (R, C); a single row serves all samples."""
-        if table.shape[0] == 1:
-            return table
-        return self.rows(expand_pools(table, self.batch_size, samples_per_pool))
-
-    def _gather(self, tables: Sequence[Tensor], sizes: tuple[int, ...]) -> list[Tensor]:
+    def concatenated(self, tables: Sequence[Tensor]) -> list[Tensor]:
         """Concatenate the tables of all ranks; shorter ones are padded for the collective."""
-        sent = tables[-1].new_zeros(len(tables), max(sizes), tables[-1].shape[1])
+        sent = tables[-1].new_zeros(len(tables), max(self.sizes), tables[-1].shape[1])
         for to, table in zip(sent, tables, strict=True):
             to[: table.shape[0]] = table
-        received = sent.new_empty(len(sizes), *sent.shape)
+        received = sent.new_empty(len(self.sizes), *sent.shape)
         dist.all_gather(list(received), sent, self.group)
-        kinds = (zip(parts, sizes, strict=True) for parts in received.unbind(1))
+        kinds = (zip(parts, self.sizes, strict=True) for parts in received.unbind(1))
         return [torch.cat([part[:size] for part, size in kind]) for kind in kinds]
+
+
+class _Gather(torch.autograd.Function):
+    """The tables of all ranks; the gradient of a rank's rows is the sum of what all ranks contribute."""
+
+    @staticmethod
+    def forward(ctx: Any, ranks: Ranks, *tables: Tensor) -> tuple[Tensor, ...]:
+        ctx.ranks = ranks
+        return tuple(ranks.concatenated(tables))
+
+    @staticmethod
+    def backward(ctx: Any, *gradients: Tensor) -> tuple[Tensor | None, ...]:
+        total = torch.stack(gradients)
+        dist.all_reduce(total, group=ctx.ranks.group)
+        return None, *(ctx.ranks.own(table) for table in total)
 
 
 def meet(x: Tensor, spatial: int, process_group: Group, uneven: bool, mask: Tensor | None = None) -> Extent:
@@ -93,8 +103,7 @@ def meet(x: Tensor, spatial: int, process_group: Group, uneven: bool, mask: Tens
     if mask is None:
         return Extent(shape, spatial, ranks)
     own = count(mask)
-    counts = own if ranks is None else uncompiled(ranks.gather_counts, own)
-    return Extent(shape, spatial, ranks, Mask(mask, counts))
+    return Extent(shape, spatial, ranks, mask, own if ranks is None else uncompiled(ranks.gather_counts, own))
 
 
 def uncompiled(run: Callable[..., Any], *arguments: Any) -> Any:

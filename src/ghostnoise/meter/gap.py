@@ -12,7 +12,8 @@ from ghostnoise import functional
 from ghostnoise.meter.theory import Array, normalized_bound
 from ghostnoise.methods import registry
 from ghostnoise.methods.registry import MeterSpec, MethodSpec
-from ghostnoise.statistics.samples import draw_indices, ghost_sizes
+from ghostnoise.randomness import draw_rows
+from ghostnoise.tables import ghost_sizes
 
 METHODS = {name: spec for name, spec in registry.specs().items() if spec.meter is not None}
 """The methods that are measured: their gaps, and for those with `sampling` their noise."""
@@ -84,7 +85,7 @@ class GhostBatches(NamedTuple):
     def draw(cls, x: Tensor, ghost_size: int, generator: torch.Generator, shuffle: bool) -> "GhostBatches":
         """Draw ghost batches for the batch x on the CPU, so that they do not depend on its device."""
         order = torch.randperm(x.shape[0], generator=generator).to(x.device) if shuffle else None
-        indices = draw_indices(x.shape[0], ghost_size, torch.device("cpu"), generator)
+        indices = draw_rows(x.shape[0], x.shape[0], ghost_size, torch.device("cpu"), generator)
         return cls(order, indices.to(x.device))
 
 

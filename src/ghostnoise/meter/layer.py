@@ -12,10 +12,10 @@ import numpy as np
 import torch
 from torch import Tensor
 
+from ghostnoise import flex
 from ghostnoise.conversion.insertion import inserted
 from ghostnoise.conversion.targets import Found
-from ghostnoise.engine import op
-from ghostnoise.engine.masks import Mask, count
+from ghostnoise.laws import variance_components
 from ghostnoise.meter.code import Placement, with_channel_dim
 from ghostnoise.meter.gap import (
     METHODS,
@@ -28,9 +28,8 @@ from ghostnoise.meter.gap import (
 )
 from ghostnoise.meter.reading import Distribution, LayerReading, NoiseReading
 from ghostnoise.meter.theory import Component
-from ghostnoise.statistics.laws import mean_count, variance_components
-from ghostnoise.statistics.moments import Moments
-from ghostnoise.statistics.samples import draw_indices, ghost_sizes, pool_all, pool_drawn
+from ghostnoise.randomness import draw_rows
+from ghostnoise.tables import Moments, drawn_samples, ghost_sizes, mean_count, whole_batch
 
 Side: TypeAlias = Literal["input", "output"]
 
@@ -121,20 +120,21 @@ class LayerMeter:
             placed = with_channel_dim(self.metered.placement, channel_dim, x.ndim, single)
             self.metered = self.metered._replace(placement=placed)
             self.never_updated = self.metered.side == "input" and _has_initial_statistics(self.metered.found.module)
-        spatial: int | Tensor = math.prod(x.shape[1:]) // x.shape[channel_dim]
         if x.ndim > 5:  # more dimensions than the engine accepts
             x, channel_dim, mask = fold(x, channel_dim), 1, None if mask is None else mask.flatten(1)
-        valid = None if mask is None else Mask(mask, count(mask))
-        moments = Moments(*(table.cpu().double() for table in op.measure(x, channel_dim, valid)))
-        if not all(table.isfinite().all() for table in moments):
+        measured = flex.measure(x, channel_dim, mask)
+        mean, var, n = measured
+        n = n.cpu().double() if isinstance(n, Tensor) else n
+        moments = Moments(mean.cpu().double(), var.cpu().double(), n)
+        if not all(table.isfinite().all() for table in moments[:2]):
             self.skipped += 1
             return
         self._allocate(x.shape[channel_dim])
         self.batches, self.samples = self.batches + 1, self.samples + x.shape[0]
-        counts = None if valid is None else valid.counts.cpu().double().flatten()
-        self._add_noise(moments, spatial if counts is None else mean_count(counts), generator, counts)
+        self._add_noise(moments, generator)
         if self.gap:
-            self._add_gap(x, channel_dim, generator, valid)
+            counts = measured.n if isinstance(measured.n, Tensor) else None
+            self._add_gap(x, channel_dim, generator, mask, counts)
 
     def result(self) -> LayerReading | None:
         """The measurements so far; None if no batch was measured."""
@@ -192,15 +192,12 @@ class LayerMeter:
                 "number of channels in every batch; leave the module out of modules=, or give its channel_dim="
             )
 
-    def _add_noise(
-        self, moments: Moments, spatial: int | Tensor, generator: torch.Generator, counts: Tensor | None
-    ) -> None:
-        batch = pool_all(*moments, None if counts is None else counts.unsqueeze(1))
-        samples = moments.mean.shape[0]
+    def _add_noise(self, moments: Moments, generator: torch.Generator) -> None:
+        batch, samples, spatial = whole_batch(moments), moments.mean.shape[0], mean_count(moments)
         varying = (batch.var > CONSTANT * batch.mean.square()).flatten()
         var = batch.var.where(varying, 1)
-        self.moments += samples * torch.cat(batch)
-        fractions = torch.cat(variance_components(moments, spatial, counts)) / var
+        self.moments += samples * torch.cat(batch[:2])
+        fractions = torch.cat(variance_components(moments)) / var
         self.fractions += samples * torch.where(varying, fractions, 0)
         self.varying_samples += samples * varying
         self.inverse_spatial += samples / float(spatial)
@@ -208,13 +205,15 @@ class LayerMeter:
         for name, noise in self.noise.items():
             sampling = meter_spec(METHODS[name]).sampling
             for indices in sampled[sampling]:
-                ghost = pool_drawn(moments, batch.mean, indices, counts)
+                ghost = drawn_samples(moments, indices)
                 # A ghost batch of a partition normalizes all of its samples; a drawn one normalizes one sample.
                 weight = indices.shape[1] if sampling == "partition" else 1
-                noise["shift"].add(ghost.mean * var.rsqrt(), varying, weight)
+                noise["shift"].add((ghost.mean - batch.mean) * var.rsqrt(), varying, weight)
                 noise["scale"].add(ghost.var / var, varying, weight)
 
-    def _add_gap(self, x: Tensor, channel_dim: int, generator: torch.Generator, valid: Mask | None) -> None:
+    def _add_gap(
+        self, x: Tensor, channel_dim: int, generator: torch.Generator, mask: Tensor | None, counts: Tensor | None
+    ) -> None:
         module: Any = self.metered.found.module
         at_input = self.metered.side == "input"
         eps = getattr(module, "eps", DEFAULT_EPS) if at_input else DEFAULT_EPS
@@ -224,7 +223,7 @@ class LayerMeter:
         other = torch.Generator("cpu").manual_seed((generator.initial_seed() + self.batches) % 2**63)
         others = GhostBatches.draw(x, self.ghost_size, other, shuffle=True)
         mean, var = (getattr(module, name, None) for name in ("running_mean", "running_var"))
-        inference, mask = None, None if valid is None else valid.valid
+        inference = None
         if at_input and isinstance(mean, Tensor) and isinstance(var, Tensor):
             inference = normalize_at_inference(x, channel_dim, mean, var, eps, mask)
         for name, method in METHODS.items():
@@ -236,7 +235,7 @@ class LayerMeter:
             except ValueError as error:  # the batch has too few values for this method
                 self.refused[name] = str(error)
             else:
-                self.gaps[name].add(y, again, inference, self.ghost_size, None if valid is None else valid.counts)
+                self.gaps[name].add(y, again, inference, self.ghost_size, counts)
 
 
 def sample_ghost_batches(
@@ -251,7 +250,7 @@ def sample_ghost_batches(
     shuffles = math.ceil(count / len(sizes))
     shuffled = torch.rand(shuffles, batch_size, generator=generator).argsort(1)
     even, last = shuffled.tensor_split([batch_size - sizes[-1]], dim=1)
-    drawn = draw_indices(batch_size, ghost_size, torch.device("cpu"), generator, rows=count)
+    drawn = draw_rows(batch_size, count, ghost_size, torch.device("cpu"), generator)
     return {
         "replacement": [drawn],
         "partition": [even.reshape(-1, ghost_size), last] if len(sizes) > 1 else [last],

@@ -24,8 +24,8 @@ from ghostnoise.meter.code import placements
 from ghostnoise.meter.layer import LayerMeter, MeteredModule, Side
 from ghostnoise.meter.reading import Reading
 from ghostnoise.methods import registry
-from ghostnoise.methods.base import is_recomputed
 from ghostnoise.text import did_you_mean
+from ghostnoise.torch_private import in_backward
 
 
 class Meter:
@@ -147,7 +147,7 @@ class Meter:
         return torch.compiler.disable(self._measure)
 
     def _measure(self, layer: LayerMeter, value: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
-        if is_recomputed():  # activation checkpointing repeats a forward pass that was measured already
+        if in_backward():  # activation checkpointing repeats a forward pass that was measured already
             return
         if layer not in self.called:
             self.called.append(layer)

@@ -11,10 +11,10 @@ from zipfile import BadZipFile
 
 import numpy as np
 
+from ghostnoise.laws import Dof
 from ghostnoise.meter.code import Placement
 from ghostnoise.meter.gap import Gap, channel_mean, root_mean
 from ghostnoise.meter.theory import COMPONENTS, Array, Component, effective_size, kolmogorov_smirnov, law_cdf, laws_of
-from ghostnoise.statistics.laws import Dof
 
 FORMAT = 1
 STORED_NAMES = {"own_ghost_size": "own"}  # fields of `LayerReading` that have another name in files

@@ -5,7 +5,7 @@ variance σ², they are
 
     shift = (m - μ) / σ        scale = s² / σ²
 
-The distributions below are those of a channel with unit variance. `ghostnoise.statistics.laws` samples from the same
+The distributions below are those of a channel with unit variance. `ghostnoise.laws` samples from the same
 laws; this module evaluates them.
 """
 
@@ -17,7 +17,7 @@ import numpy as np
 import torch
 from numpy.typing import NDArray
 
-from ghostnoise.statistics.laws import Dof
+from ghostnoise.laws import Dof
 
 Array: TypeAlias = NDArray[Any]
 Component: TypeAlias = Literal["shift", "scale"]

@@ -1,24 +1,24 @@
 """Analytical ghost noise: noise from the law of ghost batches instead of drawn samples."""
 
-from collections.abc import Callable
 from functools import partial
-from typing import get_args
+from typing import NamedTuple, get_args
 
 import torch
 from torch import Generator, Tensor, nn
 
-from ghostnoise import checks
-from ghostnoise.engine import op, ranks
-from ghostnoise.engine.plan import Components, Normalizer, Tables
-from ghostnoise.engine.ranks import Extent, Group
+from ghostnoise import checks, flex
+from ghostnoise.engine import masks, ranks
+from ghostnoise.engine.fused import Plan, covers
+from ghostnoise.engine.ops import arithmetic_dtype
+from ghostnoise.engine.ranks import Extent, Group, Ranks
+from ghostnoise.engine.recompute import remembered
+from ghostnoise.laws import Dof, Law, LawDraws, LawName, law_tables
 from ghostnoise.masking import mask_of
-from ghostnoise.methods.base import NormLayer, Sampled, checked, whole_batch_unbiased, zeroed
-from ghostnoise.methods.noise_base import check_noise, checked_input, warn_without_variance
+from ghostnoise.methods.base import NormLayer, Sampled, checked, decide_batch_norm, zeroed
+from ghostnoise.methods.noise_base import check_noise, checked_input, inject_before, warn_without_variance
 from ghostnoise.methods.registry import MethodSpec, register
 from ghostnoise.randomness import draw_seed
-from ghostnoise.statistics.laws import Dof, Law, LawDraws, LawName, mean_count
-from ghostnoise.statistics.moments import Stored
-from ghostnoise.statistics.samples import GhostBatch
+from ghostnoise.tables import Affine, Components, Moments, ghost_noise, mean_count, normalize, whole_batch
 from ghostnoise.tracing import Leaf
 
 __all__ = [
@@ -31,6 +31,9 @@ __all__ = [
     "analytical_ghost_noise",
     "analytical_ghost_noise_batch_norm",
 ]
+
+
+LAWS, DOFS = get_args(LawName), get_args(Dof)
 
 
 def analytical_ghost_noise(
@@ -70,15 +73,16 @@ def analytical_ghost_noise(
     """
     ghost_size = checks.ghost_size_or_none(ghost_size)
     _check(noise_eps, components, generator, law, dof)
-    channels, extent = checked_input(input, "analytical_ghost_noise", channel_dim, process_group, uneven, mask)
+    extent = checked_input(input, "analytical_ghost_noise", channel_dim, process_group, uneven, mask)
     if ghost_size is None:
         checks.no_draws("draws", draws)
-        return input if extent.mask is None else extent.mask.zero(input, channel_dim)
+        return input if extent.mask is None else masks.zero(input, extent.mask, channel_dim)
     ghost_law = Law(ghost_size, law, dof)
-    drawn = _drawn(ghost_law, input, channels, extent, draws, generator)
-    warn_without_variance(components != "shift" and not ghost_law.has_variance(extent.spatial), input)
-    noise = Tables(float(noise_eps), components, ghost_law, drawn, normalized=False)
-    return op.inject(input, noise, channel_dim, extent.ranks, extent.mask)[0]
+    if components != "shift" and not ghost_law.has_variance(extent.spatial):
+        warn_without_variance(input)
+    drawn = _drawn(ghost_law, input, channel_dim, extent, draws, generator)
+    noise = LawNoise(float(noise_eps), components, ghost_law, drawn)
+    return flex.run(input, noise.alone, (), extent, channel_dim)[0]
 
 
 def analytical_ghost_noise_batch_norm(
@@ -120,50 +124,95 @@ def analytical_ghost_noise_batch_norm(
     )  # fmt: skip
     if not training:
         return call.infer()
-    normalizer, extent = Normalizer(GhostBatch(), eps), call.extent
     if ghost_size is None:
         checks.no_draws("draws", draws)
-        return call.train(normalizer, whole_batch_unbiased)
-    ghost_law = Law(ghost_size, law, dof)
-    warn_without_variance(components != "shift" and not ghost_law.has_variance(extent.spatial), input)
-    noise = partial(Tables, float(noise_eps), components, ghost_law, normalized=True)
-    if _seeds(input, extent, draws):
-        return call.train(normalizer, whole_batch_unbiased, partial(_seeded, noise, input.device, generator))
-    drawn = _drawn(ghost_law, input, input.shape[channel_dim], extent, draws, generator)
-    return call.train_and_measure(normalizer, whole_batch_unbiased, noise(draws=drawn))[0]
+        return call.train(partial(decide_batch_norm, eps), plan=Plan(eps))
+    extent, ghost_law = call.extent, Law(ghost_size, law, dof)
+    if components != "shift" and not ghost_law.has_variance(extent.spatial):
+        warn_without_variance(input)
+    drawn = _drawn(ghost_law, input, channel_dim, extent, draws, generator, covers(input))
+    noise = LawNoise(float(noise_eps), components, ghost_law, drawn, normalized=True)
+    plan = None
+    if isinstance(drawn, Tensor) and input.is_cpu:
+        numbers, quantiles = law_tables(drawn, ghost_law, extent.spatial, arithmetic_dtype(input))
+        shift, scale = components != "scale", components != "shift"
+        plan = Plan(
+            eps, seed=drawn, law=numbers, quantiles=quantiles, noise_eps=float(noise_eps), shift=shift, scale=scale
+        )
+    return call.train(partial(_decide, eps, noise, extent.ranks), plan=plan)
+
+
+class LawNoise(NamedTuple):
+    """The noise of a law: its draws, or a seed (1,) from which they follow. A normalized batch has the variance 1."""
+
+    eps: float
+    components: Components
+    law: Law
+    draws: LawDraws | Tensor
+    normalized: bool = False
+
+    def alone(self, m: Moments) -> Affine:
+        """Decide on the noise of a batch that is not normalized."""
+        return self(m.detach())
+
+    def __call__(self, m: Moments) -> Affine:
+        """Decide on the noise, given the moments of the samples."""
+        whole, spatial, draws = whole_batch(m), mean_count(m), self.draws
+        var = torch.ones_like(whole.var) if self.normalized else whole.var
+        if not isinstance(draws, LawDraws):
+            assert isinstance(spatial, int)  # with a mask, the draws are made before
+            batch_size, channels = m.mean.shape
+            draws = self.law.draws_from(draws, (batch_size, channels), spatial)
+        ghost = self.law.ghost_moments(draws, *self.law.variances(m, var), spatial)
+        return ghost_noise(Moments(torch.zeros_like(var), var), ghost, self.eps, self.components)
+
+
+def _decide(
+    eps: float, noise: LawNoise, ranks: Ranks | None, m: Moments, weight: Tensor | None, bias: Tensor | None
+) -> Affine:
+    norm = normalize(whole_batch(m), eps)
+    return inject_before(norm, noise(norm.detach().moments(m.detach())), ranks).then(weight, bias)
 
 
 def _check(noise_eps: float, components: str, generator: Generator | None, law: str, dof: str) -> None:
     check_noise(noise_eps, components, generator)
-    checks.choice("law", law, get_args(LawName))
-    checks.choice("dof", dof, get_args(Dof))
-
-
-def _seeds(input: Tensor, extent: Extent, draws: LawDraws | None) -> bool:
-    """Return whether the backend draws from a seed."""
-    return draws is None and input.device.type == "cpu" and extent.counts is None and extent.ranks is None
-
-
-def _seeded(noise: Callable[..., Tables], device: torch.device, generator: Generator | None) -> Tables:
-    return noise(draws=draw_seed(device, generator))
+    if law not in LAWS or dof not in DOFS:
+        checks.choice("law", law, LAWS)
+        checks.choice("dof", dof, DOFS)
 
 
 def _drawn(
-    law: Law, input: Tensor, channels: int, extent: Extent, draws: LawDraws | None, generator: Generator | None
+    law: Law,
+    input: Tensor,
+    channel_dim: int,
+    extent: Extent,
+    draws: LawDraws | None,
+    generator: Generator | None,
+    fused: bool = False,
 ) -> LawDraws | Tensor:
     """Return draws from the law of ghost batches of the input: the given ones, checked, or new ones, or their seed."""
-    shape = (input.shape[0], channels)
-    if draws is None and (input.device.type != "cpu" or extent.counts is not None):
-        spatial = extent.spatial if extent.counts is None else mean_count(extent.counts)
-        return law.draw(shape, spatial, input.device, generator)
+    shape = (input.shape[0], input.shape[channel_dim])
     if draws is None:
-        seed = draw_seed(input.device, generator)
-        return seed if extent.ranks is None else law.draws_from(seed, shape, extent.spatial)
+        draw = partial(_draw, law, shape, input.device, extent, generator, fused)
+        return draw() if generator is None else remembered(draw)  # checkpoints do not restore a generator
     draws = LawDraws(*(table.clone() for table in draws))  # the backward pass needs them unchanged
     for name, table in zip(draws._fields, draws, strict=True):
         if table.shape != shape:
             raise ValueError(f"draws.{name} of shape {tuple(table.shape)}: must be (B, C) = {shape}")
     return draws
+
+
+def _draw(
+    law: Law, shape: tuple[int, int], device: torch.device, extent: Extent, generator: Generator | None, fused: bool
+) -> LawDraws | Tensor:
+    # A graph contains a seed only if the fused operator takes it.
+    if device.type != "cpu" or extent.counts is not None or (torch.compiler.is_compiling() and not fused):
+        spatial: Tensor | int = extent.spatial
+        if extent.counts is not None:
+            spatial = mean_count(Moments(extent.counts, extent.counts, extent.counts))
+        return law.draw(shape, spatial, device, generator)
+    seed = draw_seed(device, generator)
+    return seed if extent.ranks is None else law.draws_from(seed, shape, extent.spatial)
 
 
 class Lawful(Sampled):
@@ -176,14 +225,14 @@ class Lawful(Sampled):
     injects_noise = True
 
     def stored_noise(
-        self, stored: Stored, ghost_size: int, input: Tensor, spatial: int | Tensor, generator: Generator | None
-    ) -> Tables:
+        self, stored: Moments, whole: Moments, ghost_size: int, input: Tensor, generator: Generator | None
+    ) -> Affine:
         """Draw noise from the law, whose variances are those of stored samples."""
-        law = Law(ghost_size, self.law, self.dof)
-        single = isinstance(spatial, int) and not law.has_variance(spatial)
-        warn_without_variance(self.components != "shift" and single, input)
+        law, spatial = Law(ghost_size, self.law, self.dof), mean_count(stored)
+        if self.components != "shift" and isinstance(spatial, int) and not law.has_variance(spatial):
+            warn_without_variance(input)
         draws = law.draw((input.shape[0], stored.mean.shape[1]), spatial, input.device, generator)
-        return Tables(float(self.noise_eps), self.components, law, draws, isinstance(self, NormLayer))
+        return LawNoise(float(self.noise_eps), self.components, law, draws, isinstance(self, NormLayer))(stored)
 
 
 class AnalyticalGhostNoise(Lawful, Leaf):
@@ -264,7 +313,6 @@ class AnalyticalGhostNoiseBatchNorm(Lawful, NormLayer):
     """
 
     function = staticmethod(analytical_ghost_noise_batch_norm)
-    repeatable = True
     options = ("ghost_size", "noise_eps", "law", "dof", "components", "generator", *NormLayer.options)
 
     def __init__(

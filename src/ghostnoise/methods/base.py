@@ -1,117 +1,96 @@
-"""What all batch norms share: the layer, its running statistics, and the calls of the engine."""
+"""What all batch norms share: the layer, the checked arguments of a call, and the update of running statistics."""
 
 from collections.abc import Callable
-from typing import Any, ClassVar, NamedTuple
+from functools import partial
+from typing import Any, ClassVar, Literal, NamedTuple, TypeAlias
 
 import torch
 import torch.nn.functional as F
 from torch import Generator, Tensor, nn
 
-from ghostnoise import checks, docstrings
-from ghostnoise.engine import op, ranks, repeat
-from ghostnoise.engine.backends.base import State
-from ghostnoise.engine.masks import zero_invalid
-from ghostnoise.engine.plan import LiveReference, Noise, Normalizer, Plan, Reference
+from ghostnoise import checks, docstrings, flex
+from ghostnoise.engine import fused, masks, ranks
 from ghostnoise.engine.ranks import Extent, Group
-from ghostnoise.engine.repeat import After, Repeats
-from ghostnoise.engine.running import Population, Running, Update
-from ghostnoise.masking import active as masks_active
+from ghostnoise.flex import Decide
 from ghostnoise.masking import mask_of
-from ghostnoise.statistics.moments import Stored
-from ghostnoise.statistics.samples import Exclusive, GhostBatch
+from ghostnoise.tables import Affine, Moments, counts, ghost_batches, normalize, whole_batch
 from ghostnoise.torch_private import AnyBatchNorm, batch_norm_state, in_backward
 from ghostnoise.tracing import Leaf
 
-# What `NormLayer` takes from its attributes, beside the options of its function.
-SETTINGS = ("training", "momentum", "eps", "num_features", "track_running_stats")
+# The statistics that the running statistics are updated towards: those of the whole batch with its biased or unbiased
+# variance, or the average over samples of those of their ghost batches.
+Towards: TypeAlias = Literal["whole", "unbiased", "ghosts"]
 
 
 class Call(NamedTuple):
     """The checked arguments that the functions of all batch norms share."""
 
     input: Tensor
-    running: Running
+    running_mean: Tensor | None
+    running_var: Tensor | None
+    num_batches_tracked: Tensor | None
     weight: Tensor | None
     bias: Tensor | None
+    momentum: float | None
     eps: float
     channel_dim: int
     extent: Extent
 
-    def ghost_values(self, ghost_size: int | None) -> Tensor | None:
-        """Return the numbers of valid positions of ghost batches (G, 1); None without a mask."""
-        counts = self.extent.counts
-        return None if counts is None else GhostBatch(ghost_size).values(counts)
-
-    def other_values(self, ghost_size: int | None) -> Tensor | None:
-        """Return the numbers of valid positions of the other samples of the ghost batch (B, 1); None without a mask.
-
-        It is infinite for samples that have no valid positions themselves.
-        """
-        counts = self.extent.counts
-        return None if counts is None else Exclusive(ghost_size).values(counts).where(counts > 0, torch.inf)
+    @property
+    def buffers(self) -> fused.Buffers:
+        """The running statistics and their count, each of which may be None."""
+        return self.running_mean, self.running_var, self.num_batches_tracked
 
     def train(
         self,
-        normalizer: Normalizer,
-        population: Population,
-        draw: Callable[[], Noise] | None = None,
-        reference: LiveReference | None = None,
-        after: After | None = None,
+        decide: Decide,
+        towards: Towards = "unbiased",
+        plan: fused.Plan | None = None,
+        remember: Callable[[Moments], None] | None = None,
     ) -> Tensor:
-        """Normalize, and update the running buffers, if any, towards the `population` moments.
+        """Normalize with the map that `decide` returns, and update the running statistics.
 
-        A layer may run this again with other tensors, without the function that calls it (`NormLayer.repeatable`). It
-        then draws noise with `draw`, which must not refer to the input, and calls `after` with the pooled statistics
-        and the running statistics that were used.
+        `plan` is the same method as settings of the fused operator, which is used where it can be. `remember` is called
+        with the moments of the samples.
         """
-        plan = self._plan(normalizer, population, None if draw is None else draw(), reference)
-        y, measured = self.normalize(plan)
-        if after is not None:
-            after(measured.pooled, measured.reference)
-        if self.extent.ranks is None and self.extent.mask is None and not torch.compiler.is_compiling():
-            repeat.record(plan, draw, after, y)
+        recomputed = in_backward()
+        buffers = (None, None, None) if recomputed else (self.running_mean, self.running_var, self.num_batches_tracked)
+        tracks = buffers[0] is not None or buffers[1] is not None or buffers[2] is not None
+        if tracks and self.momentum is None and buffers[2] is None:
+            raise ValueError("momentum=None: needs num_batches_tracked, the count of the cumulative average")
+        alone = self.extent.ranks is None and self.extent.mask is None
+        if plan is not None and alone and fused.covers(self.input):
+            x, dim = self.input, self.channel_dim
+            x = x if dim == 1 else x.movedim(dim, 1)
+            y = fused.run(x, self.weight, self.bias, plan, decide, buffers, self.momentum, towards)
+            return y if dim == 1 else y.movedim(1, dim)
+        y, m = self.normalize(decide)
+        if tracks:
+            update_running(*buffers, self.momentum, population(m, towards, None if plan is None else plan.ghost_size))
+        if remember is not None and not recomputed:
+            remember(m)
         return y
 
-    def train_and_measure(
-        self,
-        normalizer: Normalizer,
-        population: Population,
-        noise: Noise | None = None,
-        reference: Reference | LiveReference | None = None,
-    ) -> tuple[Tensor, op.Measured]:
-        """Run `train`, and also return the statistics of the batch."""
-        return self.normalize(self._plan(normalizer, population, noise, reference))
-
-    def _plan(
-        self,
-        normalizer: Normalizer,
-        population: Population,
-        noise: Noise | None,
-        reference: Reference | LiveReference | None,
-    ) -> Plan:
-        (mean, var, count, momentum), update = self.running, None
-        if not (mean is None and var is None and count is None) and not is_recomputed():
-            if momentum is None and count is None:
-                raise ValueError("momentum=None: needs num_batches_tracked, the count of the cumulative average")
-            update = Update(self.running, population)
-        return Plan(normalizer, noise, reference, update)
-
-    def normalize(self, plan: Plan) -> tuple[Tensor, op.Measured]:
-        """Normalize as the plan says, and also return the statistics of the batch."""
-        _, _, ranks, mask = self.extent
-        return op.normalize(self.input, plan, self.weight, self.bias, self.channel_dim, ranks, mask)
+    def normalize(self, decide: Decide) -> tuple[Tensor, Moments]:
+        """Normalize with the map that `decide` returns; also return the moments of all samples, as constants."""
+        return flex.run(self.input, decide, (self.weight, self.bias), self.extent, self.channel_dim)
 
     def infer(self) -> Tensor:
         """Run `torch.nn.functional.batch_norm` with the running buffers, or with the batch statistics without them."""
-        running, dim, mask = self.running, self.channel_dim, self.extent.mask
-        if mask is not None:
-            if running.is_absent:
-                return self.normalize(Plan(Normalizer(GhostBatch(), self.eps)))[0]
-            unmasked = self._replace(input=mask.zero(self.input, dim), extent=self.extent._replace(mask=None))
-            return mask.zero(unmasked.infer(), dim)
-        folded = self.input if dim == 1 else self.input.movedim(dim, 1)  # an exported movedim would be an operator
-        y = F.batch_norm(folded, running.mean, running.var, self.weight, self.bias, running.is_absent, 0.0, self.eps)
-        return y if dim == 1 else y.movedim(1, dim)
+        mean, var, dim, mask = self.running_mean, self.running_var, self.channel_dim, self.extent.mask
+        absent = mean is None and var is None
+        if mask is not None and absent:
+            return self.normalize(partial(decide_batch_norm, self.eps))[0]
+        x = self.input if mask is None else masks.zero(self.input, mask, dim)
+        x = x if dim == 1 else x.movedim(dim, 1)  # an exported movedim would be an operator
+        y = F.batch_norm(x, mean, var, self.weight, self.bias, absent, 0.0, self.eps)
+        y = y if dim == 1 else y.movedim(1, dim)
+        return y if mask is None else masks.zero(y, mask, dim)
+
+
+def decide_batch_norm(eps: float, m: Moments, weight: Tensor | None, bias: Tensor | None) -> Affine:
+    """Normalize with the statistics of the whole batch."""
+    return normalize(whole_batch(m), eps).then(weight, bias)
 
 
 def checked(
@@ -132,15 +111,20 @@ def checked(
 ) -> Call:
     """Check the arguments that all batch norms share, and in training meet the other ranks."""
     _, spatial = checks.layout(input, name, channel_dim, (running_mean, running_var, weight, bias))
-    checks.number("eps", eps, 0)
-    if momentum is not None:
+    if type(eps) is not float or not 0 <= eps < torch.inf:
+        checks.number("eps", eps, 0)
+    if momentum is not None and (type(momentum) is not float or not 0 <= momentum <= 1):
         checks.number("momentum", momentum, 0, 1)
-    extent = met(name, input, spatial, channel_dim, process_group if training else None, uneven, mask)
+    if mask is None and process_group is None:
+        extent = Extent(input.shape, spatial)
+    else:
+        extent = met(name, input, spatial, channel_dim, process_group if training else None, uneven, mask)
     if training and (extent.mask is not None or not spatial or extent.shape[0] * spatial < 2):
         checks.trainable(extent.shape, name)
         checks.several_values(extent.shape, spatial, extent.counts)
-    running = Running(running_mean, running_var, num_batches_tracked, momentum)
-    return Call(input, running, weight, bias, eps, channel_dim, extent)
+    return Call(
+        input, running_mean, running_var, num_batches_tracked, weight, bias, momentum, eps, channel_dim, extent
+    )  # fmt: skip
 
 
 def met(
@@ -153,8 +137,6 @@ def met(
     mask: Tensor | None,
 ) -> Extent:
     """Return the extent of the batch that the input is a part of, with its mask, checked."""
-    if mask is None and process_group is None:
-        return Extent(input.shape, spatial)
     if mask is not None:
         checks.mask(mask, input, name, channel_dim)
     extent = ranks.meet(input, spatial, process_group, uneven, mask)
@@ -169,54 +151,77 @@ def zeroed(input: Tensor, mask: Tensor | None, name: str, channel_dim: int) -> T
         return input
     checks.mask(mask, input, name, channel_dim)
     checks.some_valid(mask, name)
-    return zero_invalid(input, mask, channel_dim)
+    return masks.zero(input, mask, channel_dim)
 
 
-def is_recomputed() -> bool:
-    """Return whether this forward pass runs inside a backward pass, as the recomputation of a checkpoint does.
+# Running statistics in plain PyTorch; the fused operators update them themselves.
 
-    `torch.compile` decides on recomputation after it has captured the update, and runs the update once.
+
+def population(m: Moments, towards: Towards, ghost_size: int | None = None) -> Moments:
+    """Return the moments (1, C) that the running statistics are updated towards; NaN for a batch without values."""
+    whole = whole_batch(m)
+    mean, var, count = whole
+    if towards == "ghosts" and ghost_size is not None:
+        ghosts, weights = ghost_batches(m, ghost_size), counts(m)
+        weights = weights / weights.sum().clamp_min(1)
+        if ghosts.mean.shape[0] > 1:
+            mean, var = ((weights * table).sum(0, keepdim=True) for table in ghosts[:2])
+    elif towards == "unbiased":
+        var = var * (count / (count - 1))
+    if isinstance(count, Tensor):
+        mean = mean + torch.where(count > 0, 0.0, torch.nan)
+    return Moments(mean, var, count)
+
+
+@torch.no_grad()
+def update_running(
+    mean: Tensor | None, var: Tensor | None, count: Tensor | None, momentum: float | None, stats: Moments
+) -> None:
+    """Update running buffers (C,) in place towards `stats` (1, C), and the count, unless `stats` are not finite.
+
+    Does not synchronize with the device. `momentum=None` is the cumulative average.
     """
-    return not torch.compiler.is_compiling() and in_backward()
-
-
-# The moments of a batch that the running statistics are updated towards.
-
-whole_batch = Population()
-whole_batch_unbiased = Population(unbiased=True)  # as in `nn.BatchNorm*d`
-ghost_average = Population(ghosts=True)
+    checks.writable((mean, var, count), stats.mean)
+    pairs = [(old, stat) for old, stat in zip((mean, var), stats[:2], strict=True) if old is not None]
+    updated = []
+    for old, stat in pairs:
+        weight: Any = momentum
+        if momentum is None and count is not None:
+            weight = (count + 1).to(old.dtype).reciprocal()
+        updated.append(old.lerp(stat.to(old.dtype).flatten(), weight))
+    # A sum is finite if and only if its terms are; the updated buffers are finite only if the statistics are.
+    sums = [table.sum(dtype=stats.mean.dtype) for table in (updated or stats[:2])]
+    finite = torch.isfinite(sums[0] + sums[-1])
+    for (old, _), new in zip(pairs, updated, strict=True):
+        old.copy_(torch.where(finite, new, old))
+    if count is not None:
+        count.add_(finite)
 
 
 class Sampled(nn.Module):
     """A layer that `ghostnoise.sampling` can run in eval mode with the statistics of stored samples."""
 
-    kept: Stored | None = None  # the samples that `ghostnoise.calibrate` kept
+    kept: Moments | None = None  # the samples that `ghostnoise.calibrate` kept
     _sampling: Callable[[Tensor], Tensor] | None = None  # replaces the forward pass in eval mode
     injects_noise: ClassVar[bool] = False
 
     def stored_noise(
-        self, stored: Stored, ghost_size: int, input: Tensor, spatial: int | Tensor, generator: Generator | None
-    ) -> Noise | None:
-        """Draw noise for the samples of `input` from stored samples; None if the layer does not inject noise.
-
-        `spatial` is the number of positions of the stored samples, or a tensor with their mean if they differ.
-        """
-        return None
+        self, stored: Moments, whole: Moments, ghost_size: int, input: Tensor, generator: Generator | None
+    ) -> Affine:
+        """Draw noise for the samples of `input` from stored samples, whose pooled moments are `whole` (1, C)."""
+        raise NotImplementedError
 
 
 class NormLayer(Sampled, Leaf, AnyBatchNorm):
     """The layer that all batch norms derive from: the state of `nn.BatchNorm*d`, and a forward that is one call.
 
-    A subclass names its function and the attributes that the function takes as keywords; those that start with an
-    underscore are internal state. It serves inputs of every rank; the layers with 1d, 2d or 3d in their name accept
-    that rank only. The docstring of a subclass describes the arguments that are its own; the others are added to it.
+    A subclass names its function and the attributes that the function takes as keywords. It serves inputs of every
+    rank; the layers with 1d, 2d or 3d in their name accept that rank only. The docstring of a subclass describes the
+    arguments that are its own; the others are added to it.
     """
-
-    _repeats: Repeats | None = None
 
     function: ClassVar[Callable[..., Tensor]]
     options: ClassVar[tuple[str, ...]] = ("process_group", "uneven")
-    repeatable: ClassVar[bool] = False  # whether the function does nothing in training but check, and call `Call.train`
     least_ghost_size: ClassVar[int] = 1
     ndims: ClassVar[tuple[int, ...]] = (2, 3, 4, 5)
 
@@ -251,39 +256,32 @@ class NormLayer(Sampled, Leaf, AnyBatchNorm):
 
         `mask` (B, *positions) is True at the valid positions of a padded batch; None is that of `ghostnoise.masked`.
         """
-        if mask is None and masks_active():
-            self._check_input_dim(input)  # an input of a wrong rank has no mask either
-        mask, training = mask_of(self, input, mask), self.training
-        state = batch_norm_state(self)
-        if training and not self.track_running_stats:
-            state = *state[:2], None, None, None
-        if not training or mask is not None or not self.repeatable or torch.compiler.is_compiling():
-            return self._run(input, state, mask)
-        if self._repeats is None:
-            self._repeats = Repeats((*SETTINGS, *self.options))
-        y = self._repeats.run(self, input, state)
-        return self._repeats.record(self, input, state, self._run) if y is None else y
-
-    def _run(self, input: Tensor, state: State, mask: Tensor | None = None) -> Tensor:
-        """Check the input, and call the function of the layer."""
         self._check_input_dim(input)
+        mask = mask_of(self, input, mask)
         if self._sampling is not None and not self.training:
             name = type(self).__name__
             y = self._sampling(zeroed(input, mask, name, 1))  # the gradient of the weight must not read the padding
             return zeroed(y, mask, name, 1)
-        weight, bias, mean, var, count = state
-        options = {name: getattr(self, name) for name in self.options}
+        weight, bias, mean, var, count = batch_norm_state(self)
+        if self.training and not self.track_running_stats:
+            mean = var = count = None
+        options: dict[str, Any] = {}
+        for name in self.options:
+            options[name] = getattr(self, name)
         given = (input, mean, var, weight, bias, self.training, self.momentum, self.eps)
         return self.function(*given, num_batches_tracked=count, mask=mask, **options)
 
     def extra_repr(self) -> str:
         """Return the settings of `nn.BatchNorm*d` and those of this layer."""
         hidden = ("generator", "history", *NormLayer.options)
-        shown = [name for name in self.options if name not in hidden and not name.startswith("_")]
-        own = [f"{name}={getattr(self, name)!r}" for name in shown]
+        own = [f"{name}={getattr(self, name)!r}" for name in self.options if name not in hidden]
         return ", ".join([super().extra_repr(), *own, *ranks.described(self.process_group, self.uneven)])
 
     def _check_input_dim(self, input: Tensor) -> None:
+        if isinstance(input, Tensor) and input.ndim in self.ndims:
+            channels: Any = input.shape[1]
+            if isinstance(channels, Tensor) or channels == self.num_features:
+                return  # at once, since this runs in every call
         name = type(self).__name__
         checks.floating(input, name)
         if input.ndim not in self.ndims:
@@ -292,9 +290,7 @@ class NormLayer(Sampled, Leaf, AnyBatchNorm):
                 f"{name} got an input of shape {tuple(input.shape)}: expected {expected}D input (got {input.ndim}D "
                 "input); use the 1d, 2d or 3d layer that fits, or reshape"
             )
-        channels = input.shape[1]
-        if not checks.is_recorded(channels) and channels != self.num_features:
-            raise ValueError(
-                f"{name} got {channels} channels in dimension 1 of an input of shape {tuple(input.shape)}: must be "
-                f"num_features={self.num_features}; build the layer for {channels}, or move the channels there"
-            )
+        raise ValueError(
+            f"{name} got {channels} channels in dimension 1 of an input of shape {tuple(input.shape)}: must be "
+            f"num_features={self.num_features}; build the layer for {channels}, or move the channels there"
+        )

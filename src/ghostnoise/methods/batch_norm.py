@@ -1,12 +1,13 @@
 """Batch normalization: every sample contributes to the statistics of every sample."""
 
+from functools import partial
+
 from torch import Tensor, nn
 
-from ghostnoise.engine.plan import Normalizer
+from ghostnoise.engine.fused import Plan
 from ghostnoise.engine.ranks import Group
-from ghostnoise.methods.base import NormLayer, checked, whole_batch_unbiased
+from ghostnoise.methods.base import NormLayer, checked, decide_batch_norm
 from ghostnoise.methods.registry import MeterSpec, MethodSpec, register
-from ghostnoise.statistics.samples import GhostBatch
 
 __all__ = ["BatchNorm", "BatchNorm1d", "BatchNorm2d", "BatchNorm3d", "batch_norm"]
 
@@ -51,7 +52,7 @@ def batch_norm(
     )  # fmt: skip
     if not training:
         return call.infer()
-    return call.train(Normalizer(GhostBatch(), eps), whole_batch_unbiased)
+    return call.train(partial(decide_batch_norm, eps), plan=Plan(eps))
 
 
 class BatchNorm(NormLayer):
@@ -67,7 +68,6 @@ class BatchNorm(NormLayer):
     """
 
     function = staticmethod(batch_norm)
-    repeatable = True
 
 
 class BatchNorm1d(BatchNorm, nn.BatchNorm1d):

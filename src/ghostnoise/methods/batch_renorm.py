@@ -1,6 +1,5 @@
 """Batch renormalization (Ioffe, 2017): batch norm whose training output is corrected towards the running statistics."""
 
-from collections import deque
 from functools import partial
 from typing import NamedTuple
 
@@ -8,25 +7,15 @@ import torch
 from torch import Tensor, nn
 
 from ghostnoise import checks
-from ghostnoise.engine import op
-from ghostnoise.engine.plan import Limits, LiveReference, Normalizer, Plan, Reference
+from ghostnoise.engine.fused import Buffers, Plan
 from ghostnoise.engine.ranks import Group
-from ghostnoise.engine.running import Running
-from ghostnoise.methods.base import Call, NormLayer, checked, is_recomputed, whole_batch_unbiased
+from ghostnoise.engine.recompute import remembered
+from ghostnoise.methods.base import NormLayer, checked
 from ghostnoise.methods.registry import MethodSpec, register
-from ghostnoise.statistics.moments import Moments
-from ghostnoise.statistics.samples import GhostBatch, pool_all
+from ghostnoise.tables import Affine, Moments, normalize, whole_batch
+from ghostnoise.torch_private import may_run_again
 
 __all__ = ["BatchRenorm", "BatchRenorm1d", "BatchRenorm2d", "BatchRenorm3d", "batch_renorm"]
-
-REMEMBERED = 8  # forward passes of a layer whose running statistics are kept for a recomputation
-
-
-class Pass(NamedTuple):
-    """A forward pass: the mean of its batch (1, C), and the running statistics and limits that it used."""
-
-    mean: Tensor
-    reference: Reference
 
 
 def batch_renorm(
@@ -48,7 +37,6 @@ def batch_renorm(
     process_group: Group = None,
     uneven: bool = False,
     mask: Tensor | None = None,
-    _recent: "deque[Pass] | None" = None,
 ) -> Tensor:
     """Normalize with the statistics of the batch, and correct the result towards the running statistics.
 
@@ -66,59 +54,78 @@ def batch_renorm(
     )  # fmt: skip
     if not training:
         return call.infer()
-    _check_running(call.running, warmup_steps, transition_steps)
-    normalizer = Normalizer(GhostBatch(), eps)
-    live = LiveReference(call.running, Limits(r_max, d_max, warmup_steps, transition_steps))
-    if _recent is None or torch.compiler.is_compiling():
-        return call.train(normalizer, whole_batch_unbiased, reference=live)
-    if is_recomputed() and _recent:
-        return call.normalize(Plan(normalizer, None, _first_pass(call, _recent)))[0]
-    return call.train(normalizer, whole_batch_unbiased, reference=live, after=partial(_remember, _recent))
+    _check_running(running_mean, running_var, num_batches_tracked, warmup_steps, transition_steps)
+    buffers: Buffers = (running_mean, running_var, num_batches_tracked)
+    # A pass that runs again takes the r and d of the first pass: the buffers have moved on.
+    limits = (float(r_max), float(d_max), warmup_steps, transition_steps)
+    if may_run_again() or torch.compiler.is_compiling():
+        buffers = remembered(partial(_copied, buffers))
+    decide = partial(_decide, eps, Reference(buffers, *limits))
+    return call.train(decide, plan=Plan(eps, reference=buffers, limits=limits))
 
 
-def _remember(recent: "deque[Pass]", pooled: Moments, reference: Reference | None) -> None:
-    assert reference is not None
-    recent.append(Pass(pooled.mean.detach() if pooled.mean.requires_grad else pooled.mean, reference))
+def _copied(buffers: Buffers) -> Buffers:
+    mean, var, count = (None if buffer is None else buffer.clone() for buffer in buffers)
+    return mean, var, count
 
 
-def _check_running(running: Running, warmup_steps: int, transition_steps: int) -> None:
+class Reference(NamedTuple):
+    """The running statistics, and the limits of r and d, which depend on the number of batches."""
+
+    buffers: Buffers
+    r_max: float
+    d_max: float
+    warmup_steps: int
+    transition_steps: int
+
+    def correction(self, stats: Moments, eps: float) -> tuple[Tensor, Tensor]:
+        """Return r and d for the statistics of a batch, as constants for the gradient."""
+        running_mean, running_var, count = self.buffers
+        assert running_mean is not None
+        assert running_var is not None
+        mean, var, _ = stats.detach()
+        done: Tensor | float = 1.0
+        if count is not None and self.transition_steps:
+            done = (count.to(mean.dtype) - self.warmup_steps) / self.transition_steps
+            done = done.clamp(0, 1)
+        elif count is not None:
+            done = (count >= self.warmup_steps).to(mean.dtype)
+        r_max, d_max = (
+            each if isinstance(each, Tensor) else mean.new_tensor(each)
+            for each in (1 + (self.r_max - 1) * done, self.d_max * done)
+        )
+        std = (running_var.to(mean.dtype) + eps).sqrt()
+        r = ((var + eps).sqrt() / std).clamp(r_max.reciprocal(), r_max)
+        return r, ((mean - running_mean.to(mean.dtype)) / std).clamp(-d_max, d_max)
+
+
+def _decide(eps: float, reference: Reference, m: Moments, weight: Tensor | None, bias: Tensor | None) -> Affine:
+    stats = whole_batch(m)
+    return normalize(stats, eps).then(*reference.correction(stats, eps)).then(weight, bias)
+
+
+def _check_running(
+    mean: Tensor | None, var: Tensor | None, count: Tensor | None, warmup_steps: int, transition_steps: int
+) -> None:
     """Check that the buffers that r, d and their limits are computed from are present."""
-    if running.mean is None or running.var is None:
+    if mean is None or var is None:
         raise ValueError(
             "batch_renorm in training without running_mean and running_var: r and d are computed from them; give both, "
             "or use batch_norm"
         )
-    if running.num_batches_tracked is None and (warmup_steps or transition_steps):
+    if count is None and (warmup_steps or transition_steps):
         raise ValueError(
             f"batch_renorm with warmup_steps={warmup_steps}, transition_steps={transition_steps} and without "
             "num_batches_tracked: it counts the batches; give it, or set both to 0"
         )
 
 
-def _first_pass(call: Call, recent: "deque[Pass]") -> Reference:
-    """Return the running statistics that the first pass over this batch used: of the nearest mean, or the latest.
-
-    Ranks would have to exchange the mean of the batch, so they take the latest pass.
-    """
-    if call.extent.ranks is not None:
-        return recent[-1].reference
-    mean = pool_all(*op.measure(call.input, call.channel_dim, call.extent.mask), call.extent.counts).mean
-    passes = [each for each in reversed(recent) if each.mean.shape == mean.shape and each.mean.device == mean.device]
-    nearest = torch.stack([(each.mean - mean).abs().sum() for each in passes]).argmin()
-
-    def chosen(tables: list[Tensor]) -> Tensor:
-        return torch.stack(tables).index_select(0, nearest.unsqueeze(0))[0]
-
-    known = [each.reference for each in passes]
-    moments = Moments(chosen([each.moments.mean for each in known]), chosen([each.moments.var for each in known]))
-    return Reference(moments, chosen([each.limits for each in known if each.limits is not None]))
-
-
 def _check(r_max: float, d_max: float, warmup_steps: int, transition_steps: int) -> None:
     checks.number("r_max", r_max, 1)
     checks.number("d_max", d_max, 0)
-    checks.steps(warmup_steps, least=0, name="warmup_steps")
-    checks.steps(transition_steps, least=0, name="transition_steps")
+    for name, value in (("warmup_steps", warmup_steps), ("transition_steps", transition_steps)):
+        if type(value) is not int or value < 0:
+            checks.steps(value, least=0, name=name)
 
 
 class BatchRenorm(NormLayer):
@@ -144,8 +151,7 @@ class BatchRenorm(NormLayer):
     """
 
     function = staticmethod(batch_renorm)
-    repeatable = True
-    options = ("r_max", "d_max", "warmup_steps", "transition_steps", "_recent", *NormLayer.options)
+    options = ("r_max", "d_max", "warmup_steps", "transition_steps", *NormLayer.options)
 
     def __init__(
         self,
@@ -177,7 +183,6 @@ class BatchRenorm(NormLayer):
         _check(r_max, d_max, warmup_steps, transition_steps)
         self.r_max, self.d_max = r_max, d_max
         self.warmup_steps, self.transition_steps = warmup_steps, transition_steps
-        self._recent: deque[Pass] = deque(maxlen=REMEMBERED)
 
 
 class BatchRenorm1d(BatchRenorm, nn.BatchNorm1d):

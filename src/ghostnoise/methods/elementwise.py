@@ -9,7 +9,7 @@ import torch
 from torch import Generator, Tensor
 
 from ghostnoise import checks
-from ghostnoise.engine.masks import zero_invalid
+from ghostnoise.engine import masks
 from ghostnoise.masking import mask_of
 from ghostnoise.methods.base import zeroed
 from ghostnoise.methods.registry import MethodSpec, register
@@ -77,7 +77,7 @@ def additive_gaussian_noise(
     if std == 0:
         return input
     y = input + torch.randn(input.shape, dtype=input.dtype, device=input.device, **drawn_by(generator)).mul_(std)
-    return y if mask is None else zero_invalid(y, mask, channel_dim)
+    return y if mask is None else masks.zero(y, mask, channel_dim)
 
 
 class NoisyDropout(Leaf):

@@ -1,16 +1,18 @@
 """EvalNorm: inference depends on the sample itself as training does."""
 
+from functools import partial
 from typing import Literal
 
 import torch
 from torch import Tensor
 
 from ghostnoise import checks
-from ghostnoise.engine.plan import Normalizer, Plan, Reference
+from ghostnoise.engine.fused import Plan
 from ghostnoise.engine.ranks import Group
-from ghostnoise.methods.base import NormLayer, checked, ghost_average
+from ghostnoise.methods.base import NormLayer, checked
+from ghostnoise.methods.ghost_batch_norm import check_ghost_values, decide_ghost_batch_norm
 from ghostnoise.methods.registry import MethodSpec, register
-from ghostnoise.statistics.samples import GhostBatch, Mixture
+from ghostnoise.tables import Affine, Moments, mix, normalize
 
 __all__ = ["EvalNorm", "EvalNorm1d", "EvalNorm2d", "EvalNorm3d", "eval_norm"]
 
@@ -48,15 +50,25 @@ def eval_norm(
         channel_dim, process_group, uneven, mask,
     )  # fmt: skip
     if training:
-        checks.ghost_values(
-            call.extent.shape, "eval_norm", call.extent.spatial, ghost_size, call.ghost_values(ghost_size)
-        )
-        return call.train(Normalizer(GhostBatch(ghost_size), eps), ghost_average)
-    population = call.running.moments(input.device)
-    if population is None or input.numel() == 0:
+        check_ghost_values(call, ghost_size, "eval_norm")
+        return call.train(partial(decide_ghost_batch_norm, eps, ghost_size), "ghosts", Plan(eps, ghost_size))
+    if running_mean is None or running_var is None or input.numel() == 0:
         return call.infer()
-    plan = Plan(Normalizer(Mixture(share), eps), None, Reference(population))
-    return call.normalize(plan)[0]
+    return call.normalize(partial(_decide, eps, share, running_mean, running_var))[0]
+
+
+def _decide(
+    eps: float,
+    share: float,
+    running_mean: Tensor,
+    running_var: Tensor,
+    m: Moments,
+    weight: Tensor | None,
+    bias: Tensor | None,
+) -> Affine:
+    """Normalize each sample with the running statistics, mixed with its own."""
+    population = Moments(*(buffer.detach().to(m.mean.dtype)[None] for buffer in (running_mean, running_var)))
+    return normalize(mix(population, m, share), eps).then(weight, bias)
 
 
 def _share(alpha: float | str | None, ghost_size: int | None) -> float:
@@ -91,7 +103,6 @@ class EvalNorm(NormLayer):
     """
 
     function = staticmethod(eval_norm)
-    repeatable = True
     options = ("ghost_size", "alpha", *NormLayer.options)
 
     def __init__(

@@ -1,14 +1,17 @@
 """Exclusive batch normalization: each sample is excluded from its own statistics."""
 
+from functools import partial
+
 import torch
 from torch import Tensor, nn
 
 from ghostnoise import checks
-from ghostnoise.engine.plan import Normalizer
+from ghostnoise.engine import masks
+from ghostnoise.engine.fused import Plan
 from ghostnoise.engine.ranks import Group
-from ghostnoise.methods.base import NormLayer, checked, whole_batch
+from ghostnoise.methods.base import Call, NormLayer, checked
 from ghostnoise.methods.registry import MeterSpec, MethodSpec, register
-from ghostnoise.statistics.samples import Exclusive, ExclusiveMixture
+from ghostnoise.tables import Affine, Moments, excluding_sample, mix, normalize
 
 __all__ = [
     "ExclusiveBatchNorm",
@@ -56,25 +59,62 @@ def exclusive_batch_norm(
     if not training:
         return call.infer()
     # A mixture of two values has a variance: one value besides the sample itself is enough.
-    extent, least = call.extent, 1 if self_weight else 2
-    checks.other_values(extent.shape, extent.spatial, ghost_size, valid=call.other_values(ghost_size), least=least)
-    contributors = ExclusiveMixture(ghost_size, float(self_weight)) if self_weight else Exclusive(ghost_size)
-    normalizer = Normalizer(contributors, eps, float(min_std))
+    check_other_values(call, ghost_size, "exclusive_batch_norm", 1 if self_weight else 2)
+    decide = partial(decide_exclusive_batch_norm, eps, ghost_size, min_std, self_weight)
     if clamp_output is None:
-        return call.train(normalizer, whole_batch)
-    # Clamping is not an affine transformation: this option alone takes a pass over x of its own, in float32 or better.
+        plan = None if self_weight else Plan(eps, ghost_size, exclusive=True, min_std=min_std)
+        return call.train(decide, "whole", plan)
+    # Clamping is not an affine map: this option alone takes a pass over x of its own, in float32 or better.
     wide = input.to(torch.promote_types(input.dtype, torch.float32))
-    y, _ = call._replace(input=wide, weight=None, bias=None).train_and_measure(normalizer, whole_batch)
+    y = call._replace(input=wide, weight=None, bias=None).train(decide, "whole")
     y = y.clamp(-clamp_output, clamp_output)
     shape = [-1 if dim == channel_dim % input.ndim else 1 for dim in range(input.ndim)]
     y = y if weight is None else y * weight.view(shape)
     y = (y if bias is None else y + bias.view(shape)).to(input.dtype)
-    return y if call.extent.mask is None else call.extent.mask.zero(y, channel_dim)
+    return y if call.extent.mask is None else masks.zero(y, call.extent.mask, channel_dim)
+
+
+def decide_exclusive_batch_norm(
+    eps: float,
+    ghost_size: int | None,
+    min_std: float,
+    self_weight: float,
+    m: Moments,
+    weight: Tensor | None,
+    bias: Tensor | None,
+) -> Affine:
+    """Normalize each sample with the statistics of the other samples, mixed with its own by `self_weight`."""
+    others = excluding_sample(m, ghost_size)
+    if self_weight:
+        others = with_sample(others, m, self_weight)
+    return normalize(others, eps, min_std).then(weight, bias)
+
+
+def with_sample(others: Moments, m: Moments, weight: float) -> Moments:
+    """Mix the sample itself into the moments of the others; if these have no values, it is all there is."""
+    mixed = mix(others, m, weight)
+    if not isinstance(others.n, Tensor):
+        return mixed
+    pairs = zip(mixed[:2], m[:2], strict=True)
+    mean, var = (torch.where(others.n > 0, table, own) for table, own in pairs)
+    return Moments(mean, var, m.n)
+
+
+def check_other_values(call: Call, ghost_size: int | None, name: str, least: int = 2) -> None:
+    """Check that `least` values contribute to the statistics of each sample besides the sample itself."""
+    extent, valid = call.extent, None
+    if extent.counts is not None:
+        m = Moments(extent.counts, extent.counts, extent.counts)
+        others = excluding_sample(m, ghost_size).n if m.mean.shape[0] > 1 else torch.zeros_like(m.mean)
+        valid = others.where(extent.counts > 0, torch.inf)  # type: ignore[union-attr]
+    checks.other_values(extent.shape, extent.spatial, ghost_size, name, valid, least)
 
 
 def _check(min_std: float, clamp_output: float | None, self_weight: float) -> None:
-    checks.number("min_std", min_std, 0)
-    checks.number("self_weight", self_weight, 0, 1, open_high=True)
+    if min_std != 0.0:
+        checks.number("min_std", min_std, 0)
+    if self_weight != 0.0:
+        checks.number("self_weight", self_weight, 0, 1, open_high=True)
     if clamp_output is not None:
         checks.number("clamp_output", clamp_output, 0, open_low=True)
 
@@ -101,7 +141,6 @@ class ExclusiveBatchNorm(NormLayer):
     """
 
     function = staticmethod(exclusive_batch_norm)
-    repeatable = True
     options = ("ghost_size", "min_std", "clamp_output", "self_weight", *NormLayer.options)
     least_ghost_size = 2
 

@@ -1,27 +1,27 @@
 """Ghost batch normalization: small normalization batches inside a large one; and its decomposition into noise."""
 
+from functools import partial
 from typing import Literal, NamedTuple, get_args
 
 import torch
 from torch import Tensor, nn
 
-from ghostnoise import checks
-from ghostnoise.engine import op
-from ghostnoise.engine.plan import Normalizer
+from ghostnoise import checks, flex
+from ghostnoise.engine.fused import Plan
 from ghostnoise.engine.ranks import Group
-from ghostnoise.engine.running import Running
-from ghostnoise.methods.base import (
-    Call,
-    NormLayer,
-    checked,
-    ghost_average,
-    is_recomputed,
-    whole_batch,
-    whole_batch_unbiased,
-)
+from ghostnoise.methods.base import Call, NormLayer, checked, update_running
 from ghostnoise.methods.registry import MeterSpec, MethodSpec, register
-from ghostnoise.statistics.moments import Moments
-from ghostnoise.statistics.samples import GhostBatch, ghost_sizes, pool_all
+from ghostnoise.tables import (
+    Affine,
+    Moments,
+    counts,
+    ghost_batches,
+    ghost_rows,
+    ghost_sizes,
+    normalize,
+    whole_batch,
+)
+from ghostnoise.torch_private import in_backward
 
 __all__ = [
     "Decomposition",
@@ -34,6 +34,7 @@ __all__ = [
 ]
 
 RunningVarFrom = Literal["ghost", "batch", "each", "each-scaled"]
+RUNNING_VAR_FROM = get_args(RunningVarFrom)
 
 
 def ghost_batch_norm(
@@ -63,56 +64,74 @@ def ghost_batch_norm(
     Evaluation, shapes and the other arguments are those of `batch_norm`.
     """
     ghost_size = checks.ghost_size_or_none(ghost_size)
-    checks.choice("running_var_from", running_var_from, get_args(RunningVarFrom))
+    if running_var_from not in RUNNING_VAR_FROM:
+        checks.choice("running_var_from", running_var_from, RUNNING_VAR_FROM)
     call = checked(
         "ghost_batch_norm", input, running_mean, running_var, weight, bias, training, momentum, eps,
         num_batches_tracked, channel_dim, process_group, uneven, mask,
     )  # fmt: skip
     if not training:
         return call.infer()
-    checks.ghost_values(
-        call.extent.shape, "ghost_batch_norm", call.extent.spatial, ghost_size, call.ghost_values(ghost_size)
-    )
-    normalizer = Normalizer(GhostBatch(ghost_size), eps)
+    check_ghost_values(call, ghost_size, "ghost_batch_norm")
+    decide = partial(decide_ghost_batch_norm, eps, ghost_size)
     if running_var_from in ("each", "each-scaled"):
-        y, measured = call._replace(running=Running(None, None)).train_and_measure(normalizer, whole_batch)
-        _update_for_each(call, measured, ghost_size, scaled=running_var_from == "each-scaled")
+        y, m = call.normalize(decide)
+        _update_for_each(call, m, ghost_size, scaled=running_var_from == "each-scaled")
         return y
-    return call.train(normalizer, ghost_average if running_var_from == "ghost" else whole_batch_unbiased)
+    return call.train(decide, "ghosts" if running_var_from == "ghost" else "unbiased", Plan(eps, ghost_size))
 
 
-def _update_for_each(call: Call, measured: op.Measured, ghost_size: int | None, scaled: bool) -> None:
+def decide_ghost_batch_norm(
+    eps: float, ghost_size: int | None, m: Moments, weight: Tensor | None, bias: Tensor | None
+) -> Affine:
+    """Normalize each ghost batch with its own statistics."""
+    return normalize(ghost_batches(m, ghost_size), eps).then(weight, bias)
+
+
+def check_ghost_values(call: Call, ghost_size: int | None, name: str) -> None:
+    """Check that each ghost batch has more than one value per channel."""
+    extent, valid = call.extent, None
+    if extent.counts is not None:
+        values = extent.counts
+        valid = torch.stack([part.sum() for part in values.split(_sizes(values.shape[0], ghost_size))])
+    checks.ghost_values(extent.shape, name, extent.spatial, ghost_size, valid)
+
+
+def _sizes(batch_size: int, ghost_size: int | None) -> list[int]:
+    return [batch_size] if ghost_size is None else ghost_sizes(batch_size, ghost_size)
+
+
+def _update_for_each(call: Call, m: Moments, ghost_size: int | None, scaled: bool) -> None:
     """Update the running buffers once per ghost batch, as `nn.BatchNorm*d` does if it is called for each of them."""
-    running, batch_size, counts = call.running, call.extent.shape[0], call.extent.counts
-    if (running.is_absent and running.num_batches_tracked is None) or is_recomputed():
+    mean, var, tracked = call.buffers
+    if (mean is None and var is None and tracked is None) or in_backward():
         return
-    sizes = [batch_size] if ghost_size is None else ghost_sizes(batch_size, ghost_size)
-    values, count, momentum = [size * call.extent.spatial for size in sizes], len(sizes), running.momentum
-    momentum = momentum / count if scaled and momentum else momentum
+    ghosts, sizes = ghost_rows(m, ghost_size), _sizes(m.mean.shape[0], ghost_size)
+    number, momentum = len(sizes), call.momentum
+    momentum = momentum / number if scaled and momentum else momentum
 
     def column(numbers: list[float]) -> Tensor:
-        return measured.pooled.mean.new_tensor(numbers).unsqueeze(1)
+        return m.mean.new_tensor(numbers).unsqueeze(1)
 
-    if counts is None:
-        factors = column([n / (n - 1) for n in values])
-    else:  # NaN for fewer than 2 values, which do not update anything
-        valid = GhostBatch(ghost_size).values(counts)
+    if isinstance(m.n, Tensor):  # NaN for fewer than 2 values, which do not update anything
+        valid = counts(ghosts)
         factors = torch.where(valid > 1, valid / (valid - 1), torch.nan)
-    stats = Moments(measured.pooled.mean, measured.pooled.var * factors)
-    if not momentum or counts is not None:  # a cumulative average, or ghost batches that may be empty
-        for row in range(count):
-            rows = Moments(*(table[row : row + 1] for table in stats))
-            measured.update_towards(running._replace(momentum=momentum), rows)
+    else:
+        factors = column([size * m.n / (size * m.n - 1) for size in sizes])
+    stats = Moments(ghosts.mean, ghosts.var * factors)
+    if not momentum or isinstance(m.n, Tensor):  # a cumulative average, or ghost batches that may be empty
+        for row in range(number):
+            rows = Moments(*(table[row : row + 1] for table in stats[:2]))
+            update_running(mean, var, tracked, momentum, rows)
         return
-    # In closed form: after all updates, ghost batch g has the weight momentum * (1 - momentum)^(count - 1 - g).
-    total = 1 - (1 - momentum) ** count
-    weights = column([momentum * (1 - momentum) ** (count - 1 - row) / total for row in range(count)])
-    tracked = running.num_batches_tracked
+    # In closed form: after all updates, ghost batch g has the weight momentum * (1 - momentum)^(number - 1 - g).
+    total = 1 - (1 - momentum) ** number
+    weights = column([momentum * (1 - momentum) ** (number - 1 - row) / total for row in range(number)])
     before = None if tracked is None else tracked.clone()
-    averages = Moments(*((weights * table).sum(0, keepdim=True) for table in stats))
-    measured.update_towards(running._replace(momentum=total), averages)
+    averages = Moments(*((weights * table).sum(0, keepdim=True) for table in stats[:2]))
+    update_running(mean, var, tracked, total, averages)
     if tracked is not None and before is not None:
-        tracked.add_((tracked - before) * (count - 1))  # 0 if the statistics were not finite
+        tracked.add_((tracked - before) * (number - 1))  # 0 if the statistics were not finite
 
 
 class GhostBatchNorm(NormLayer):
@@ -136,7 +155,6 @@ class GhostBatchNorm(NormLayer):
     """
 
     function = staticmethod(ghost_batch_norm)
-    repeatable = True
     options = ("ghost_size", "running_var_from", *NormLayer.options)
 
     def __init__(
@@ -159,7 +177,7 @@ class GhostBatchNorm(NormLayer):
             num_features, eps, momentum, affine, track_running_stats, device, dtype, bias=bias,
             process_group=process_group, uneven=uneven,
         )  # fmt: skip
-        checks.choice("running_var_from", running_var_from, get_args(RunningVarFrom))
+        checks.choice("running_var_from", running_var_from, RUNNING_VAR_FROM)
         self.ghost_size = checks.ghost_size_or_none(ghost_size)
         self.running_var_from = running_var_from
 
@@ -214,8 +232,8 @@ def decompose(input: Tensor, ghost_size: int, *, channel_dim: int = 1) -> Decomp
     ghost_size = checks.ghost_size(ghost_size)
     checks.layout(input, "decompose", channel_dim)
     checks.trainable(input.shape, "decompose")
-    moments = op.measure(input, channel_dim)
-    whole, ghosts = pool_all(*moments), GhostBatch(ghost_size).pool(moments, None)
+    m = flex.measure(input, channel_dim)
+    whole, ghosts = whole_batch(m), ghost_rows(m, ghost_size)
     std, constant = whole.var.sqrt(), whole.var == 0
     shift = ghosts.mean - whole.mean
     scale = (ghosts.var.sqrt() / std).masked_fill(constant, 1)

@@ -1,33 +1,45 @@
 """Ghost noise injection: the noise of random ghost batches, inside batch norm or on its own."""
 
 from functools import partial
-from typing import Literal, TypeAlias, get_args
+from typing import Literal, NamedTuple, TypeAlias, get_args
 
 import torch
 from torch import Generator, Tensor, nn
 
-from ghostnoise import checks
-from ghostnoise.engine import op, ranks
-from ghostnoise.engine.plan import Components, Drawn, DrawnWithHistory, Noise, Normalizer, Partition, Seeded
-from ghostnoise.engine.ranks import Extent, Group
+from ghostnoise import checks, flex
+from ghostnoise.engine import fused, masks, ranks
+from ghostnoise.engine.ranks import Extent, Group, Ranks
+from ghostnoise.engine.recompute import remembered
+from ghostnoise.history import History
 from ghostnoise.masking import mask_of
-from ghostnoise.methods.base import NormLayer, checked, whole_batch, whole_batch_unbiased, zeroed
+from ghostnoise.methods.base import NormLayer, checked, decide_batch_norm, zeroed
+from ghostnoise.methods.exclusive_batch_norm import check_other_values, decide_exclusive_batch_norm
 from ghostnoise.methods.noise_base import (
     Remembering,
     check_noise,
     checked_input,
-    differ,
-    earlier,
     history_of,
-    pool_counts,
-    remember,
+    inject_before,
     warn_without_variance,
 )
 from ghostnoise.methods.registry import MeterSpec, MethodSpec, register
-from ghostnoise.randomness import draw_seed, drawn_by
-from ghostnoise.statistics.history import History
-from ghostnoise.statistics.moments import Stored
-from ghostnoise.statistics.samples import Exclusive, GhostBatch, draw_indices, draw_present
+from ghostnoise.randomness import draw_present, draw_rows, drawn_by
+from ghostnoise.tables import (
+    COMPONENTS,
+    Affine,
+    Components,
+    Moments,
+    counts,
+    drawn_samples,
+    excluding_sample,
+    normalize,
+    partition,
+    whole_batch,
+)
+from ghostnoise.tables import (
+    ghost_noise as noise_of,
+)
+from ghostnoise.torch_private import in_backward
 from ghostnoise.tracing import Leaf
 
 __all__ = [
@@ -90,20 +102,21 @@ def ghost_noise(
         (B, C, *spatial) with 2 to 5 dimensions, or with the channels in `channel_dim`.
     """
     ghost_size = checks.ghost_size_or_none(ghost_size)
-    check_noise(noise_eps, components, generator)
-    _check_draw(draw, process_group, history)
-    _, extent = checked_input(input, "ghost_noise", channel_dim, process_group, uneven, mask)
+    _check(noise_eps, components, generator, draw, process_group, history)
+    extent = checked_input(input, "ghost_noise", channel_dim, process_group, uneven, mask)
     if ghost_size is None:
         checks.no_draws("indices", indices)
-        return input if extent.mask is None else extent.mask.zero(input, channel_dim)
-    single = ghost_size * extent.spatial == 1 < extent.shape[0]
-    warn_without_variance(components != "shift" and single, input)
-    inside = history is None and extent.ranks is None and extent.mask is None and op.draws(input, channel_dim)
-    stored = None if history is None else earlier(history, input, channel_dim, extent)
-    noise = _drawn(input, extent, ghost_size, noise_eps, components, draw, indices, generator, stored, inside)
-    y, moments = op.inject(input, noise, channel_dim, extent.ranks, extent.mask)
-    if history is not None:
-        remember(history, moments, extent)
+        return input if extent.mask is None else masks.zero(input, extent.mask, channel_dim)
+    if ghost_size * extent.spatial == 1 < extent.shape[0] and components != "shift":
+        warn_without_variance(input)
+    noise = _drawn(input, channel_dim, extent, ghost_size, noise_eps, components, draw, indices, generator, history)
+    plain = noise.stored is None and noise.partition_size is None and extent.ranks is None and extent.mask is None
+    if plain and fused.covers(input):
+        x = input if channel_dim == 1 else input.movedim(channel_dim, 1)
+        y = fused.inject(x, noise.indices, float(noise_eps), components != "scale", components != "shift")
+        return y if channel_dim == 1 else y.movedim(1, channel_dim)
+    y, m = flex.run(input, noise.alone, (), extent, channel_dim)
+    _remember(history, m)
     return y
 
 
@@ -142,50 +155,91 @@ def ghost_noise_batch_norm(
     batch: each sample is excluded from its own statistics. The moments of the noise are those of normalized samples.
     """
     ghost_size = checks.ghost_size_or_none(ghost_size)
-    check_noise(noise_eps, components, generator)
-    _check_draw(draw, process_group, history)
-    checks.choice("normalizer", normalizer, NORMALIZERS)
+    _check(noise_eps, components, generator, draw, process_group, history)
+    if normalizer not in NORMALIZERS:
+        checks.choice("normalizer", normalizer, NORMALIZERS)
     call = checked(
         "ghost_noise_batch_norm", input, running_mean, running_var, weight, bias, training, momentum, eps,
         num_batches_tracked, channel_dim, process_group, uneven, mask,
     )  # fmt: skip
     if not training:
         return call.infer()
-    extent, statistics, population = call.extent, Normalizer(GhostBatch(), eps), whole_batch_unbiased
-    if normalizer == "exclusive":
-        checks.other_values(extent.shape, extent.spatial, None, "normalizer='exclusive'", call.other_values(None))
-        statistics, population = Normalizer(Exclusive(), eps), whole_batch
+    extent, exclusive = call.extent, normalizer == "exclusive"
+    if exclusive:
+        check_other_values(call, None, "normalizer='exclusive'")
     if ghost_size is None:
         checks.no_draws("indices", indices)
-        return call.train(statistics, population)
-    warn_without_variance(components != "shift" and ghost_size * extent.spatial == 1, input)
-    alone = history is None and extent.ranks is None and extent.mask is None
-    inside = normalizer == "batch" and alone and op.draws(input, channel_dim)
-    if alone and not inside and indices is None and draw == "replacement":
-        new = partial(_redrawn, input.shape[0], ghost_size, noise_eps, components, input.device, generator)
-        return call.train(statistics, population, new)
-    stored = None if history is None else earlier(history, input, channel_dim, extent)
-    noise = _drawn(input, extent, ghost_size, noise_eps, components, draw, indices, generator, stored, inside)
-    y, measured = call.train_and_measure(statistics, population, noise)
-    if history is not None:
-        remember(history, measured.moments, extent)
-    return y
+        if exclusive:
+            decide = partial(decide_exclusive_batch_norm, eps, None, 0.0, 0.0)
+            return call.train(decide, "whole", fused.Plan(eps, exclusive=True))
+        return call.train(partial(decide_batch_norm, eps), plan=fused.Plan(eps))
+    if ghost_size * extent.spatial == 1 and components != "shift":
+        warn_without_variance(input)
+    noise = _drawn(input, channel_dim, extent, ghost_size, noise_eps, components, draw, indices, generator, history)
+    given = partial(decide_with_noise, eps, exclusive, noise, extent.ranks)
+    plan = None
+    if not exclusive and noise.stored is None and noise.partition_size is None:
+        shift, scale = components != "scale", components != "shift"
+        plan = fused.Plan(eps, indices=noise.indices, noise_eps=float(noise_eps), shift=shift, scale=scale)
+    return call.train(given, "whole" if exclusive else "unbiased", plan, None if history is None else history.add)
 
 
-def _redrawn(
-    batch_size: int,
-    ghost_size: int,
+class DrawnNoise(NamedTuple):
+    """The noise of drawn samples: `indices` (B, N), or the permutation (B,) of a partition into ghost batches.
+
+    `stored` are samples of earlier batches, which follow those of the batch.
+    """
+
+    eps: float
+    components: Components
+    indices: Tensor
+    partition_size: int | None = None
+    stored: Moments | None = None
+
+    def alone(self, m: Moments) -> Affine:
+        """Decide on the noise of a batch that is not normalized."""
+        return self(m.detach(), self.stored)
+
+    def __call__(self, m: Moments, stored: Moments | None) -> Affine:
+        """Decide on the noise, given the moments of the samples and of stored ones in the same units."""
+        pool = m if stored is None else m.join(stored)
+        if self.partition_size is None:
+            ghost = drawn_samples(pool, self.indices)
+        else:
+            ghost = partition(pool, self.indices, self.partition_size)
+        return noise_of(whole_batch(pool), ghost, self.eps, self.components)
+
+
+def decide_with_noise(
+    eps: float,
+    exclusive: bool,
+    noise: "DrawnNoise",
+    ranks: Ranks | None,
+    m: Moments,
+    weight: Tensor | None,
+    bias: Tensor | None,
+) -> Affine:
+    """Normalize, inject the noise of normalized samples as a constant, then apply weight and bias."""
+    whole = normalize(whole_batch(m), eps)
+    norm = normalize(excluding_sample(m), eps) if exclusive else whole
+    # Detached rather than only without gradients, which forward-mode tangents would pass.
+    hat = norm.detach().moments(m.detach())
+    stored = None if noise.stored is None else whole.detach().moments(noise.stored)
+    return inject_before(norm, noise(hat, stored), ranks).then(weight, bias)
+
+
+def _check(
     noise_eps: float,
     components: Components,
-    device: torch.device,
     generator: Generator | None,
-) -> Drawn:
-    """Draw ghost batches from a batch, with replacement."""
-    return Drawn(float(noise_eps), components, draw_indices(batch_size, ghost_size, device, generator))
-
-
-def _check_draw(draw: str, process_group: Group, history: object) -> None:
-    checks.choice("draw", draw, DRAWS)
+    draw: str,
+    process_group: Group,
+    history: object,
+) -> None:
+    if type(noise_eps) is not float or noise_eps < 0 or components not in COMPONENTS or generator is not None:
+        check_noise(noise_eps, components, generator)
+    if draw not in DRAWS:
+        checks.choice("draw", draw, DRAWS)
     if history is not None and not isinstance(history, History):
         raise ValueError(
             f"history={history!r}: a function takes a ghostnoise.History, which keeps the samples from call to call; "
@@ -205,6 +259,7 @@ def _check_draw(draw: str, process_group: Group, history: object) -> None:
 
 def _drawn(
     input: Tensor,
+    channel_dim: int,
     extent: Extent,
     ghost_size: int,
     noise_eps: float,
@@ -212,35 +267,50 @@ def _drawn(
     draw: DrawName,
     indices: Tensor | None,
     generator: Generator | None,
-    stored: Stored | None,
-    inside: bool,
-) -> Noise:
-    """Return noise from samples of the batch and those that are stored, with the given indices, checked, or new ones.
-
-    With `inside`, samples are drawn with replacement inside of the backend.
-    """
-    rows, device, batch_size = input.shape[0], input.device, extent.shape[0]
-    weighted = differ(extent, stored)
+    history: History | None,
+) -> DrawnNoise:
+    """Return noise from samples of the batch and those that are stored, with the given indices or new ones."""
+    rows, device, stored = input.shape[0], input.device, None
+    if history is None and indices is None and generator is None and extent.mask is None and draw == "replacement":
+        return DrawnNoise(float(noise_eps), components, draw_rows(extent.shape[0], rows, ghost_size, device, None))
+    if history is not None:
+        checks.not_transformed()
+        stored = remembered(partial(history.stored, input.shape[channel_dim], device))
+        if extent.mask is None and checks.readable(stored.mean) and bool((counts(stored) == extent.spatial).all()):
+            stored = stored._replace(n=extent.spatial)  # samples that weigh equally are drawn and pooled faster
+    size = extent.shape[0] + (0 if stored is None else stored.mean.shape[0])
+    weighted = extent.mask is not None or (stored is not None and isinstance(stored.n, Tensor))
     if indices is not None:
         if draw == "partition":
             checks.permutation(indices, rows)
         else:
-            checks.index_table(indices, rows, ghost_size, batch_size + (0 if stored is None else len(stored.mean)))
-        drawn = indices.to(device, copy=True)  # the backward pass needs them unchanged
-    elif draw == "partition":
-        drawn = torch.randperm(rows, device=device, **drawn_by(generator))
-    elif inside:
-        return Seeded(float(noise_eps), components, draw_seed(device, generator), ghost_size)
-    elif weighted:
-        drawn = draw_present(pool_counts(extent, stored), ghost_size, rows, generator)
+            checks.index_table(indices, rows, ghost_size, size)
+        drawn = indices.to(device, torch.int64, copy=True)  # the backward pass needs them unchanged
+    elif generator is not None:  # which checkpoints do not restore
+        drawn = remembered(partial(_draw, rows, size, extent, stored, weighted, ghost_size, draw, device, generator))
     else:
-        pool_size = batch_size if stored is None else batch_size + len(stored.mean)
-        drawn = draw_indices(pool_size, ghost_size, device, generator, rows)
+        drawn = _draw(rows, size, extent, stored, weighted, ghost_size, draw, device, None)
+    return DrawnNoise(float(noise_eps), components, drawn, ghost_size if draw == "partition" else None, stored)
+
+
+def _draw(
+    rows: int, size: int, extent: Extent, stored: Moments | None, weighted: bool, ghost_size: int, draw: DrawName,
+    device: torch.device, generator: Generator | None,
+) -> Tensor:  # fmt: skip
+    """Draw samples of the batch and of those that are stored, or a permutation of the batch."""
     if draw == "partition":
-        return Partition(float(noise_eps), components, drawn, ghost_size)
-    if stored is not None:
-        return DrawnWithHistory(float(noise_eps), components, drawn, stored, weighted)
-    return Drawn(float(noise_eps), components, drawn)
+        return torch.randperm(rows, device=device, **drawn_by(generator))
+    if not weighted:
+        return draw_rows(size, rows, ghost_size, device, generator)
+    parts = [] if stored is None else [counts(stored)]
+    own = parts[0].new_ones(extent.shape[0], 1) if extent.counts is None else extent.counts
+    return draw_present(torch.cat([own, *(part.to(own) for part in parts)]).flatten(), ghost_size, rows, generator)
+
+
+def _remember(history: History | None, m: Moments) -> None:
+    """Add the samples of this batch to the history, unless this is a recomputed pass."""
+    if history is not None and not in_backward():
+        history.add(m)
 
 
 class GhostNoise(Remembering, Leaf):
@@ -286,9 +356,8 @@ class GhostNoise(Remembering, Leaf):
         uneven: bool = False,
     ) -> None:
         super().__init__()
-        check_noise(noise_eps, components, generator)
         self.history = history_of(history)
-        _check_draw(draw, process_group, self.history)
+        _check(noise_eps, components, generator, draw, process_group, self.history)
         checks.dimension(channel_dim)
         checks.flag("uneven", uneven)
         self.ghost_size = checks.ghost_size_or_none(ghost_size)
@@ -343,7 +412,6 @@ class GhostNoiseBatchNorm(Remembering, NormLayer):
     """
 
     function = staticmethod(ghost_noise_batch_norm)
-    repeatable = True
     options = (
         "ghost_size",
         "noise_eps",
@@ -380,9 +448,8 @@ class GhostNoiseBatchNorm(Remembering, NormLayer):
             num_features, eps, momentum, affine, track_running_stats, device, dtype, bias=bias,
             process_group=process_group, uneven=uneven,
         )  # fmt: skip
-        check_noise(noise_eps, components, generator)
         self.history = history_of(history)
-        _check_draw(draw, process_group, self.history)
+        _check(noise_eps, components, generator, draw, process_group, self.history)
         checks.choice("normalizer", normalizer, NORMALIZERS)
         self.ghost_size = checks.ghost_size_or_none(ghost_size)
         self.noise_eps, self.components, self.generator = noise_eps, components, generator

@@ -8,35 +8,45 @@ import torch
 from torch import Generator, Tensor
 
 from ghostnoise import checks
-from ghostnoise.engine import op
-from ghostnoise.engine.plan import COMPONENTS, Components, Drawn, Noise
-from ghostnoise.engine.ranks import Extent, Group
-from ghostnoise.methods.base import Sampled, is_recomputed, met
-from ghostnoise.statistics.history import History
-from ghostnoise.statistics.moments import Moments, Stored
-from ghostnoise.statistics.samples import draw_indices
+from ghostnoise.engine.ranks import Extent, Group, Ranks
+from ghostnoise.history import History
+from ghostnoise.methods.base import Sampled, met
+from ghostnoise.randomness import draw_rows
+from ghostnoise.tables import COMPONENTS, Affine, Components, Moments, drawn_samples, ghost_noise
 
 
 def check_noise(noise_eps: float, components: str, generator: Generator | None) -> None:
     """Check the options that all ghost noise has."""
-    checks.number("noise_eps", noise_eps, 0)
-    checks.choice("components", components, COMPONENTS)
-    checks.generator(generator)
+    if type(noise_eps) is not float or not 0 <= noise_eps < torch.inf:
+        checks.number("noise_eps", noise_eps, 0)
+    if components not in COMPONENTS:
+        checks.choice("components", components, COMPONENTS)
+    if generator is not None:
+        checks.generator(generator)
 
 
 def checked_input(
     input: Tensor, name: str, channel_dim: int, process_group: Group, uneven: bool, mask: Tensor | None
-) -> tuple[int, Extent]:
-    """Check the input of noise on its own; returns the number of channels, and the extent of the batch."""
-    channels, spatial = checks.layout(input, name, channel_dim)
-    extent = met(name, input, spatial, channel_dim, process_group, uneven, mask)
-    checks.trainable(extent.shape, name)
-    return channels, extent
+) -> Extent:
+    """Check the input of noise on its own; returns the extent of the batch."""
+    _, spatial = checks.layout(input, name, channel_dim)
+    if mask is None and process_group is None:
+        extent = Extent(input.shape, spatial)
+    else:
+        extent = met(name, input, spatial, channel_dim, process_group, uneven, mask)
+    if not spatial or not extent.shape[0]:
+        checks.trainable(extent.shape, name)
+    return extent
 
 
-def warn_without_variance(condition: bool, input: Tensor) -> None:
+def inject_before(norm: Affine, noise: Affine, ranks: Ranks | None) -> Affine:
+    """Return a normalization followed by the noise of this rank's samples."""
+    return (norm if ranks is None else Affine(*(ranks.own(table) for table in norm))).before(noise)
+
+
+def warn_without_variance(input: Tensor) -> None:
     """Warn about ghost batches of a single value, once for each shape of samples."""
-    if condition and not torch.compiler.is_compiling():
+    if not torch.compiler.is_compiling():
         _warn_of_single_values(tuple(input.shape[1:]))
 
 
@@ -49,41 +59,7 @@ def _warn_of_single_values(sample_shape: tuple[int, ...]) -> None:
     )
 
 
-def earlier(history: History, input: Tensor, channel_dim: int, extent: Extent) -> Stored:
-    """Return the samples before this batch; those before the first pass, if this is a recomputed one."""
-    if not is_recomputed():
-        return history.stored(input.shape[channel_dim], input.device)
-    ranks, mask = extent.ranks, extent.mask
-    first = 0 if ranks is None else sum(ranks.sizes[: ranks.rank])
-    own = mask if mask is None or ranks is None else mask._replace(counts=ranks.rows(mask.counts))
-    return history.before(op.measure(input, channel_dim, own), first)
-
-
-def differ(extent: Extent, stored: Stored | None) -> bool:
-    """Return whether samples that can be drawn may have different numbers of values, or none.
-
-    Samples that weigh equally are drawn and pooled faster. On other devices than CPUs, the comparison of the stored
-    samples would synchronize.
-    """
-    if stored is None or extent.mask is not None:
-        return extent.mask is not None
-    if stored.counts.device.type != "cpu" or torch.compiler.is_compiling():
-        return True
-    return not bool((stored.counts == extent.spatial).all())
-
-
-def remember(history: History, moments: Moments | None, extent: Extent) -> None:
-    """Add the samples of this batch to the history, unless this is a recomputed pass."""
-    if not is_recomputed():
-        assert moments is not None
-        history.add(moments, extent.spatial if extent.counts is None else extent.counts.flatten())
-
-
-def pool_counts(extent: Extent, stored: Stored | None) -> Tensor:
-    """Return the numbers of values of the samples of the batch, and of those that are stored."""
-    parts = [] if stored is None else [stored.counts]
-    own = parts[0].new_ones(extent.shape[0]) if extent.counts is None else extent.counts.flatten()
-    return torch.cat([own, *(part.to(own.dtype) for part in parts)])
+STORED = ("mean", "var", "counts")
 
 
 class Remembering(Sampled):
@@ -95,13 +71,13 @@ class Remembering(Sampled):
     injects_noise = True
 
     def stored_noise(
-        self, stored: Stored, ghost_size: int, input: Tensor, spatial: int | Tensor, generator: Generator | None
-    ) -> Noise:
+        self, stored: Moments, whole: Moments, ghost_size: int, input: Tensor, generator: Generator | None
+    ) -> Affine:
         """Draw ghost batches from stored samples, with replacement."""
-        single = isinstance(spatial, int) and ghost_size * spatial == 1
-        warn_without_variance(self.components != "shift" and single, input)
-        indices = draw_indices(len(stored.counts), ghost_size, input.device, generator, input.shape[0])
-        return Drawn(float(self.noise_eps), self.components, indices)
+        if self.components != "shift" and not isinstance(stored.n, Tensor) and ghost_size * stored.n == 1:
+            warn_without_variance(input)
+        indices = draw_rows(stored.mean.shape[0], input.shape[0], ghost_size, input.device, generator)
+        return ghost_noise(whole, drawn_samples(stored, indices), float(self.noise_eps), self.components)
 
     def _described_history(self) -> list[str]:
         return [] if self.history is None else [f"history={self.history.size}"]
@@ -122,7 +98,7 @@ class Remembering(Sampled):
         error_msgs: list[str],
     ) -> None:
         if self.history is not None and self.history.persistent:
-            keys = {name: f"{prefix}history_{name}" for name in Stored._fields}
+            keys = {name: f"{prefix}history_{name}" for name in STORED}
             missing = [key for key in keys.values() if key not in state_dict]
             missing_keys.extend(missing if strict else [])
             saved = {name: state_dict.pop(key) for name, key in keys.items() if key in state_dict}

@@ -16,11 +16,11 @@ from torch.nn.parallel import DistributedDataParallel
 from torch.optim import SGD, AdamW, Optimizer
 from torch.optim.swa_utils import AveragedModel, get_ema_multi_avg_fn
 
+from ghostnoise.history import histories
 from ghostnoise.lab.config import recipe
 from ghostnoise.lab.config.schema import OptimSettings, Settings
 from ghostnoise.lab.store import checkpoints
 from ghostnoise.lab.train.machine import Machine
-from ghostnoise.statistics.history import histories
 
 Record = dict[str, Any]
 PRECISIONS = {"bf16": torch.bfloat16, "fp16": torch.float16}

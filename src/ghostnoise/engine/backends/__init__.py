@@ -1,1 +1,0 @@
-"""The backends that run the passes over x: `aten` is the reference, `native` serves CPUs and `triton` GPUs."""

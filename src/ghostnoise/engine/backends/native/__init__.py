@@ -1,1 +1,0 @@
-"""The passes on CPUs, in C++."""
