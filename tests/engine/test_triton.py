@@ -6,6 +6,7 @@ with TRITON_INTERPRET=1. They compare with plain PyTorch in float64 that pools t
 
 import contextlib
 import importlib
+import inspect
 import io
 import math
 import os
@@ -19,11 +20,13 @@ import numpy as np
 import pytest
 import torch
 import triton
+from torch._subclasses.fake_tensor import FakeTensorMode
 from torch.utils._python_dispatch import TorchDispatchMode
 from triton.backends.compiler import GPUTarget
 from triton.compiler import ASTSource, make_backend
 from triton.runtime.jit import create_function_from_signature
 
+from ghostnoise.engine import ops
 from ghostnoise.engine.triton import operators
 from support.closeness import assert_close
 from support.interpreter import replace_once_per_launch
@@ -170,13 +173,17 @@ class Buffers:
         return self.mean, self.var, self.count
 
 
-def forward(x, settings, indices, weight=None, bias=None, buffers=(None, None, None), momentum=0.1):
-    given = {"running": "whole", "ghost_size": None, "exclusive": False, "min_std": 0.0, "shift": False, "scale": False}
-    given |= {"r_max": None, "d_max": 0.0, "warmup_steps": 0, "transition_steps": 0}
+def settings_of(settings, indices):
+    """The arguments of `normalize` after the momentum, in their order."""
+    given = {"running": "whole", "ghost_size": None, "exclusive": False, "eps": EPS, "min_std": 0.0, "indices": None}
+    given |= {"seed": None, "law": None, "quantiles": None, "noise_eps": NOISE_EPS, "shift": False, "scale": False}
     given |= {"reference_mean": None, "reference_var": None, "reference_count": None}
-    given |= {"eps": EPS, "noise_eps": NOISE_EPS, "seed": None, "law": None, "quantiles": None}
-    given |= settings | {"indices": indices}
-    return operators.normalize(x, weight, bias, *buffers, momentum, **given)
+    given |= {"r_max": None, "d_max": 0.0, "warmup_steps": 0, "transition_steps": 0}
+    return given | settings | {"indices": indices}
+
+
+def forward(x, settings, indices, weight=None, bias=None, buffers=(None, None, None), momentum=0.1):
+    return operators.normalize(x, weight, bias, *buffers, momentum, *settings_of(settings, indices).values())
 
 
 def backward(dy, x, settings, weight, saved, needs_x=True):
@@ -251,10 +258,12 @@ class TestCompiled:
     def test_registered_operators(self):
         library = mock.Mock()
         operators.register(library)
-        names = ["moments", "transform", "gradient_sums", "input_gradient", "normalize", "normalize_backward"]
-        assert [call.args for call in library.impl.call_args_list] == [
-            (name, getattr(operators, name), "CUDA") for name in (*names, "ghost_noise")
-        ]
+        registered = {name: run for name, run, key in (call.args for call in library.impl.call_args_list)}
+        assert {call.args[2] for call in library.impl.call_args_list} == {"CUDA"}
+        assert registered.keys() == {schema.partition("(")[0] for schema in ops._SCHEMAS}
+        for name, run in registered.items():
+            schema = getattr(torch.ops.ghostnoise, name).default._schema
+            assert [argument.name for argument in schema.arguments] == list(inspect.signature(run).parameters)
 
 
 class TestPasses:
@@ -527,6 +536,44 @@ class TestNoise:
         x, indices = random(4, 2, 3).float(), torch.tensor([[0, 1], [2, 4], [-1, 0], [3, 3]])
         for y in (forward(x, NOISE, indices)[0], operators.ghost_noise(x, indices, NOISE_EPS, True, True)[0]):
             assert y.isnan().flatten(1).all(1).tolist() == [False, True, True, False]
+
+
+class TestFakes:
+    """Tests in Triton's interpreter."""
+
+    __test__ = INTERPRETED
+
+    @pytest.mark.parametrize("layout", ["transposed", *slow("channels_last", "channels of a wider tensor")])
+    @pytest.mark.parametrize("shape", [*slow((6, 3, 2, 2)), (6, 3)])
+    def test_results_are_those_that_the_fakes_describe(self, shape, layout):
+        x, indices = lay_out(random(*shape).float(), layout), draws(NOISE, 6)
+        table, ones, buffers = random(6, 3), torch.ones(3), Buffers(3).all()
+        check_fake("moments", x)
+        check_fake("transform", x, table, table[:1], table)
+        check_fake("gradient_sums", x, x, table)
+        check_fake("input_gradient", x, x, table, table, table, table[:1])
+        check_fake("ghost_noise", x, indices, NOISE_EPS, False, True)
+        for name in FAST:
+            settings = SETTINGS[name]
+            given = settings_of(settings, draws(settings, 6))
+            _, *saved = check_fake("normalize", x, ones, None, *buffers, 0.1, *given.values())
+            for needs_x in (True, False):
+                picked = (given["ghost_size"], given["exclusive"], EPS, 0.0, given["shift"], given["scale"], needs_x)
+                check_fake("normalize_backward", x, x, ones, *saved, *picked)
+
+
+def check_fake(name, *arguments):
+    """The dtypes, shapes and strides of what an operator returns."""
+    found = getattr(operators, name)(*arguments)
+    with FakeTensorMode() as mode:
+        fakes = [mode.from_tensor(value) if isinstance(value, torch.Tensor) else value for value in arguments]
+        described = getattr(ops, name)(*fakes)
+    pairs = zip(
+        *((result,) if isinstance(result, torch.Tensor) else result for result in (found, described)), strict=True
+    )
+    for ours, fake in pairs:
+        assert (ours.dtype, ours.shape, ours.stride()) == (fake.dtype, fake.shape, fake.stride())
+    return found
 
 
 # The operations on the device.
