@@ -167,10 +167,11 @@ def _correct(correction, mean, rstd, eps, least, c, inside, r_max, d_max):
 
 @jit
 def pools_kernel(
-    samples, pooled, scale, weight, bias, correction, update, sizes,
-    per_size: tl.float64, per_last: tl.float64, per_batch: tl.float64, eps: tl.float64, least: tl.float64,
-    r_max: tl.float64, d_max: tl.float64, momentum: tl.float64, bessel: tl.float64,
-    GHOSTS: tl.constexpr, BLOCK_G: tl.constexpr, BLOCK_N: tl.constexpr, BLOCK_C: tl.constexpr,
+    samples, pooled, scale, weight, bias, correction, update,
+    per_batch: tl.float64, eps: tl.float64, least: tl.float64, momentum: tl.float64, bessel: tl.float64,
+    r_max: tl.float64, d_max: tl.float64, GHOSTS: tl.constexpr,
+    sizes, per_size: tl.float64, per_last: tl.float64,
+    BLOCK_G: tl.constexpr, BLOCK_N: tl.constexpr, BLOCK_C: tl.constexpr,
 ):  # fmt: skip
     """Pool ghost batches, and compute their scale; also the updated running statistics.
 
@@ -293,9 +294,9 @@ def _others(samples, begin, n, share, c, taken, i, mean, var, found):
 
 @jit
 def exclusive_kernel(
-    samples, kept, tables, weight, update, sizes,
-    per_size: tl.float64, per_last: tl.float64, per_batch: tl.float64, eps: tl.float64, least: tl.float64,
-    momentum: tl.float64, bessel: tl.float64,
+    samples, kept, tables, weight, update,
+    per_batch: tl.float64, eps: tl.float64, least: tl.float64, momentum: tl.float64, bessel: tl.float64,
+    sizes, per_size: tl.float64, per_last: tl.float64,
     BLOCK_G: tl.constexpr, BLOCK_N: tl.constexpr, BLOCK_C: tl.constexpr,
 ):  # fmt: skip
     """Pool, for each sample, the other samples of its ghost batch: `tables` (2, B, C) are the mean and the scale.
@@ -339,9 +340,9 @@ def exclusive_kernel(
 
 @jit
 def drawn_kernel(
-    samples, indices, pooled, noise, scale, shift, weight, bias, update, sizes,
-    per_batch: tl.float64, per_draw: tl.float64, eps: tl.float64, least: tl.float64, noise_eps: tl.float64,
-    momentum: tl.float64, bessel: tl.float64,
+    samples, indices, pooled, noise, scale, shift, weight, bias, update,
+    noise_eps: tl.float64, eps: tl.float64, least: tl.float64, momentum: tl.float64, bessel: tl.float64,
+    sizes, per_batch: tl.float64, per_draw: tl.float64,
     NORMALIZED: tl.constexpr, BLOCK_B: tl.constexpr, BLOCK_R: tl.constexpr, BLOCK_C: tl.constexpr, ACC: tl.constexpr,
 ):  # fmt: skip
     """Pool the whole batch, and for each sample the samples that are drawn for it: the noise m and k (B, C).
@@ -438,8 +439,9 @@ def _store_gradients(g_weight, g_bias, total, products, correction, c, inside):
 
 @jit
 def pools_gradient_kernel(
-    sums, variances, noise, weight, correction, g_weight, g_bias, tables, sizes,
-    per_size: tl.float64, per_last: tl.float64, per_position: tl.float64, eps: tl.float64, least: tl.float64,
+    sums, variances, noise, weight, correction, g_weight, g_bias, tables,
+    per_position: tl.float64, eps: tl.float64, least: tl.float64,
+    sizes, per_size: tl.float64, per_last: tl.float64,
     BLOCK_G: tl.constexpr, BLOCK_N: tl.constexpr, BLOCK_C: tl.constexpr,
 ):  # fmt: skip
     """Compute the gradients of weight and bias, and `tables` (3, G, C): scale, slope and offset of that of x."""
@@ -494,8 +496,9 @@ def _exclusive_gradient(sums, samples, begin, n, share, c, taken, i, w, found, e
 
 @jit
 def exclusive_gradient_kernel(
-    sums, samples, weight, g_weight, g_bias, tables, sizes,
-    per_size: tl.float64, per_last: tl.float64, per_position: tl.float64, eps: tl.float64, least: tl.float64,
+    sums, samples, weight, g_weight, g_bias, tables,
+    per_position: tl.float64, eps: tl.float64, least: tl.float64,
+    sizes, per_size: tl.float64, per_last: tl.float64,
     BLOCK_G: tl.constexpr, BLOCK_N: tl.constexpr, BLOCK_C: tl.constexpr,
 ):  # fmt: skip
     """Compute what `pools_gradient_kernel` computes, with `tables` (3, B, C).

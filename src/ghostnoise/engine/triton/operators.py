@@ -140,21 +140,16 @@ def normalize(
         center, factor = tables = x.new_empty((2, B, C), dtype=torch.float64)
         mean, var = samples.own()
         kept = (mean, var) if samples.in_parts else None
-        _launch_pools(
-            *(exclusive_kernel, x, sizes, samples.argument, kept, tables, affine[0], update, tuple(sizes)),
-            *(*sizes.shares(1), 1 / B, *floor, *rate),
-            per_thread=EXCLUSIVE_PER_THREAD,
-        )
+        given = samples.argument, kept, tables, affine[0], update, 1 / B, *floor, *rate
+        _launch_pools(exclusive_kernel, x, sizes, True, *given)
         return _combined(like, x, center, factor, offset, update=update), mean, var, noise, correction
     mean, var, factor = (x.new_empty((sizes.ghosts, C), dtype=torch.float64) for _ in range(3))
     if indices is not None:
         m, k = noise[0] if shift else None, noise[-1] if scale else None
         if m is not None:
             offset = x.new_empty((B, C), dtype=torch.float64)
-        _launch_drawn(
-            *(x, samples, indices, (mean, var), (m, k), factor, None if m is None else offset, *affine, update),
-            *(*floor, noise_eps, *rate),
-        )
+        given = (mean, var), (m, k), factor, None if m is None else offset, *affine, update, noise_eps, *floor, *rate
+        _launch_drawn(x, samples, indices, *given)
         return _combined(like, x, mean, factor, offset, gain=k, update=update), mean, var, noise, correction
     renorm = None
     if r_max is not None:
@@ -164,10 +159,8 @@ def normalize(
             raise ValueError("Batch Renormalization needs running statistics or a reference, a mean and a variance")
         count = num_batches_tracked if reference_count is None else reference_count
         renorm = *map(_vector, reference), correction[0], correction[1], offset, count, warmup_steps, transition_steps
-    _launch_pools(
-        *(pools_kernel, x, sizes, samples.argument, (mean, var), factor, *affine, renorm, update, tuple(sizes)),
-        *(*sizes.shares(), 1 / B, *floor, 1.0 if r_max is None else r_max, d_max, *rate, running == "ghosts"),
-    )
+    given = samples.argument, (mean, var), factor, *affine, renorm, update, 1 / B, *floor, *rate
+    _launch_pools(pools_kernel, x, sizes, False, *given, r_max or 1.0, d_max, running == "ghosts")
     return _combined(like, x, mean, factor, offset, per_row=sizes.per_row, update=update), mean, var, noise, correction
 
 
@@ -196,16 +189,14 @@ def normalize_backward(
     tables = x.new_empty((3, rows, x.shape[1]), dtype=torch.float64) if needs_x else None
     m, k = noise[0] if shift else None, noise[-1] if scale else None
     sums = _Samples(*_summed(dy, x, center, per_row)).argument
-    given = (g_weight, g_bias, tables, tuple(sizes), *sizes.shares(exclusive), 1 / _positions(x), eps, min_std**2)
+    given = g_weight, g_bias, tables, 1 / _positions(x), eps, min_std**2
     if exclusive:
         own = _Samples(center, var if len(mean) else None, None).argument
-        _launch_pools(
-            *(exclusive_gradient_kernel, x, sizes, sums, own, _vector(weight), *given), per_thread=EXCLUSIVE_PER_THREAD
-        )
+        _launch_pools(exclusive_gradient_kernel, x, sizes, True, sums, own, _vector(weight), *given)
     else:
         renorm = (correction[0], correction[1]) if len(correction) else None
-        noisy = _table(m), _table(k)
-        _launch_pools(pools_gradient_kernel, x, sizes, sums, _table(var), noisy, _vector(weight), renorm, *given)
+        known = sums, _table(var), (_table(m), _table(k)), _vector(weight), renorm
+        _launch_pools(pools_gradient_kernel, x, sizes, False, *known, *given)
     if tables is None:
         return x.new_empty(0), g_weight, g_bias
     factor, slope, offset = tables.unbind()
@@ -217,8 +208,8 @@ def ghost_noise(x: Tensor, indices: Tensor, noise_eps: float, shift: bool, scale
     like, x = x, _regular(x)
     m = x.new_empty(x.shape[:2], dtype=torch.float64) if shift else None
     k = x.new_empty((len(x) if scale else 0, x.shape[1]), dtype=_arithmetic(x))
-    noise = m, k if scale else None
-    _launch_drawn(x, _Samples.of(x), indices, None, noise, None, None, None, None, None, 1.0, 0.0, noise_eps, 0.0, 1.0)
+    noise, unused = (m, k if scale else None), [None] * 5
+    _launch_drawn(x, _Samples.of(x), indices, None, noise, *unused, noise_eps, 1.0, 0.0, 0.0, 1.0)
     return _combined(like, x, m, noise[1], None), k
 
 
@@ -290,10 +281,6 @@ class _Sizes(NamedTuple):
     def per_row(self) -> int:
         """Samples per row of a table (G, C), or of a table (B, C) beside one that serves all samples."""
         return self.size if self.ghosts > 1 else 1
-
-    def shares(self, excluded: int = 0) -> tuple[float, float]:
-        """Return the reciprocals of the sizes of the first and the last ghost batch, without the excluded samples."""
-        return 1 / max(self.size - excluded, 1), 1 / max(self.last - excluded, 1)
 
 
 # Launches.
@@ -376,39 +363,30 @@ def _launch_tiles(kernel: Any, x: Tensor, part: _Part, *arguments: Any, **option
     _launch(kernel, x, part.programs, *arguments, part[:4], *blocks, _accumulator(x), num_warps=warps, **options)
 
 
-def _launch_pools(kernel: Any, x: Tensor, sizes: _Sizes, *arguments: Any, per_thread: int = PER_THREAD) -> None:
+def _launch_pools(kernel: Any, x: Tensor, sizes: _Sizes, exclusive: bool, *arguments: Any) -> None:
     """Give CHANNELS channels to a program."""
     BLOCK_C = min(triton.next_power_of_2(sizes.channels), CHANNELS)
     BLOCK_N = min(triton.next_power_of_2(sizes.last), ROWS)
     BLOCK_G = min(triton.next_power_of_2(sizes.ghosts), ROWS // BLOCK_N)
-    warps = max(1, BLOCK_G * BLOCK_N * BLOCK_C // (32 * per_thread))
-    blocks = BLOCK_G, BLOCK_N, BLOCK_C
-    programs, options = triton.cdiv(sizes.channels, BLOCK_C), _registers(DECIDE_REGISTERS)
-    _launch(kernel, x, programs, *arguments, *blocks, num_warps=warps, **options)
+    warps = max(1, BLOCK_G * BLOCK_N * BLOCK_C // (32 * (EXCLUSIVE_PER_THREAD if exclusive else PER_THREAD)))
+    # The reciprocals of the sizes of the first and the last pool.
+    shares = (1 / max(size - exclusive, 1) for size in (sizes.size, sizes.last))
+    arguments = *arguments, tuple(sizes), *shares, BLOCK_G, BLOCK_N, BLOCK_C
+    programs = triton.cdiv(sizes.channels, BLOCK_C)
+    _launch(kernel, x, programs, *arguments, num_warps=warps, **_registers(DECIDE_REGISTERS))
 
 
-def _launch_drawn(
-    x: Tensor,
-    samples: _Samples,
-    indices: Tensor,
-    pooled: tuple[Tensor, Tensor] | None,
-    noise: tuple[Tensor | None, Tensor | None],
-    *arguments: Any,
-) -> None:
+def _launch_drawn(x: Tensor, samples: _Samples, indices: Tensor, *arguments: Any) -> None:
     """Give DRAWN_CHANNELS channels of DRAWN_ROWS samples to a program, or of fewer samples if programs are few."""
-    (B, C), N = x.shape[:2], indices.shape[1]
+    (B, C), N, normalized = x.shape[:2], indices.shape[1], arguments[0] is not None
     BLOCK_C, BLOCK_B = min(triton.next_power_of_2(C), DRAWN_CHANNELS), min(triton.next_power_of_2(B), DRAWN_ROWS)
     blocks = triton.cdiv(C, BLOCK_C)
     while BLOCK_B > 4 and triton.cdiv(B, BLOCK_B) * blocks < PROGRAMS:
         BLOCK_B //= 2
-    tables, numbers = arguments[:5], arguments[5:]
-    _launch(
-        *(drawn_kernel, x, triton.cdiv(B, BLOCK_B) * blocks, samples.argument, (indices, *indices.stride())),
-        *(pooled, noise, *tables, (B, C, N), 1 / B, 1 / N, *numbers),
-        *(pooled is not None, BLOCK_B, DRAWN_ROWS, BLOCK_C, _accumulator(x)),
-        num_warps=max(1, DRAWN_ROWS * BLOCK_C // (32 * PER_THREAD)),
-        **_registers(DECIDE_REGISTERS),
-    )
+    arguments = samples.argument, (indices, *indices.stride()), *arguments, (B, C, N), 1 / B, 1 / N
+    programs, warps = triton.cdiv(B, BLOCK_B) * blocks, max(1, DRAWN_ROWS * BLOCK_C // (32 * PER_THREAD))
+    arguments = *arguments, normalized, BLOCK_B, DRAWN_ROWS, BLOCK_C, _accumulator(x)
+    _launch(drawn_kernel, x, programs, *arguments, num_warps=warps, **_registers(DECIDE_REGISTERS))
 
 
 def _launch(kernel: Any, x: Tensor, programs: int, *arguments: Any, **options: Any) -> None:
