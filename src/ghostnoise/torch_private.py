@@ -34,6 +34,7 @@ __all__ = [
     "intercepted",
     "is_lazy_hook",
     "is_plain_eager",
+    "is_symbolic",
     "is_traced",
     "needs_operators",
     "next_node_number",
@@ -143,6 +144,12 @@ def eager_apply(function: type[torch.autograd.Function]) -> Callable[..., Any]:
 def intercepted() -> bool:
     """Return whether a dispatch mode (FakeTensorMode, make_fx, a flop counter, ...) intercepts torch's operators."""
     return torch._C._len_torch_dispatch_stack() != 0
+
+
+def is_symbolic() -> bool:
+    """Return whether tensors have no values, or operators are recorded: in FakeTensorMode, `make_fx` and export."""
+    keys = torch._C._TorchDispatchModeKey
+    return any(torch._C._get_dispatch_mode(key) is not None for key in (keys.FAKE, keys.PROXY))
 
 
 def is_plain_eager() -> bool:

@@ -1,6 +1,7 @@
 """The moments of earlier samples, from which ghost batches are drawn together with those of the current batch."""
 
 import warnings
+from contextlib import AbstractContextManager, nullcontext
 
 import torch
 from torch import Tensor, nn
@@ -105,8 +106,9 @@ class History:
             )
         self.clear()
         if rows:
-            self._ring = torch.cat([mean, var, counts[:, None]], 1)
-            self._seen = torch.tensor(rows, device=mean.device)
+            with _lasting():
+                self._ring = torch.cat([mean, var, counts[:, None]], 1)
+                self._seen = torch.tensor(rows, device=mean.device)
 
     def _before(self, ring: Tensor, seen: Tensor) -> Tensor:
         """Return the `size` rows before the one with number `seen`."""
@@ -117,9 +119,15 @@ class History:
 
         Under torch.compile there are no recomputed passes, and the ring has room for the history alone.
         """
-        checks.not_transformed()
+        checks.recordable()
+        with _lasting():
+            return self._resized(channels, device, batch_size)
+
+    def _resized(self, channels: int, device: torch.device, batch_size: int) -> tuple[Tensor, Tensor]:
         if self._ring is None or self._seen is None:
             self._ring, self._seen = _absent(self.size, channels, device), torch.tensor(0, device=device)
+        elif not torch.compiler.is_compiling() and self._ring.is_inference():  # copied or unpickled in inference mode
+            self._ring, self._seen = self._ring.clone(), self._seen.clone()
         known = self._ring.shape[1] // 2
         if known != channels:
             raise ValueError(
@@ -150,6 +158,11 @@ def histories(model: nn.Module) -> dict[str, History]:
     checks.module(model, "histories")
     found = {name: getattr(module, "history", None) for name, module in model.named_modules()}
     return {name: history for name, history in found.items() if isinstance(history, History)}
+
+
+def _lasting() -> AbstractContextManager[None]:
+    """Return a block whose tensors can be changed after inference mode, inside of which a history may be created."""
+    return torch.inference_mode(False) if torch.is_inference_mode_enabled() else nullcontext()
 
 
 def _absent(rows: int, channels: int, device: torch.device) -> Tensor:
