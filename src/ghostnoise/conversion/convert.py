@@ -77,6 +77,7 @@ def convert(
     if hosts:
         swap.check_options(chosen, chosen.spec.noise, options, arguments)
     targets.check_changeable(model, [*norms, *hosts])
+    targets.check_called(model, hosts)
     if channel_dim is not None and not hosts:
         raise ValueError(
             f"channel_dim={channel_dim!r} without after= or before=: batch norms have their channels in dimension 1; "
