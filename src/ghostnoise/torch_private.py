@@ -23,6 +23,7 @@ __all__ = [
     "backward_hooks",
     "batch_norm_state",
     "break_graph",
+    "call_module",
     "children",
     "current_backward",
     "current_node_number",
@@ -44,6 +45,9 @@ __all__ = [
     "transformed",
     "vmap_levels",
 ]
+
+
+call_module: Callable[..., Any] = nn.Module._call_impl  # what `module(...)` calls, or the graph of `module.compile()`
 
 
 def children(module: nn.Module) -> dict[str, nn.Module | None]:

@@ -347,6 +347,18 @@ def test_sampling_equals_that_of_layers_placed_by_hand(method, before):
     assert (ours.variance > 0).all()
 
 
+def test_sampling_of_a_compiled_model():
+    torch._dynamo.reset()
+    model = calibrated("gni")
+    compiled = torch.compile(model, backend="eager", fullgraph=True)
+    plain = model(tokens())
+    assert torch.equal(compiled(tokens()), plain)
+    with ghostnoise.sampling(model):
+        torch.testing.assert_close(output_of(compiled, tokens()), output_of(model, tokens()))
+        assert not torch.equal(compiled(tokens()), plain)
+    assert torch.equal(compiled(tokens()), plain)
+
+
 def test_sampling_of_inserted_noise_from_a_history():
     model = ghostnoise.convert(transformer(), "gni", 4, after=nn.LayerNorm, history=16)
     model(tokens())

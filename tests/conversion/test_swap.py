@@ -371,6 +371,28 @@ def test_a_layer_that_was_trained_trains_as_its_new_method(first, second, by_rev
     assert vars(model[0]).keys() == vars(built).keys() | added
 
 
+@pytest.mark.parametrize("how", ["model", "in place", "layer"])
+@pytest.mark.parametrize(
+    ("first", "second"), [(None, "gbn"), ("bn", "gbn"), ("gbn", "bn"), ("en", "gni"), ("gni", None), ("gni", "agni")]
+)
+def test_a_layer_that_was_compiled_runs_as_its_new_method(first, second, how):
+    torch._dynamo.reset()
+    model = nn.Sequential(nn.BatchNorm2d(3))
+    if first is not None:
+        ghostnoise.convert(model, first, **SIZES[first])
+    run = torch.compile(model, backend="eager") if how == "model" else model
+    if how != "model":
+        (model if how == "in place" else model[0]).compile(backend="eager")
+    for _ in range(2):
+        run(example(2))
+    ghostnoise.revert(model) if second is None else ghostnoise.convert(model, second, **SIZES[second])
+    built = fresh(model[0])
+    torch.manual_seed(0)
+    expected = built(example(2))
+    torch.manual_seed(0)
+    torch.testing.assert_close(run(example(2)), expected)
+
+
 def test_kept_samples_stay_with_a_converted_layer():
     """They are moments of its input, which no method changes."""
     model = ghostnoise.convert(nn.Sequential(nn.BatchNorm2d(3)), "gni", 4)
