@@ -162,7 +162,9 @@ def histories(model: nn.Module) -> dict[str, History]:
 
 def _lasting() -> AbstractContextManager[None]:
     """Return a block whose tensors can be changed after inference mode, inside of which a history may be created."""
-    return torch.inference_mode(False) if torch.is_inference_mode_enabled() else nullcontext()
+    if torch.compiler.is_compiling() or not torch.is_inference_mode_enabled():  # the latter cannot be compiled
+        return nullcontext()
+    return torch.inference_mode(False)
 
 
 def _absent(rows: int, channels: int, device: torch.device) -> Tensor:
