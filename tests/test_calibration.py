@@ -81,6 +81,46 @@ def test_every_method_gets_the_same_statistics_without_noise(method):
         assert getattr(model[at], "alpha", None) is None
 
 
+class Foreign(nn.BatchNorm2d):
+    """A batch norm of another library, with attributes that have the names of ours, and other meanings."""
+
+    def __init__(self, channels):
+        super().__init__(channels)
+        self.alpha, self.ghost_size, self.channel_dim = nn.Parameter(torch.tensor(2.0)), 7, 3
+        self.kept, self._sampling, self.history = "theirs", None, ["theirs"]
+
+    def forward(self, x):
+        assert self.ghost_size == 7
+        return super().forward(self.alpha * x)
+
+
+@pytest.mark.parametrize("noise", [False, True])
+def test_attributes_of_other_libraries_are_not_touched(noise):
+    """Layers are recognized by what they are: a batch norm of torch has its channels in dimension 1, for example."""
+    torch.manual_seed(0)
+    model = nn.Sequential(Foreign(2), ghostnoise.EvalNorm2d(2, ghost_size=4), Foreign(2)).double()
+    theirs = [dict(vars(model[at]), alpha=model[at].alpha) for at in (0, 2)]
+    x = values(8, 2, 6, 5)
+    ghostnoise.calibrate(model, [x], noise=noise, keep=3)
+    for before, at in zip(theirs, (0, 2), strict=True):
+        assert vars(model[at]) | {"alpha": model[at].alpha} == before
+    torch.testing.assert_close(model[0].running_mean, x.mean((0, 2, 3)))
+    torch.testing.assert_close(model[0].running_var, x.var((0, 2, 3)))
+    assert (model[2].running_var > 0.5).all()
+    assert ghostnoise.histories(model) == {}
+    assert [row.ghost_size for row in ghostnoise.summary(model)] == [4]
+
+
+def test_a_ghost_size_of_another_library_does_not_turn_on_sampling():
+    model = ghostnoise.convert(nn.Sequential(nn.BatchNorm1d(3)), "bn")
+    model[0].ghost_size = 7
+    ghostnoise.calibrate(model, [values(8, 3).float()], keep=4)
+    assert model[0].ghost_size == 7
+    assert ghostnoise.summary(model)[0].ghost_size is None
+    with pytest.raises(ValueError, match="without a ghost size only"), ghostnoise.sampling(model):
+        pytest.fail("entered")
+
+
 def test_the_methods_above_are_all_of_them():
     assert set(METHODS) == {name for name, spec in registry.specs().items() if spec.norm is not None}
 

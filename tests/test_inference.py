@@ -3,6 +3,7 @@
 import copy
 import io
 import math
+import pickle
 
 import pytest
 import torch
@@ -295,6 +296,57 @@ def test_blocks_may_end_in_any_order():
     second.__exit__(None, None, None)
     assert torch.equal(model(x), before)
     assert not inference._active
+
+
+def saved(model):
+    file = io.BytesIO()
+    torch.save(model, file)
+    file.seek(0)
+    return torch.load(file, weights_only=False)
+
+
+COPIES = {
+    "copy": copy.copy, "deepcopy": copy.deepcopy, "pickle": lambda model: pickle.loads(pickle.dumps(model)),
+    "torch.save": saved, "in a list": lambda model: copy.deepcopy([model, {"again": model}])[1]["again"],
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("how", COPIES)
+@pytest.mark.parametrize("inserted", [False, True])
+def test_copies_made_inside_of_a_block_are_not_a_part_of_it(how, inserted):
+    model, x = calibrated(), batches()[0]
+    if inserted:
+        ghostnoise.convert(model, "gni", 4, after=nn.Conv1d)
+        ghostnoise.calibrate(model, batches(), keep=8)
+        model.eval()
+    plain = model(x)
+    with ghostnoise.sampling(model):
+        twin = COPIES[how](model)
+        if how == "copy":  # which shares the layers; copy these alone
+            twin = nn.Sequential(*map(copy.copy, model))
+            for layer in twin:
+                layer._modules = {name: copy.copy(child) for name, child in layer._modules.items()}
+        assert torch.equal(twin(x), plain)
+        assert not torch.equal(model(x), plain)
+        with ghostnoise.sampling(twin):
+            assert not torch.equal(twin(x), plain)
+        assert torch.equal(twin(x), plain)
+        assert not torch.equal(model(x), plain)
+    for each in (model, twin):
+        assert torch.equal(each(x), plain)
+        assert not [layer for layer in each.modules() if "_sampling" in vars(layer)]
+
+
+def test_a_copy_of_a_parametrized_layer_is_not_a_part_of_the_block():
+    """torch copies the attributes of these itself."""
+    model, x = calibrated(), batches()[0]
+    nn.utils.parametrize.register_parametrization(model[1], "weight", nn.Identity())
+    plain = model(x)
+    with ghostnoise.sampling(model):
+        twin = copy.deepcopy(model)
+        assert not torch.equal(model(x), plain)
+        assert torch.equal(twin(x), plain)
+    assert torch.equal(twin(x), plain)
 
 
 def test_the_gradient_is_that_of_constant_statistics():

@@ -2,6 +2,7 @@
 
 import ast
 import graphlib
+import statistics
 import subprocess
 import sys
 from pathlib import Path
@@ -126,6 +127,19 @@ ghostnoise.GhostNoise, ghostnoise.convert, ghostnoise.flex_norm
 assert 'torch._dynamo' not in sys.modules
 """
     subprocess.run([sys.executable, "-c", code], check=True)
+
+
+@pytest.mark.slow
+def test_import_takes_little_more_than_that_of_torch():
+    """At most 0.1 s, in the median of 7 processes; processor time, so that other processes do not count."""
+    code = """
+import time, torch
+before = time.process_time()
+import ghostnoise
+print(time.process_time() - before)
+"""
+    runs = (subprocess.run([sys.executable, "-c", code], check=True, capture_output=True, text=True) for _ in range(7))
+    assert statistics.median(float(run.stdout) for run in runs) <= 0.1
 
 
 def test_the_library_needs_torch_and_numpy_alone():

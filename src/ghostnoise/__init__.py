@@ -15,14 +15,14 @@ if TYPE_CHECKING:
     from ghostnoise import tables as tables
     from ghostnoise.calibration import Calibration as Calibration
     from ghostnoise.calibration import calibrate as calibrate
-    from ghostnoise.conversion import ConstantSchedule as ConstantSchedule
-    from ghostnoise.conversion import CosineSchedule as CosineSchedule
-    from ghostnoise.conversion import LinearSchedule as LinearSchedule
-    from ghostnoise.conversion import OffAfter as OffAfter
-    from ghostnoise.conversion import Schedule as Schedule
-    from ghostnoise.conversion import convert as convert  # type: ignore[no-redef]
-    from ghostnoise.conversion import revert as revert
-    from ghostnoise.conversion import summary as summary  # type: ignore[no-redef]
+    from ghostnoise.conversion.convert import convert as convert
+    from ghostnoise.conversion.convert import revert as revert
+    from ghostnoise.conversion.schedules import ConstantSchedule as ConstantSchedule
+    from ghostnoise.conversion.schedules import CosineSchedule as CosineSchedule
+    from ghostnoise.conversion.schedules import LinearSchedule as LinearSchedule
+    from ghostnoise.conversion.schedules import OffAfter as OffAfter
+    from ghostnoise.conversion.schedules import Schedule as Schedule
+    from ghostnoise.conversion.summary import summary as summary
     from ghostnoise.flex import flex_norm as flex_norm
     from ghostnoise.history import History as History
     from ghostnoise.history import histories as histories
@@ -34,6 +34,47 @@ if TYPE_CHECKING:
     from ghostnoise.tables import Affine as Affine
     from ghostnoise.tables import Moments as Moments
 
+if TYPE_CHECKING:  # the layers, and `decompose`
+    # exports: begin, written by tools/exports.py
+    from ghostnoise.methods.analytical import AnalyticalGhostNoise as AnalyticalGhostNoise
+    from ghostnoise.methods.analytical import AnalyticalGhostNoiseBatchNorm as AnalyticalGhostNoiseBatchNorm
+    from ghostnoise.methods.analytical import AnalyticalGhostNoiseBatchNorm1d as AnalyticalGhostNoiseBatchNorm1d
+    from ghostnoise.methods.analytical import AnalyticalGhostNoiseBatchNorm2d as AnalyticalGhostNoiseBatchNorm2d
+    from ghostnoise.methods.analytical import AnalyticalGhostNoiseBatchNorm3d as AnalyticalGhostNoiseBatchNorm3d
+    from ghostnoise.methods.batch_norm import BatchNorm as BatchNorm
+    from ghostnoise.methods.batch_norm import BatchNorm1d as BatchNorm1d
+    from ghostnoise.methods.batch_norm import BatchNorm2d as BatchNorm2d
+    from ghostnoise.methods.batch_norm import BatchNorm3d as BatchNorm3d
+    from ghostnoise.methods.batch_renorm import BatchRenorm as BatchRenorm
+    from ghostnoise.methods.batch_renorm import BatchRenorm1d as BatchRenorm1d
+    from ghostnoise.methods.batch_renorm import BatchRenorm2d as BatchRenorm2d
+    from ghostnoise.methods.batch_renorm import BatchRenorm3d as BatchRenorm3d
+    from ghostnoise.methods.elementwise import AdditiveGaussianNoise as AdditiveGaussianNoise
+    from ghostnoise.methods.elementwise import NoisyDropout as NoisyDropout
+    from ghostnoise.methods.eval_norm import EvalNorm as EvalNorm
+    from ghostnoise.methods.eval_norm import EvalNorm1d as EvalNorm1d
+    from ghostnoise.methods.eval_norm import EvalNorm2d as EvalNorm2d
+    from ghostnoise.methods.eval_norm import EvalNorm3d as EvalNorm3d
+    from ghostnoise.methods.exclusive_batch_norm import ExclusiveBatchNorm as ExclusiveBatchNorm
+    from ghostnoise.methods.exclusive_batch_norm import ExclusiveBatchNorm1d as ExclusiveBatchNorm1d
+    from ghostnoise.methods.exclusive_batch_norm import ExclusiveBatchNorm2d as ExclusiveBatchNorm2d
+    from ghostnoise.methods.exclusive_batch_norm import ExclusiveBatchNorm3d as ExclusiveBatchNorm3d
+    from ghostnoise.methods.ghost_batch_norm import Decomposition as Decomposition
+    from ghostnoise.methods.ghost_batch_norm import GhostBatchNorm as GhostBatchNorm
+    from ghostnoise.methods.ghost_batch_norm import GhostBatchNorm1d as GhostBatchNorm1d
+    from ghostnoise.methods.ghost_batch_norm import GhostBatchNorm2d as GhostBatchNorm2d
+    from ghostnoise.methods.ghost_batch_norm import GhostBatchNorm3d as GhostBatchNorm3d
+    from ghostnoise.methods.ghost_batch_norm import decompose as decompose
+    from ghostnoise.methods.ghost_noise import GhostNoise as GhostNoise
+    from ghostnoise.methods.ghost_noise import GhostNoiseBatchNorm as GhostNoiseBatchNorm
+    from ghostnoise.methods.ghost_noise import GhostNoiseBatchNorm1d as GhostNoiseBatchNorm1d
+    from ghostnoise.methods.ghost_noise import GhostNoiseBatchNorm2d as GhostNoiseBatchNorm2d
+    from ghostnoise.methods.ghost_noise import GhostNoiseBatchNorm3d as GhostNoiseBatchNorm3d
+    from ghostnoise.methods.weight_standardization import WeightStandardized as WeightStandardized
+    from ghostnoise.methods.weight_standardization import WSConv1d as WSConv1d
+    from ghostnoise.methods.weight_standardization import WSConv2d as WSConv2d
+    from ghostnoise.methods.weight_standardization import WSLinear as WSLinear
+    # exports: end
 
 # Public names besides those of the methods, which the registry lists, and the modules that define them.
 _DEFINED_IN = {
@@ -71,7 +112,8 @@ def _methods() -> dict[str, Any]:
     return found
 
 
-def __getattr__(name: str) -> Any:
+def _find(name: str) -> Any:
+    """Return the value of a public name, which is imported when it is used first: importing torch takes a second."""
     if name in _MODULES:
         return importlib.import_module(f"ghostnoise.{name}")
     if name == "__all__":
@@ -87,5 +129,8 @@ def __getattr__(name: str) -> Any:
 
 
 def __dir__() -> list[str]:
-    names: list[str] = __getattr__("__all__")
-    return [*names, "__version__"]
+    return [*_find("__all__"), "__version__"]
+
+
+if not TYPE_CHECKING:  # for type checkers, every other name would exist
+    __getattr__ = _find

@@ -20,7 +20,8 @@ from torch import Tensor, nn
 from torch.nn.parallel import DistributedDataParallel
 
 from ghostnoise import checks
-from ghostnoise.conversion.targets import Found, everything, is_fsdp
+from ghostnoise.conversion.schedules import has_ghost_size
+from ghostnoise.conversion.targets import Found, channel_dim_of, everything, is_fsdp
 from ghostnoise.engine import general, ranks
 from ghostnoise.engine.ranks import Group
 from ghostnoise.history import histories
@@ -277,8 +278,7 @@ def _measure(
             x: Tensor = args[0] if args else kwargs["input"]
             if x.numel():
                 mask = _mask(layer, x, given_mask(module, args, kwargs))
-                channel_dim: int = getattr(module, "channel_dim", 1)
-                m = general.measure(x, channel_dim, mask)
+                m = general.measure(x, channel_dim_of(module), mask)
                 values = int(counts(m).sum())
                 if not values:  # the part of this rank is padded entirely; the layer raises if the whole batch is
                     return
@@ -314,7 +314,7 @@ def _measure(
 
 def _mask(layer: Found, x: Tensor, given: Tensor | None) -> Tensor | None:
     """Return the valid positions of a layer's input; None if all are valid."""
-    module, channel_dim = layer.module, getattr(layer.module, "channel_dim", 1)
+    module, channel_dim = layer.module, channel_dim_of(layer.module)
     takes_masks = isinstance(module, Leaf)
     valid = mask_of(module, x, given, channel_dim, "" if takes_masks else f"{layer} got an input")
     if valid is None:
@@ -351,10 +351,11 @@ def _measuring(model: nn.Module, norms: list[Found], noise: bool) -> Iterator[No
     for norm in norms:
         norm.module.train()
         # Without a ghost size, EvalNorm needs a weight, which it does not use in training.
-        for name, value in (("ghost_size", None), ("alpha", 0.0)):
-            if hasattr(norm.module, name):
-                changed.append((norm.module, name, getattr(norm.module, name)))
-                setattr(norm.module, name, value)
+        settings: dict[str, Any] = {"ghost_size": None} if has_ghost_size(norm.module) else {}
+        settings |= {"alpha": 0.0} if isinstance(norm.module, EvalNorm) else {}
+        for name, value in settings.items():
+            changed.append((norm.module, name, getattr(norm.module, name)))
+            setattr(norm.module, name, value)
     try:
         yield
     finally:

@@ -8,7 +8,7 @@ from collections.abc import Sequence
 import torch
 from torch import Generator, Tensor, nn
 
-from ghostnoise.torch_private import intercepted, is_traced, transformed, vmap_levels
+from ghostnoise.torch_private import intercepted, is_symbolic, is_traced, transformed, vmap_levels
 
 MOST_SAMPLES = 65_536  # in a ghost batch
 DTYPES = (torch.float16, torch.bfloat16, torch.float32, torch.float64)
@@ -336,8 +336,13 @@ def writable(buffers: Sequence[Tensor | None], stats: Tensor) -> None:
         )
 
 
-def not_transformed() -> None:
-    """Check that no `torch.func` transform is active: a history cannot be updated inside of one."""
+def recordable() -> None:
+    """Check that a history can be updated: not in a `torch.func` transform, and not where tensors have no values."""
+    if torch.compiler.is_exporting() or (not torch.compiler.is_compiling() and is_symbolic()):
+        raise ValueError(
+            "a history in training under torch.export, make_fx or FakeTensorMode: a history must keep values, which "
+            "tensors do not have there; use layers with history=0, torch.compile instead of an export, or call eval()"
+        )
     if not torch.compiler.is_compiling() and transformed():
         raise ValueError(
             "a history in training under torch.func (vmap, grad, ...): a transformed function cannot update it; use "

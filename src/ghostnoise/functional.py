@@ -10,19 +10,36 @@ defines its own function (`ghostnoise.methods`); this module collects them.
 torch.Size([64, 3, 8, 8])
 """
 
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
-from ghostnoise.methods import registry
+if TYPE_CHECKING:
+    # exports: begin, written by tools/exports.py
+    from ghostnoise.methods.analytical import analytical_ghost_noise as analytical_ghost_noise
+    from ghostnoise.methods.analytical import analytical_ghost_noise_batch_norm as analytical_ghost_noise_batch_norm
+    from ghostnoise.methods.batch_norm import batch_norm as batch_norm
+    from ghostnoise.methods.batch_renorm import batch_renorm as batch_renorm
+    from ghostnoise.methods.elementwise import additive_gaussian_noise as additive_gaussian_noise
+    from ghostnoise.methods.elementwise import noisy_dropout as noisy_dropout
+    from ghostnoise.methods.eval_norm import eval_norm as eval_norm
+    from ghostnoise.methods.exclusive_batch_norm import exclusive_batch_norm as exclusive_batch_norm
+    from ghostnoise.methods.ghost_batch_norm import Decomposition as Decomposition
+    from ghostnoise.methods.ghost_batch_norm import decompose as decompose
+    from ghostnoise.methods.ghost_batch_norm import ghost_batch_norm as ghost_batch_norm
+    from ghostnoise.methods.ghost_noise import ghost_noise as ghost_noise
+    from ghostnoise.methods.ghost_noise import ghost_noise_batch_norm as ghost_noise_batch_norm
+    from ghostnoise.methods.weight_standardization import standardize_weight as standardize_weight
+    from ghostnoise.statistics.laws import LawDraws as LawDraws
+    # exports: end
+else:
+    from ghostnoise.methods import registry
 
-__all__ = sorted(registry.functions())
+    __all__ = sorted(registry.functions())
 
+    def __getattr__(name: str) -> Any:
+        try:
+            return registry.functions()[name]
+        except KeyError:
+            raise AttributeError(f"module 'ghostnoise.functional' has no attribute {name!r}") from None
 
-def __getattr__(name: str) -> Any:
-    try:
-        return registry.functions()[name]
-    except KeyError:
-        raise AttributeError(f"module 'ghostnoise.functional' has no attribute {name!r}") from None
-
-
-def __dir__() -> list[str]:
-    return __all__
+    def __dir__() -> list[str]:
+        return __all__

@@ -1,5 +1,7 @@
 """The moments of earlier samples, from which ghost batches are drawn together with those of the current batch."""
 
+from contextlib import AbstractContextManager, nullcontext
+
 import torch
 from torch import Tensor, nn
 
@@ -75,8 +77,9 @@ class History:
             )
         self.clear()
         if rows:
-            self._ring = torch.cat([mean, var, counts[:, None]], 1)
-            self._seen = torch.tensor(0, device=mean.device)
+            with _lasting():
+                self._ring = torch.cat([mean, var, counts[:, None]], 1)
+                self._seen = torch.tensor(0, device=mean.device)
 
     def _in_order(self, ring: Tensor, seen: Tensor) -> Tensor:
         """Return the rows, the oldest first."""
@@ -84,9 +87,16 @@ class History:
 
     def _at(self, channels: int, device: torch.device) -> tuple[Tensor, Tensor]:
         """Return the ring and the number of samples so far, on this device."""
+        checks.recordable()
+        with _lasting():
+            return self._ready(channels, device)
+
+    def _ready(self, channels: int, device: torch.device) -> tuple[Tensor, Tensor]:
         if self._ring is None or self._seen is None:
             self._ring = torch.zeros(self.size, 2 * channels + 1, dtype=torch.float32, device=device)
             self._seen = torch.tensor(0, device=device)
+        elif not torch.compiler.is_compiling() and self._ring.is_inference():  # copied or unpickled in inference mode
+            self._ring, self._seen = self._ring.clone(), self._seen.clone()
         known = self._ring.shape[1] // 2
         if known != channels:
             raise ValueError(
@@ -112,6 +122,13 @@ def histories(model: nn.Module) -> dict[str, History]:
     checks.module(model, "histories")
     found = {name: getattr(module, "history", None) for name, module in model.named_modules()}
     return {name: history for name, history in found.items() if isinstance(history, History)}
+
+
+def _lasting() -> AbstractContextManager[None]:
+    """Return a block whose tensors can be changed after inference mode, inside of which a history may be created."""
+    if torch.compiler.is_compiling() or not torch.is_inference_mode_enabled():  # the latter cannot be compiled
+        return nullcontext()
+    return torch.inference_mode(False)
 
 
 def _rows(m: Moments) -> Tensor:

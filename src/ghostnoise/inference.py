@@ -17,7 +17,8 @@ import torch
 from torch import Generator, Tensor, nn
 
 from ghostnoise import checks
-from ghostnoise.conversion.targets import Found, everything, listing
+from ghostnoise.conversion.schedules import has_ghost_size
+from ghostnoise.conversion.targets import Found, channel_dim_of, everything, listing
 from ghostnoise.engine import ops
 from ghostnoise.masking import repeated as repeated_masks
 from ghostnoise.methods.base import NormLayer, Sampled
@@ -166,9 +167,16 @@ class Sampler:
     ghost_size: int
     generator: Generator | None
 
+    def __post_init__(self) -> None:
+        self.kind, self.channel_dim = type(self.layer), channel_dim_of(self.layer)
+
+    def __reduce__(self) -> tuple[type[None], tuple[()]]:
+        """Copy and pickle as None: a copy of a layer is not a part of the model that the block is for."""
+        return type(None), ()
+
     def __call__(self, input: Tensor) -> Tensor:
         """Decide on a transformation from the stored moments, and apply it."""
-        channel_dim = getattr(self.layer, "channel_dim", 1)
+        channel_dim = self.channel_dim
         channels, _ = checks.layout(input, type(self.layer).__name__, channel_dim)
         if channels != self.stored.mean.shape[1]:
             raise ValueError(
@@ -226,13 +234,17 @@ def _end(samplers: list[Sampler]) -> None:
         _active[:] = [each for each in _active if each is not samplers]
         others = {sampler.layer: sampler for each in _active for sampler in each}
         for sampler in samplers:
-            sampler.layer._sampling = others.get(sampler.layer)
+            if type(sampler.layer) is not sampler.kind:
+                continue  # conversion has removed the sampler together with the former class
+            vars(sampler.layer).pop("_sampling", None)
+            if sampler.layer in others:
+                sampler.layer._sampling = others[sampler.layer]
 
 
 def _samplers(model: nn.Module, ghost_size: int | None, generator: Generator | None) -> list[Sampler]:
     """Return a sampler for each layer that takes part; raises if one has no stored samples."""
     own = [each for each in everything(model) if isinstance(each.module, Sampled)]
-    sizes = [(each, ghost_size or getattr(each.module, "ghost_size", None)) for each in own]
+    sizes = [(each, ghost_size or _ghost_size(each.module)) for each in own]
     taking = [(each, size) for each, size in sizes if size is not None]
     if not taking:
         have = "has layers of this library without a ghost size only" if own else "has no layer of this library"
@@ -251,6 +263,10 @@ def _samplers(model: nn.Module, ghost_size: int | None, generator: Generator | N
             "history=256; nothing was changed"
         )
     return [_sampler(each, size, found, generator) for each, size, found in stored if found is not None]
+
+
+def _ghost_size(layer: Any) -> int | None:
+    return layer.ghost_size if has_ghost_size(layer) else None
 
 
 def _sampler(found: Found, size: int, stored: Moments, generator: Generator | None) -> Sampler:

@@ -23,6 +23,7 @@ __all__ = [
     "backward_hooks",
     "batch_norm_state",
     "break_graph",
+    "call_module",
     "checkpoint_frames",
     "children",
     "current_backward",
@@ -35,6 +36,7 @@ __all__ = [
     "input_check",
     "intercepted",
     "is_lazy_hook",
+    "is_symbolic",
     "is_traced",
     "may_run_again",
     "needs_operators",
@@ -44,6 +46,9 @@ __all__ = [
     "transformed",
     "vmap_levels",
 ]
+
+
+call_module: Callable[..., Any] = nn.Module._call_impl  # what `module(...)` calls, or the graph of `module.compile()`
 
 
 def children(module: nn.Module) -> dict[str, nn.Module | None]:
@@ -132,6 +137,12 @@ def eager_apply(function: type[torch.autograd.Function]) -> Callable[..., Any]:
 def intercepted() -> bool:
     """Return whether a dispatch mode (FakeTensorMode, make_fx, a flop counter, ...) intercepts torch's operators."""
     return torch._C._len_torch_dispatch_stack() != 0
+
+
+def is_symbolic() -> bool:
+    """Return whether tensors have no values, or operators are recorded: in FakeTensorMode, `make_fx` and export."""
+    keys = torch._C._TorchDispatchModeKey
+    return any(torch._C._get_dispatch_mode(key) is not None for key in (keys.FAKE, keys.PROXY))
 
 
 def is_traced() -> bool:

@@ -4,6 +4,8 @@ from typing import Any
 
 from torch import fx, nn
 
+from ghostnoise.torch_private import call_module
+
 
 class Leaf(nn.Module):
     """A layer that `torch.fx` records as one call, including its hooks, without tracing into it.
@@ -18,7 +20,7 @@ class Leaf(nn.Module):
         if isinstance(traced, fx.Proxy):
             tracer: Any = traced.tracer
             return tracer.create_proxy("call_module", tracer.path_of_module(self), args, kwargs)
-        return super()._call_impl(*args, **kwargs)
+        return call_module(self, *args, **kwargs)  # not by `super()`: `revert` changes the class of compiled layers
 
     def __prepare_scriptable__(self) -> nn.Module:
         """Refuse `torch.jit.script`, which cannot compile these layers."""

@@ -2,6 +2,9 @@
 
 import copy
 import io
+import pickle
+import subprocess
+import sys
 import warnings
 
 import pytest
@@ -12,6 +15,7 @@ from torch.nn.utils.fusion import fuse_conv_bn_eval
 import ghostnoise
 from ghostnoise.methods import registry
 from ghostnoise.methods.base import NormLayer
+from support import networks
 from support.models import SIZES, convolutional, images, state, tokens, trained, transformer
 
 every_method = pytest.mark.parametrize("method", list(SIZES))
@@ -248,3 +252,78 @@ def test_inserted_noise_compiles_as_one_graph():
             torch.manual_seed(0)
             outputs.append(each(tokens()))
         torch.testing.assert_close(*outputs)
+
+
+# A reverted model needs this library no more.
+
+PLAIN = {
+    "bn": nn.BatchNorm2d, "lazy": lambda channels: nn.LazyBatchNorm2d(),
+    "timm": lambda channels: networks.layer("BatchNormAct2d")(channels), "sync": nn.SyncBatchNorm,
+}  # fmt: skip
+
+
+def used(model, method):
+    """Convert a model twice, and use every feature that stores something in it."""
+    schedule = ghostnoise.LinearSchedule(2, 4, steps=3)
+    sized = {"ghost_size": schedule} if registry.find(method)[0].ghost_size != "none" else {}
+    ghostnoise.convert(model, "gni", 3, history=6, scope="local", where=lambda name, module: name == "1")
+    model(images())
+    ghostnoise.convert(model, method, **(SIZES[method] | sized), scope="local")
+    if registry.find(method)[0].noise is not None:
+        ghostnoise.convert(model, method, **(SIZES[method] | sized), after=nn.ReLU)
+        ghostnoise.convert(model, method, **SIZES[method], before=nn.Conv2d)
+    for _ in range(2):
+        model(images()).sum().backward()
+        schedule.step()
+    ghostnoise.calibrate(model, [images()], keep=5)
+    return model
+
+
+def ours_in(pickled):
+    """Return the names that a pickle imports from this library."""
+    found = []
+
+    class Names(pickle.Unpickler):
+        def find_class(self, module, name):
+            found.append(f"{module}.{name}")
+            return super().find_class(module, name)
+
+    Names(io.BytesIO(pickled)).load()
+    return [name for name in found if "ghostnoise" in name]
+
+
+@pytest.mark.filterwarnings("ignore:.* layers become plain batch norm")
+@pytest.mark.parametrize("kind", PLAIN)
+@pytest.mark.parametrize("method", SIZES)
+def test_a_reverted_model_has_no_objects_of_this_library(method, kind):
+    torch.manual_seed(0)
+    model = nn.Sequential(nn.Conv2d(3, 4, 3), PLAIN[kind](4), nn.ReLU())
+    model[1].theirs = "an attribute of its own"
+    names = {name for name, _ in model.named_modules()}
+    used(model, method)
+    assert ours_in(pickle.dumps(model))
+    with ghostnoise.sampling(model.eval(), ghost_size=3):
+        ghostnoise.revert(model)
+    assert ours_in(pickle.dumps(model)) == ours_in(pickle.dumps(copy.deepcopy(model))) == []
+    assert model[1].theirs == "an attribute of its own"
+    assert {name for name, _ in model.named_modules()} == names
+    for module in model.modules():
+        assert not [name for name in vars(module) if "ghostnoise" in name]
+        assert not module._forward_hooks
+        assert not module._forward_pre_hooks
+
+
+def test_a_reverted_model_loads_without_this_library(tmp_path):
+    model = ghostnoise.revert(used(convolutional(), "gni")).eval()
+    torch.save(model, tmp_path / "model.pt")
+    torch.save((images(), model(images())), tmp_path / "example.pt")
+    code = """
+import sys, torch
+sys.modules["ghostnoise"] = None
+x, expected = torch.load("example.pt")
+model = torch.load("model.pt", weights_only=False)
+assert torch.equal(model(x), expected)
+model.train()(x).sum().backward()
+assert not [name for name in sys.modules if name.startswith("ghostnoise.")]
+"""
+    subprocess.run([sys.executable, "-c", code], check=True, cwd=tmp_path)

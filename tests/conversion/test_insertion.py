@@ -266,3 +266,124 @@ def test_a_forward_set_on_the_instance():
     model[0].forward = lambda x: x
     with pytest.raises(ValueError, match=r"'0' \(LayerNorm\) has a forward of its own"):
         ghostnoise.convert(model, "gni", 4, after=nn.LayerNorm)
+
+
+def attention():
+    torch.manual_seed(0)
+    return nn.TransformerEncoderLayer(6, 2, 8, dropout=0.0, batch_first=True)
+
+
+class Calling(nn.MultiheadAttention):
+    """An attention that calls its projection."""
+
+    def forward(self, x):
+        return self.out_proj(x)
+
+
+def test_modules_that_are_never_called():
+    model = attention()
+    before = state(model)
+    for options in (
+        {"after": nn.Linear},
+        {"before": nn.Linear},
+        {"where": lambda name, module: name[-8:] == "out_proj"},
+    ):
+        with pytest.raises(
+            ValueError,
+            match=r"'self_attn.out_proj' \(NonDynamicallyQuantizableLinear\) is never called: 'self_attn' "
+            r"\(MultiheadAttention\) uses its weight and bias alone, .*; exclude it with where=",
+        ):
+            ghostnoise.convert(model, "gni", 4, channel_dim=-1, **options)
+    assert state(model) == before
+    ghostnoise.convert(model, "gni", 4, after=nn.Linear, where=lambda name, module: not name.endswith("out_proj"))
+    called = []
+    for row in ghostnoise.summary(model):
+        noise = model.get_submodule(row.name).ghost_noise
+        noise.register_forward_hook(lambda *args, name=row.name: called.append(name))
+    model(tokens())
+    assert called == [row.name for row in ghostnoise.summary(model)] == ["linear1", "linear2"]
+    other = nn.Sequential(Calling(6, 2))
+    ghostnoise.convert(other, "gni", 4, after=nn.Linear, channel_dim=-1)
+    assert not torch.equal(other(tokens()), other(tokens()))
+
+
+def test_lists_of_parameters_are_containers():
+    model = nn.Sequential(nn.ParameterList([nn.Parameter(torch.ones(3))]))
+    with pytest.raises(ValueError, match=r"'0' \(ParameterList\) is a container"):
+        ghostnoise.convert(model, "gni", 4, where=lambda name, module: name == "0", channel_dim=1)
+
+
+# In eval mode, with stored moments.
+
+
+def calibrated(method, before=False, **options):
+    place = {"before" if before else "after": nn.LayerNorm}
+    model = ghostnoise.convert(transformer(), method, 4, **place, **options)
+    found = ghostnoise.calibrate(model, [tokens(), tokens()], keep=7)
+    assert found.layers == ()
+    return model.eval()
+
+
+@pytest.mark.parametrize("before", [False, True])
+@pytest.mark.parametrize("method", METHODS)
+def test_sampling_equals_that_of_layers_placed_by_hand(method, before):
+    model = calibrated(method, before)
+    spec, options = METHODS[method]
+    by_hand = transformer()
+    for at in (0, 4) if before else (1, 5):
+        by_hand.insert(at, spec.noise(4, channel_dim=-1, **options))
+    ghostnoise.calibrate(by_hand, [tokens(), tokens()], keep=7)
+    by_hand.eval()
+    plain = transformer().eval()
+    expected = plain(tokens())
+    assert torch.equal(model(tokens()), expected)
+    with ghostnoise.sampling(model), ghostnoise.sampling(by_hand):
+        assert torch.equal(output_of(model, tokens()), output_of(by_hand, tokens()))
+        assert not torch.equal(model(tokens()), expected)
+    assert torch.equal(model(tokens()), expected)
+    generators = (torch.Generator().manual_seed(2) for _ in range(2))
+    ours, theirs = (ghostnoise.predict(each, tokens(), 16, generator=next(generators)) for each in (model, by_hand))
+    assert torch.equal(ours.outputs, theirs.outputs)
+    assert (ours.variance > 0).all()
+
+
+def test_sampling_of_a_compiled_model():
+    torch._dynamo.reset()
+    model = calibrated("gni")
+    compiled = torch.compile(model, backend="eager", fullgraph=True)
+    plain = model(tokens())
+    assert torch.equal(compiled(tokens()), plain)
+    with ghostnoise.sampling(model):
+        torch.testing.assert_close(output_of(compiled, tokens()), output_of(model, tokens()))
+        assert not torch.equal(compiled(tokens()), plain)
+    assert torch.equal(compiled(tokens()), plain)
+
+
+def test_sampling_of_inserted_noise_from_a_history():
+    model = ghostnoise.convert(transformer(), "gni", 4, after=nn.LayerNorm, history=16)
+    model(tokens())
+    assert (ghostnoise.predict(model, tokens(), 16).variance > 0).all()
+
+
+def test_sampling_checks_the_input_of_inserted_noise_as_training_does():
+    model = ghostnoise.convert(nn.Sequential(nn.ReLU()), "gni", 4, before=nn.ReLU)
+    fails = pytest.raises(ValueError, match=r"noise before '0' \(ReLU\) got an input of shape \(8, 5, 6\): tokens")
+    with fails:
+        ghostnoise.calibrate(model, [tokens()], keep=4)
+    ghostnoise.calibrate(model, [images()], keep=4)
+    with ghostnoise.sampling(model.eval()):
+        model(images())
+        with fails:
+            model(tokens())
+        with pytest.raises(ValueError, match="got no positional input"):
+            model[0](input=images())
+    model(tokens())
+
+
+def test_noise_inserted_beside_batch_norms_is_calibrated_with_them():
+    model = convolutional()
+    ghostnoise.convert(model, "gni", 4, before=nn.ReLU)
+    found = ghostnoise.calibrate(model, [images()], keep=5)
+    assert found.layers == ("1", "4.1")
+    assert len(model[2].ghost_noise.kept.mean) == 5
+    assert (ghostnoise.predict(model, images(), 8).variance > 0).all()

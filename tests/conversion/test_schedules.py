@@ -236,3 +236,21 @@ def test_a_subclass_defines_at():
     assert model[1].ghost_size == 2
     with pytest.raises(NotImplementedError):
         _ = ghostnoise.Schedule(steps=3).ghost_size
+
+
+def test_layers_without_a_ghost_size_are_refused():
+    """Whatever attributes they have: theirs would be overwritten at every step."""
+    foreign = nn.BatchNorm1d(3)
+    foreign.ghost_size = 7
+    for layer in (foreign, ghostnoise.BatchNorm1d(3), nn.Linear(2, 2)):
+        with pytest.raises(
+            ValueError, match=r"OffAfter\(.*\) for a .*: must be a layer of this library that has a ghost"
+        ):
+            ghostnoise.OffAfter(4, steps=1).attach(layer)
+    assert foreign.ghost_size == 7
+    schedule = ghostnoise.OffAfter(4, steps=1)
+    layers = [ghostnoise.GhostBatchNorm1d(3, ghost_size=8), ghostnoise.GhostNoise(8)]
+    for layer in layers:
+        schedule.attach(layer)
+    schedule.step()
+    assert [layer.ghost_size for layer in layers] == [None, None]

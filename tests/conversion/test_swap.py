@@ -15,6 +15,7 @@ from ghostnoise import GhostBatchNorm, GhostNoiseBatchNorm
 from ghostnoise.conversion.swap import Method, check_options, name_of
 from ghostnoise.conversion.variants import activated
 from ghostnoise.methods import registry
+from ghostnoise.methods.base import NormLayer
 from ghostnoise.methods.registry import MethodSpec
 from support import networks
 from support.families import SHAPES, example
@@ -317,3 +318,123 @@ def test_eval_norm_built_by_hand(dimensions):
     assert type(ghostnoise.revert(converted)[0]) is plain
     with pytest.warns(UserWarning, match="EvalNorm"):
         assert type(ghostnoise.revert(model)[0]) is plain
+
+
+# What a conversion leaves of the former class: nothing that changes how the layer runs.
+
+
+def step(layer, seed):
+    """Return output, gradients and buffers of a training step."""
+    torch.manual_seed(seed)
+    x = torch.randn(8, 3, 2, 2, requires_grad=True)
+    layer.zero_grad()
+    y = layer(x)
+    y.square().mul(torch.rand_like(y)).sum().backward()
+    return [y, x.grad, *(each.grad for each in layer.parameters()), *(each.clone() for each in layer.buffers())]
+
+
+def fresh(layer):
+    """Return a layer of the same class and options, built anew, with the same parameters and buffers."""
+    if isinstance(layer, NormLayer):
+        hidden = ("process_group", "uneven")
+        options = {name: getattr(layer, name) for name in layer.options if name[0] != "_" and name not in hidden}
+        if options.get("history", 0) is None:
+            options["history"] = 0
+        built = type(layer)(3, **options)
+    else:
+        built = type(layer)(3)
+    built.load_state_dict(layer.state_dict())
+    return built
+
+
+@pytest.mark.filterwarnings("ignore:.* layers become plain batch norm")
+@pytest.mark.parametrize("by_revert", [False, True])
+@pytest.mark.parametrize("first", [*SIZES, None])
+@pytest.mark.parametrize("second", [*SIZES, None])
+def test_a_layer_that_was_trained_trains_as_its_new_method(first, second, by_revert):
+    """Bit for bit as a layer that has never been another one, and nothing else is left in it."""
+    model = nn.Sequential(nn.BatchNorm2d(3))
+    for method in (first, second):
+        if method is None or by_revert:
+            ghostnoise.revert(model)
+        if method is not None:
+            ghostnoise.convert(model, method, **SIZES[method])
+        for seed in (1, 2):
+            expected = step(fresh(model[0]), seed) if method is second else None
+            found = step(model[0], seed)
+            if expected is not None:
+                for ours, theirs in zip(found, expected, strict=True):
+                    assert torch.equal(ours, theirs)
+    added = {"_ghostnoise_origin", "_ghostnoise_path"} if second is not None else set()
+    built = fresh(model[0])
+    step(built, 0)
+    assert vars(model[0]).keys() == vars(built).keys() | added
+
+
+@pytest.mark.parametrize("how", ["model", "in place", "layer"])
+@pytest.mark.parametrize(
+    ("first", "second"), [(None, "gbn"), ("bn", "gbn"), ("gbn", "bn"), ("en", "gni"), ("gni", None), ("gni", "agni")]
+)
+def test_a_layer_that_was_compiled_runs_as_its_new_method(first, second, how):
+    torch._dynamo.reset()
+    model = nn.Sequential(nn.BatchNorm2d(3))
+    if first is not None:
+        ghostnoise.convert(model, first, **SIZES[first])
+    run = torch.compile(model, backend="eager") if how == "model" else model
+    if how != "model":
+        (model if how == "in place" else model[0]).compile(backend="eager")
+    for _ in range(2):
+        run(example(2))
+    ghostnoise.revert(model) if second is None else ghostnoise.convert(model, second, **SIZES[second])
+    built = fresh(model[0])
+    torch.manual_seed(0)
+    expected = built(example(2))
+    torch.manual_seed(0)
+    torch.testing.assert_close(run(example(2)), expected)
+
+
+def test_kept_samples_stay_with_a_converted_layer():
+    """They are moments of its input, which no method changes."""
+    model = ghostnoise.convert(nn.Sequential(nn.BatchNorm2d(3)), "gni", 4)
+    ghostnoise.calibrate(model, [example(2)], keep=5)
+    kept = model[0].kept
+    assert ghostnoise.convert(model, "agni", 4)[0].kept is kept
+    with ghostnoise.sampling(model.eval()):
+        assert not torch.equal(model(example(2)), model(example(2)))
+    assert not hasattr(ghostnoise.revert(model)[0], "kept")
+    assert ghostnoise.convert(model, "gni", 4)[0].kept is None
+
+
+def test_a_conversion_inside_of_sampling_ends_it_for_the_layer():
+    x = example(2)
+    for change in (lambda model: ghostnoise.convert(model, "agni", 4), ghostnoise.revert):
+        model = ghostnoise.convert(nn.Sequential(nn.BatchNorm2d(3)), "gni", 4)
+        ghostnoise.calibrate(model, [x], keep=5)
+        model.eval()
+        expected = model(x)
+        with ghostnoise.sampling(model), ghostnoise.sampling(model):
+            change(model)
+            assert torch.equal(model(x), expected)
+        assert torch.equal(model(x), expected)
+        assert "_sampling" not in vars(model[0])
+
+
+def test_attributes_of_others_with_the_names_of_ours_are_not_touched():
+    class Grouped(nn.BatchNorm2d):
+        def __init__(self, channels):
+            super().__init__(channels)
+            self.process_group, self.cls_to_become = "theirs", "also theirs"
+
+    for name in ("process_group", "kept"):
+        model = nn.Sequential(nn.BatchNorm2d(3))
+        setattr(model[0], name, "theirs")
+        with pytest.raises(ValueError, match=rf"'0' \(BatchNorm2d\) has an attribute '{name}' of its own"):
+            ghostnoise.convert(model, "gni", 4)
+        assert vars(ghostnoise.revert(model)[0])[name] == "theirs"
+    model = nn.Sequential(Grouped(3))
+    with pytest.raises(ValueError, match=r"'0' \(Grouped\) has an attribute 'process_group' of its own"):
+        ghostnoise.convert(model, "gni", 4)
+    del model[0].process_group
+    ghostnoise.convert(model, "gni", 4)
+    assert "GhostNoiseBatchNorm2d" in str(ghostnoise.summary(model))
+    assert ghostnoise.revert(model)[0].cls_to_become == "also theirs"

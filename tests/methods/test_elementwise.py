@@ -38,6 +38,54 @@ def test_p_can_set_the_standard_deviation_of_gaussian_noise(p):
         NoisyDropout(p, p_sets="std")
 
 
+@pytest.fixture(params=[torch.float32, torch.float64, torch.bfloat16, torch.float16])
+def default_dtype(request):
+    before = torch.get_default_dtype()
+    torch.set_default_dtype(request.param)
+    yield request.param
+    torch.set_default_dtype(before)
+
+
+@pytest.mark.parametrize("dtype", [torch.float64, torch.float32, torch.bfloat16, torch.float16])
+@pytest.mark.parametrize("p", [1e-3, 0.3])
+def test_the_default_dtype_does_not_change_how_much_is_dropped(default_dtype, dtype, p):
+    """Nor that of the input: neither has to have the digits that p needs."""
+    n = 4_000_000
+    layer = NoisyDropout(p, generator=torch.Generator().manual_seed(0))
+    dropped = (layer(torch.ones(n, dtype=dtype)) == 0).sum().item()
+    assert abs(dropped - n * p) <= 5 * (n * p * (1 - p)) ** 0.5
+    again = NoisyDropout(p, generator=torch.Generator().manual_seed(0))(torch.ones(n, dtype=torch.float32)) == 0
+    if dtype != torch.float64:
+        assert dropped == again.sum()
+
+
+@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16])
+@pytest.mark.parametrize("distribution", DISTRIBUTIONS)
+@pytest.mark.parametrize("p", [1e-3, 1e-5])
+def test_half_precision_rounds_the_output_alone(distribution, dtype, p):
+    """The noise is that of a float32 input, though 1 + noise would be rounded to 1."""
+    x = torch.randn(64, 300, generator=torch.Generator().manual_seed(1)).to(dtype).requires_grad_()
+    y, wide = (
+        functional.noisy_dropout(each, p, distribution=distribution, generator=torch.Generator().manual_seed(0))
+        for each in (x, x.float())
+    )
+    assert y.dtype == dtype
+    assert torch.equal(y, wide.to(dtype))
+    dy = torch.randn_like(y)
+    (gradient,), (expected,) = (torch.autograd.grad(each, x, dy.to(each.dtype)) for each in (y, wide))
+    assert torch.equal(gradient, expected)
+
+
+@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16])
+def test_additive_noise_in_half_precision_is_that_of_float32(dtype):
+    x = torch.randn(64, 300, generator=torch.Generator().manual_seed(1)).to(dtype)
+    y, wide = (
+        functional.additive_gaussian_noise(each, 0.3, generator=torch.Generator().manual_seed(0))
+        for each in (x, x.float())
+    )
+    assert torch.equal(y, wide.to(dtype))
+
+
 @pytest.mark.parametrize("distribution", DISTRIBUTIONS)
 @pytest.mark.parametrize("channel_dim", [1, -1])
 def test_per_channel_noise_is_shared_by_the_positions(distribution, channel_dim):

@@ -126,3 +126,39 @@ def test_device_and_dtype_reach_the_gain():
     assert layer.gain.dtype == layer.init_std.dtype == torch.float64
     assert layer.bias is None
     assert isinstance(layer, nn.Linear)
+
+
+@pytest.mark.parametrize(
+    "make",
+    [
+        lambda: WSConv1d(1, 4, 1), lambda: WSConv1d(6, 6, 1, groups=6), lambda: WSConv2d(1, 4, 1),
+        lambda: WSConv2d(6, 12, 1, groups=6), lambda: WSLinear(1, 4), lambda: WSLinear(1, 4, device="meta"),
+    ],
+)  # fmt: skip
+def test_a_single_element_per_output_channel_is_refused(make):
+    """It equals its mean, so the standardized weight would be 0, whatever the weight."""
+    with pytest.raises(
+        ValueError, match=r"WS\w+ got a weight of shape \(.*\): .* 2 elements or more, .*; use the plain"
+    ):
+        make()
+
+
+def test_functions_and_replaced_weights_are_checked_too():
+    with pytest.raises(
+        ValueError, match=r"standardize_weight got a weight of shape \(4, 1\): each output channel must"
+    ):
+        functional.standardize_weight(torch.randn(4, 1))
+    with pytest.raises(ValueError, match=r"standardize_weight got a weight of shape \(4,\): each output channel must"):
+        functional.standardize_weight(torch.randn(4))
+    layer = WSLinear(2, 4)
+    layer.weight = nn.Parameter(torch.randn(4, 1))
+    with pytest.raises(ValueError, match="got a weight of shape"):
+        layer(torch.randn(3, 1))
+
+
+def test_two_elements_are_standardized():
+    """To plus and minus the standard deviation, apart from eps."""
+    torch.manual_seed(0)
+    weight = torch.randn(5, 2, dtype=torch.float64)
+    found = functional.standardize_weight(weight, eps=0)
+    torch.testing.assert_close(found, torch.stack([(weight[:, 0] - weight[:, 1]).sign() * side for side in (1, -1)], 1))

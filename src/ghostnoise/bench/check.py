@@ -95,7 +95,8 @@ def replays_draw_anew(device: torch.device) -> Comparison:
     """Capture a layer with ghost noise in a CUDA graph, and check that each replay has other noise."""
     about = "GNI in a CUDA graph", "triton", "contiguous", "float32"
     try:
-        layer, x = ghostnoise.GhostNoiseBatchNorm2d(8, ghost_size=4).to(device), torch.randn(16, 8, 4, 4, device=device)
+        layer: Any = ghostnoise.GhostNoiseBatchNorm2d(8, ghost_size=4).to(device)
+        x = torch.randn(16, 8, 4, 4, device=device)
         kept: list[Any] = []
         replay = graphed(lambda: kept.append(layer(x)))
         before = layer.num_batches_tracked.item()

@@ -13,8 +13,8 @@ from torch import Tensor
 from ghostnoise.engine import op
 from ghostnoise.engine.backends import select as backends
 from ghostnoise.engine.plan import Normalizer, Plan, Seeded
-from ghostnoise.methods import registry
 from ghostnoise.laws import Law, LawDraws
+from ghostnoise.methods import registry
 from ghostnoise.statistics.samples import GhostBatch, draw_indices
 
 # Largest error over the largest absolute value of the result. Half types: one rounding.

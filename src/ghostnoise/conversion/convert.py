@@ -3,12 +3,13 @@
 import inspect
 import warnings
 from collections.abc import Sequence
-from typing import Any, TypeVar
+from typing import Any, TypeVar, Unpack
 
 from torch import nn
 
 from ghostnoise import checks
 from ghostnoise.conversion import insertion, swap, targets, watch, wrappers
+from ghostnoise.conversion.options import Options
 from ghostnoise.conversion.swap import Method
 from ghostnoise.conversion.targets import Found, Types, Where
 from ghostnoise.methods import registry
@@ -27,7 +28,7 @@ def convert(
     channel_dim: int | None = None,
     scope: str | None = None,
     process_group: targets.Group = ...,
-    **options: Any,
+    **options: Unpack[Options],
 ) -> Model:
     """Convert every batch norm of `model` to a method of this library, or insert noise at other layers.
 
@@ -61,7 +62,7 @@ def convert(
         ghost_size=32, noise_eps=0.001, components='both', draw='replacement', normalizer='batch')
     """
     checks.module(model, "convert")
-    chosen = Method(method, *registry.find(method))
+    chosen, given = Method(method, *registry.find(method)), dict[str, Any](options)
     noisy = chosen.spec.noise is not None
     types = targets.check_places(after, before, where)
     group = targets.requested_group(scope, process_group)
@@ -72,11 +73,12 @@ def convert(
             f"{', '.join(map(repr, known))}, or leave after= and before= out"
         )
     arguments = list(inspect.signature(convert).parameters)[2:-1]
-    swap.check_options(chosen, chosen.spec.norm if types is None else chosen.spec.noise, options, arguments)
+    swap.check_options(chosen, chosen.spec.norm if types is None else chosen.spec.noise, given, arguments)
     norms, hosts = targets.select(model, noisy, types, where)
     if hosts:
-        swap.check_options(chosen, chosen.spec.noise, options, arguments)
+        swap.check_options(chosen, chosen.spec.noise, given, arguments)
     targets.check_changeable(model, [*norms, *hosts])
+    targets.check_called(model, hosts)
     if channel_dim is not None and not hosts:
         raise ValueError(
             f"channel_dim={channel_dim!r} without after= or before=: batch norms have their channels in dimension 1; "
@@ -88,10 +90,10 @@ def convert(
         norms = [each for each in norms if each.module in wrapped] or norms
     sizes = targets.ghost_sizes(ghost_size, [*norms, *hosts], chosen.spec, method, wrapped)
     count = len(norms)
-    swaps = [swap.plan(each, chosen, size, options, group) for each, size in zip(norms, sizes[:count], strict=True)]
+    swaps = [swap.plan(each, chosen, size, given, group) for each, size in zip(norms, sizes[:count], strict=True)]
     selected = {each.module for each in norms}
     swaps += [change for wrapper in others if wrapper.norm in selected for change in wrappers.plan(wrapper)]
-    insertions = _insertions(hosts, chosen, sizes[count:], options, channel_dim, before is not None, group)
+    insertions = _insertions(hosts, chosen, sizes[count:], given, channel_dim, before is not None, group)
     for place in insertions:
         place.report()
     for change in swaps:

@@ -15,6 +15,7 @@ from ghostnoise.methods import registry
 from ghostnoise.torch_private import forward_hooks
 
 CHILD = "ghost_noise"
+CONTAINERS = (nn.Sequential, nn.ModuleList, nn.ModuleDict, nn.ParameterList, nn.ParameterDict)
 
 
 class InsertionPoint:
@@ -97,7 +98,7 @@ def plan(
     process_group: Any,
 ) -> Insertion:
     """Plan to insert noise of `method` at a module; raises if it is not possible."""
-    if isinstance(host.module, (nn.Sequential, nn.ModuleList, nn.ModuleDict)):
+    if isinstance(host.module, CONTAINERS):
         raise ValueError(
             f"{host} is a container, whose children are its layers, so noise cannot be added to it: select a layer "
             "inside it (where= is called for every module, so check the type too)"
@@ -115,7 +116,12 @@ def plan(
 def inserted(module: nn.Module) -> Any:
     """Return the noise that conversion inserted at a module, or None."""
     noise = getattr(module, CHILD, None)
-    return noise if isinstance(noise, registry.noises()) and hasattr(noise, "insertion_point") else None
+    return noise if isinstance(noise, registry.noises()) and is_inserted(noise) else None
+
+
+def is_inserted(noise: nn.Module) -> bool:
+    """Return whether conversion inserted this noise."""
+    return isinstance(getattr(noise, "insertion_point", None), InsertionPoint)
 
 
 def remove(module: nn.Module) -> None:
@@ -138,7 +144,7 @@ def inject_after(module: Any, args: Any, output: Any) -> Any:
 def inject_before(module: Any, args: Any) -> Any:
     """Inject noise into the input of a module; a forward pre-hook."""
     noise = module.ghost_noise
-    if not args and noise.training:
+    if not args and not _is_idle(noise):
         raise ValueError(f"noise {noise.insertion_point} got no positional input: call the module as module(x)")
     return (_inject(noise, args[0]), *args[1:]) if args else None
 
@@ -146,12 +152,20 @@ def inject_before(module: Any, args: Any) -> Any:
 def _inject(noise: Any, x: Any) -> Any:
     if isinstance(x, fx.Proxy):  # `torch.fx` traces into the host
         return noise(x)
-    if not noise.training and not active():
+    if _is_idle(noise):
         return x
     noise.insertion_point.check(x)
     if noise.training:
         noise.insertion_point.count()
     return noise(x)
+
+
+def _is_idle(noise: Any) -> bool:
+    """Return whether nothing uses a call of the noise: eval mode, without masks, `sampling` or hooks.
+
+    The host may then have any input and output, as it has without the noise.
+    """
+    return not (noise.training or active() or noise._sampling is not None or any(forward_hooks(noise)))
 
 
 def _warn(what: str) -> None:

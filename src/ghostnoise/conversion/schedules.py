@@ -7,6 +7,9 @@ from weakref import WeakSet, ref
 from torch import nn
 
 from ghostnoise import checks
+from ghostnoise.conversion.variants import Lazy
+from ghostnoise.methods import registry
+from ghostnoise.methods.base import NormLayer
 
 LINK = "_ghostnoise_schedule"
 
@@ -49,7 +52,15 @@ class Schedule:
         self._apply()
 
     def attach(self, layer: nn.Module) -> None:
-        """Set the ghost size of `layer` at every step from now on, instead of any other schedule."""
+        """Set the ghost size of `layer` at every step from now on, instead of any other schedule.
+
+        The layer must be one of this library that has a ghost size.
+        """
+        if not has_ghost_size(layer):
+            raise ValueError(
+                f"{self!r} for a {type(layer).__module__}.{type(layer).__qualname__}: must be a layer of this library "
+                'that has a ghost size; convert it first, as in ghostnoise.convert(model, "gbn", schedule)'
+            )
         release(layer)
         vars(layer)[LINK] = Link(self, layer)
 
@@ -72,6 +83,14 @@ class Schedule:
     def __repr__(self) -> str:
         settings = ", ".join(f"{name}={value!r}" for name, value in vars(self).items() if not name.startswith("_"))
         return f"{type(self).__name__}({settings})"
+
+
+def has_ghost_size(layer: nn.Module | None) -> bool:
+    """Return whether a layer is one of this library with a ghost size, whatever attributes other layers have."""
+    if isinstance(layer, (NormLayer, Lazy)):
+        becomes = layer.cls_to_become if isinstance(layer, Lazy) else type(layer)
+        return "ghost_size" in becomes.options
+    return isinstance(layer, registry.noises())
 
 
 class Link:

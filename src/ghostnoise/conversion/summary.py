@@ -7,7 +7,7 @@ from torch.nn.utils import parametrize
 
 from ghostnoise import checks
 from ghostnoise.conversion import insertion, swap, watch, wrappers
-from ghostnoise.conversion.schedules import schedule_of
+from ghostnoise.conversion.schedules import has_ghost_size, schedule_of
 from ghostnoise.conversion.targets import Found, everything
 from ghostnoise.conversion.variants import Lazy
 from ghostnoise.methods import registry
@@ -62,7 +62,7 @@ def summary(model: nn.Module) -> Summary:
         noise = insertion.inserted(found.module)
         if noise is not None:
             rows.append(_row(found, noise, type(noise), "", [_side(found, noise)]))
-        if isinstance(found.module, registry.noises()) and not hasattr(found.module, "insertion_point"):
+        if isinstance(found.module, registry.noises()) and not insertion.is_inserted(found.module):
             rows.append(_row(found, found.module, type(found.module), "", []))
     return Summary(rows)
 
@@ -88,7 +88,8 @@ def _row(found: Found, layer: Any, kind: type[nn.Module], was: str, notes: list[
         notes.append(f"hooks: {hooks}")
     if len(found.names) > 1:
         notes.append(f"also {', '.join(found.names[1:])}")
-    size, method = getattr(layer, "ghost_size", None), swap.name_of(kind, vars(layer))
+    size = layer.ghost_size if has_ghost_size(layer) else None
+    method = swap.name_of(kind, vars(layer))
     scope = "local" if layer.process_group is None else "global"
     return LayerSummary(found.names[0], kind.__name__, was, method, size, scope, "; ".join(notes))
 

@@ -19,6 +19,7 @@ from ghostnoise.text import did_you_mean
 from ghostnoise.torch_private import AnyBatchNorm, AnyLazyNorm, input_check
 
 ORIGIN, PATH = "_ghostnoise_origin", "_ghostnoise_path"
+KEPT, SAMPLER = "kept", "_sampling"  # of `Sampled`
 
 
 class Method(NamedTuple):
@@ -132,14 +133,20 @@ def origin(module: nn.Module) -> Origin:
 
 def current(module: nn.Module) -> type[nn.Module]:
     """Return the class of a layer of this library, without parametrizations; if lazy, the class that it will have."""
-    layer: type[nn.Module] = getattr(module, "cls_to_become", None) or parametrize.type_before_parametrizations(module)
-    return layer
+    layer: type[nn.Module] = parametrize.type_before_parametrizations(module)
+    return module.cls_to_become if isinstance(module, Lazy) else layer
 
 
 def own_names(module: nn.Module) -> set[str]:
-    """Return the names of the attributes that a layer of this library, or an `nn.SyncBatchNorm`, has for its method."""
-    options = getattr(current(module), "options", ()) if is_ours(module) else ()
-    return {*options, "process_group", "cls_to_become", ORIGIN, PATH}
+    """Return the names of the attributes that a layer has for its method, and not for its user.
+
+    Every class has its own: an attribute of the same name of another library's layer belongs to that library.
+    """
+    if is_ours(module):
+        options = getattr(current(module), "options", ())
+        lazy = ["cls_to_become"] if issubclass(origin(module).layer, AnyLazyNorm) else []
+        return {*options, *lazy, "process_group", KEPT, SAMPLER, ORIGIN, PATH}
+    return {"process_group"} if isinstance(module, nn.SyncBatchNorm) else set()
 
 
 def plan(found: Found, method: Method, size: Any, options: dict[str, Any], process_group: Any) -> Swap:
@@ -152,13 +159,15 @@ def plan(found: Found, method: Method, size: Any, options: dict[str, Any], proce
     fixed["track_running_stats"] = module.track_running_stats
     built, *_ = [method.build(layer, each, options, **fixed) for each in targets.range_of(size)]
     attributes = {name: getattr(built, name) for name in layer.options}
-    taken = [name for name in attributes.keys() - own_names(module) if hasattr(module, name)]
+    taken = sorted(name for name in {*attributes, KEPT, SAMPLER} - own_names(module) if hasattr(module, name))
     if taken:
         raise ValueError(
             f"{found} has an attribute {taken[0]!r} of its own, which {layer.__name__} needs: rename it, or exclude "
             "the layer with where="
         )
     attributes[ORIGIN], attributes[PATH] = was, found.names[0]
+    if KEPT in vars(module):
+        attributes[KEPT] = vars(module)[KEPT]  # the moments of the layer's input, which no method changes
     becomes: type[nn.Module] = layer
     if isinstance(module, AnyLazyNorm):
         attributes["cls_to_become"] = layer

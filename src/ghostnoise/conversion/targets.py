@@ -152,6 +152,20 @@ def check_changeable(model: nn.Module, found: Sequence[Found]) -> None:
             )
 
 
+def check_called(model: nn.Module, hosts: Sequence[Found]) -> None:
+    """Check that each module is called: noise is inserted as a hook of these calls."""
+    attentions = [each for each in everything(model) if isinstance(each.module, nn.MultiheadAttention)]
+    plain = [each for each in attentions if type(each.module).forward is nn.MultiheadAttention.forward]
+    uncalled = {each.module.out_proj: each for each in plain}
+    for host in hosts:
+        if host.module in uncalled:
+            raise ValueError(
+                f"{host} is never called: {uncalled[host.module]} uses its weight and bias alone, so noise there would "
+                'have no effect; exclude it with where=lambda name, module: not name.endswith("out_proj"), and insert '
+                "noise after a module that takes the output of the attention"
+            )
+
+
 def is_fsdp(module: nn.Module) -> bool:
     """Return whether a module is wrapped or managed by FSDP, version 1 or 2."""
     fsdp: Any = sys.modules.get("torch.distributed.fsdp")  # slow to import, and without it nothing can be wrapped
@@ -184,6 +198,12 @@ def known_channel_dim(module: nn.Module) -> int | None:
     if kind in CHANNELS_LAST:
         return -1 if len(getattr(module, "normalized_shape", (1,))) == 1 else None
     return 1 if kind in CHANNELS_FIRST or kind in ACTIVATIONS or issubclass(kind, NormLayer) else None
+
+
+def channel_dim_of(layer: Any) -> int:
+    """Return the channel dimension of the input of a batch norm, or of a noise layer of this library."""
+    channel_dim: Any = layer.channel_dim if isinstance(layer, registry.noises()) else 1
+    return int(channel_dim)
 
 
 def is_activation(module: nn.Module) -> bool:

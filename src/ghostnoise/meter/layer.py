@@ -13,6 +13,7 @@ import torch
 from torch import Tensor
 
 from ghostnoise.conversion.insertion import inserted
+from ghostnoise.conversion.schedules import has_ghost_size
 from ghostnoise.conversion.targets import Found
 from ghostnoise.engine import general
 from ghostnoise.laws import variance_components
@@ -259,8 +260,8 @@ def sample_ghost_batches(
 
 def _own_ghost_size(module: Any) -> int | None:
     """Ghost size of a layer itself or of noise that conversion inserted at it; the smaller one if there are two."""
-    sizes = [getattr(each, "ghost_size", None) for each in (module, inserted(module))]
-    return min((size for size in sizes if isinstance(size, int)), default=None)
+    sizes = [each.ghost_size for each in (module, inserted(module)) if has_ghost_size(each)]
+    return min((size for size in sizes if size is not None), default=None)
 
 
 def _has_initial_statistics(module: Any) -> bool:

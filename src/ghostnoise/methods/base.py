@@ -205,6 +205,10 @@ class Sampled(nn.Module):
     _sampling: Callable[[Tensor], Tensor] | None = None  # replaces the forward pass in eval mode
     injects_noise: ClassVar[bool] = False
 
+    def __getstate__(self) -> dict[str, Any]:
+        """Return what a copy or a pickle has: all attributes except the sampler, which belongs to a block of code."""
+        return {name: value for name, value in vars(self).items() if name != "_sampling"}
+
     def stored_noise(
         self, stored: Moments, whole: Moments, ghost_size: int, input: Tensor, generator: Generator | None
     ) -> Affine:

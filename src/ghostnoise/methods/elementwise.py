@@ -14,6 +14,7 @@ from ghostnoise.masking import mask_of
 from ghostnoise.methods.base import zeroed
 from ghostnoise.methods.registry import MethodSpec, register
 from ghostnoise.randomness import drawn_by
+from ghostnoise.statistics.moments import arithmetic_dtype
 from ghostnoise.tracing import Leaf
 
 __all__ = ["AdditiveGaussianNoise", "NoisyDropout", "additive_gaussian_noise", "noisy_dropout"]
@@ -50,12 +51,16 @@ def noisy_dropout(
     input = zeroed(input, mask, "noisy_dropout", channel_dim)
     if p == 0:
         return input
+    # In half precision, neither p nor noise close to 1 has enough digits; the default dtype may be half precision too.
+    dtype = arithmetic_dtype(input)
     if distribution == "gaussian":
-        noise = torch.randn(shape, dtype=input.dtype, device=input.device, **drawn_by(generator))
+        noise = torch.randn(shape, dtype=dtype, device=input.device, **drawn_by(generator))
         std = (p / (1 - p)) ** 0.5 if p_sets == "variance" else p / (1 - p)
-        return input * noise.mul_(std).add_(1)
-    kept = torch.rand(shape, device=input.device, **drawn_by(generator)) >= p
-    return input * kept.to(input.dtype).mul_(1 / (1 - p) if p < 1 else 0)
+        noise.mul_(std).add_(1)
+    else:
+        kept = torch.rand(shape, dtype=dtype, device=input.device, **drawn_by(generator)) >= p
+        noise = kept.to(dtype).mul_(1 / (1 - p) if p < 1 else 0)
+    return (input * noise).to(input.dtype)
 
 
 def additive_gaussian_noise(
@@ -76,7 +81,8 @@ def additive_gaussian_noise(
     input = zeroed(input, mask, "additive_gaussian_noise", channel_dim)
     if std == 0:
         return input
-    y = input + torch.randn(input.shape, dtype=input.dtype, device=input.device, **drawn_by(generator)).mul_(std)
+    noise = torch.randn(input.shape, dtype=arithmetic_dtype(input), device=input.device, **drawn_by(generator))
+    y = (input + noise.mul_(std)).to(input.dtype)
     return y if mask is None else masks.zero(y, mask, channel_dim)
 
 

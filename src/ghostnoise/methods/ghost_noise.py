@@ -274,7 +274,7 @@ def _drawn(
     if history is None and indices is None and generator is None and extent.mask is None and draw == "replacement":
         return DrawnNoise(float(noise_eps), components, draw_rows(extent.shape[0], rows, ghost_size, device, None))
     if history is not None:
-        checks.not_transformed()
+        checks.recordable()
         stored = remembered(partial(history.stored, input.shape[channel_dim], device))
         if extent.mask is None and checks.readable(stored.mean) and bool((counts(stored) == extent.spatial).all()):
             stored = stored._replace(n=extent.spatial)  # samples that weigh equally are drawn and pooled faster

@@ -36,9 +36,12 @@ def standardize_weight(
 
         Ŵ = gain · std · (W - mean(W)) / sqrt(var(W) + eps)
 
+    Each output channel must have two elements or more: a single one equals its mean, so that Ŵ would always be 0.
+
     Shape:
         weight (out, ...), gain (out,).
     """
+    _check_fan_in("standardize_weight", weight)
     dims = tuple(range(1, weight.ndim))
     var, mean = torch.var_mean(weight, dims, correction=0, keepdim=True)
     scale = std * (var + eps).rsqrt()
@@ -65,6 +68,7 @@ class WeightStandardized(Leaf):
 
     def reset_parameters(self) -> None:
         """Initialize as the plain layer does, and the gain to 1."""
+        _check_fan_in(type(self).__name__, self.weight)
         super().reset_parameters()  # type: ignore[misc]  # of a convolution or nn.Linear
         if "gain" not in self._parameters:
             self.register_parameter("gain", nn.Parameter(self.weight.new_empty(self.weight.shape[0])))
@@ -76,6 +80,15 @@ class WeightStandardized(Leaf):
     def standardized_weight(self) -> Tensor:
         """Return the weight that the layer uses."""
         return standardize_weight(self.weight, self.gain, self.init_std)
+
+
+def _check_fan_in(name: str, weight: Tensor) -> None:
+    if math.prod(weight.shape[1:]) < 2:
+        raise ValueError(
+            f"{name} got a weight of shape {tuple(weight.shape)}: each output channel must have 2 elements or more, "
+            "because a single one equals its mean and is standardized to 0; use the plain layer, such as nn.Conv2d or "
+            "nn.Linear, or a larger kernel, more input channels or fewer groups"
+        )
 
 
 class WSConv1d(WeightStandardized, nn.Conv1d):
