@@ -28,7 +28,7 @@ if TYPE_CHECKING:
     from ghostnoise.methods.ghost_noise import ghost_noise as ghost_noise
     from ghostnoise.methods.ghost_noise import ghost_noise_batch_norm as ghost_noise_batch_norm
     from ghostnoise.methods.weight_standardization import standardize_weight as standardize_weight
-    from ghostnoise.statistics.laws import LawDraws as LawDraws
+    from ghostnoise.laws import LawDraws as LawDraws
     # exports: end
 else:
     from ghostnoise.methods import registry

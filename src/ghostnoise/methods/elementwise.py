@@ -14,7 +14,7 @@ from ghostnoise.masking import mask_of
 from ghostnoise.methods.base import zeroed
 from ghostnoise.methods.registry import MethodSpec, register
 from ghostnoise.randomness import drawn_by
-from ghostnoise.statistics.moments import arithmetic_dtype
+from ghostnoise.engine.ops import arithmetic_dtype
 from ghostnoise.tracing import Leaf
 
 __all__ = ["AdditiveGaussianNoise", "NoisyDropout", "additive_gaussian_noise", "noisy_dropout"]
