@@ -5,11 +5,10 @@ import sys
 import numpy
 import pytest
 import torch
-from ghostnoise.engine.backends import select as backends
-from ghostnoise.engine.backends.aten import Aten
 
 import ghostnoise
 from ghostnoise import doctor
+from ghostnoise.engine import ops
 
 CPUINFO = """processor\t: 0
 model name\t: A Fast One
@@ -22,47 +21,40 @@ flags\t\t: fpu avx2 avx512f nonsense
 
 
 @pytest.fixture
-def native(monkeypatch):
-    """Replace the native backend by one with this reason why it cannot run, or None."""
-
-    def replace(reason):
-        class Replaced(Aten):
-            name = "native"
-
-            def unavailable(self):
-                return reason
-
-        load = backends.load
-        monkeypatch.setattr(backends, "load", lambda name: Replaced() if name == "native" else load(name))
-
-    return replace
+def missing(monkeypatch):
+    """Replace the reasons why the operators of types of devices cannot be used."""
+    return lambda **reasons: monkeypatch.setattr(ops, "MISSING", reasons)
 
 
 def test_report_names_versions_cpu_and_threads():
     report = doctor.report()
     for text in (ghostnoise.__version__, torch.__version__, numpy.__version__):
         assert text in report
-    assert f"threads     {torch.get_num_threads()}" in report
+    assert f"threads        {torch.get_num_threads()}" in report
     assert torch.backends.cpu.get_cpu_capability() in report
-    assert "aten      usable" in report
 
 
-def test_the_report_gives_the_reason_why_a_backend_is_not_usable(native):
-    native("no compiler was there at install")
+def test_the_report_gives_the_reason_why_operators_run_in_plain_pytorch(missing):
+    missing(cpu="no compiler was there at install", cuda="no device")
     report = doctor.report()
-    assert "native    not usable: no compiler was there at install" in report
-    assert "auto      selects aten for a CPU tensor" in report
+    assert "cpu operators  plain PyTorch: no compiler was there at install" in report
+    assert "cuda operators plain PyTorch: no device" in report
+    assert doctor.operators("cpu") == doctor.operators("mps") == "plain PyTorch"
 
 
-def test_a_usable_native_backend_is_selected(native):
-    native(None)
-    report = doctor.report()
-    assert "native    usable" in report
-    assert "auto      selects native for a CPU tensor" in report
+def test_operators_that_can_be_used(missing, monkeypatch):
+    missing(cpu=None, cuda=None)
+    monkeypatch.setattr(doctor, "instruction_set", lambda: "avx2")
+    assert "cpu operators  C++ (avx2)" in doctor.report()
+    assert "cuda operators Triton" in doctor.report()
+    monkeypatch.setattr(doctor, "instruction_set", lambda: None)
+    assert doctor.report().splitlines()[-2] == "cpu operators  C++"
+    assert (doctor.operators("cpu"), doctor.operators("cuda")) == ("C++", "Triton")
 
 
-def test_huge_pages_are_listed():
-    assert "huge pages" in doctor.report()
+def test_the_instruction_set_is_that_of_the_library():
+    known = (None,) if doctor.missing("cpu") else ("baseline", "avx2", "avx512")
+    assert doctor.instruction_set() in known
 
 
 def test_cpu_is_read_from_cpuinfo(tmp_path, monkeypatch):
@@ -77,7 +69,7 @@ def test_without_cpuinfo_the_platform_names_the_cpu(tmp_path, monkeypatch):
     name, features = doctor.cpu()
     assert name
     assert features == []
-    assert "features    unknown" in doctor.report()
+    assert "features       unknown" in doctor.report()
 
 
 def test_devices_have_names(monkeypatch):

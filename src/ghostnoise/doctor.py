@@ -1,5 +1,6 @@
-"""The report of `ghostnoise doctor`: versions, the CPU, and which backends can be used."""
+"""The report of `ghostnoise doctor`: versions, the CPU, and what runs the operators."""
 
+import ctypes
 import os
 import platform
 from pathlib import Path
@@ -8,8 +9,7 @@ import numpy
 import torch
 
 import ghostnoise
-from ghostnoise.engine.backends import select as backends
-from ghostnoise.engine.backends.native.library import huge_pages, thread_limit
+from ghostnoise.engine import ops
 
 CPUINFO = Path("/proc/cpuinfo")
 # The features that affect the speed of the kernels, among many more flags.
@@ -17,6 +17,7 @@ FEATURES = (
     "sse4_2", "avx", "f16c", "fma", "avx2", "avx512f", "avx512bw", "avx512vl", "avx512_bf16", "avx512_fp16", "amx_bf16",
     "asimd", "asimdhp", "sve", "sve2", "bf16",
 )  # fmt: skip
+PLAIN, FUSED = "plain PyTorch", {"cpu": "C++", "cuda": "Triton"}
 
 
 def report() -> str:
@@ -30,15 +31,37 @@ def report() -> str:
         "cpu": model,
         "features": " ".join(features) or "unknown",
         "torch uses": torch.backends.cpu.get_cpu_capability(),
-        "threads": thread_limit(),
-        "huge pages": huge_pages(),
+        "threads": torch.get_num_threads(),
+        **{f"{device} operators": _described(device) for device in FUSED},
     }
-    usable = {name: reason(name) for name in backends.NAMES if name != "auto"}
-    lines |= {f"  {name}": f"not usable: {why}" if why else "usable" for name, why in usable.items()}
-    lines["  auto"] = f"selects {automatic()} for a CPU tensor"
-    texts = [f"{key:<11} {value}" for key, value in lines.items()]
-    texts.insert(len(lines) - len(usable) - 1, "backends")
-    return "\n".join(texts)
+    return "\n".join(f"{key:<14} {value}" for key, value in lines.items())
+
+
+def _described(device_type: str) -> str:
+    if why := missing(device_type):
+        return f"{PLAIN}: {why}"
+    level = instruction_set() if device_type == "cpu" else None
+    return operators(device_type) + (f" ({level})" if level else "")
+
+
+def operators(device_type: str) -> str:
+    """Return what runs the operators on a type of device: "C++", "Triton" or "plain PyTorch"."""
+    return PLAIN if missing(device_type) else FUSED[device_type]
+
+
+def missing(device_type: str) -> str | None:
+    """Return why the operators run in plain PyTorch on a type of device; None if they do not."""
+    return ops.MISSING.get(device_type, f"there are no other operators for {device_type}")
+
+
+def instruction_set() -> str | None:
+    """Return the instruction set that the C++ operators use on this machine, such as "avx512"; None if unknown."""
+    for path in torch.ops.loaded_libraries:
+        level = getattr(ctypes.CDLL(path), "ghostnoise_level", None)
+        if level is not None:
+            level.restype = ctypes.c_char_p
+            return (level() or b"").decode() or None
+    return None
 
 
 def cpu() -> tuple[str, list[str]]:
@@ -64,14 +87,3 @@ def device_name(device: torch.device) -> str:
 def cores() -> int:
     """Return the number of cores that this process may use."""
     return len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
-
-
-def reason(name: backends.Name) -> str | None:
-    """Return why the backend cannot run on this machine, or None if it can."""
-    return backends.load(name).unavailable()
-
-
-def automatic() -> str:
-    """Return the backend that "auto" selects for a float32 CPU tensor."""
-    with backends.backend("auto"):
-        return backends.select(torch.empty(2, 3, 4)).name

@@ -14,6 +14,7 @@ from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
     # exports: begin, written by tools/exports.py
+    from ghostnoise.laws import LawDraws as LawDraws
     from ghostnoise.methods.analytical import analytical_ghost_noise as analytical_ghost_noise
     from ghostnoise.methods.analytical import analytical_ghost_noise_batch_norm as analytical_ghost_noise_batch_norm
     from ghostnoise.methods.batch_norm import batch_norm as batch_norm
@@ -28,7 +29,6 @@ if TYPE_CHECKING:
     from ghostnoise.methods.ghost_noise import ghost_noise as ghost_noise
     from ghostnoise.methods.ghost_noise import ghost_noise_batch_norm as ghost_noise_batch_norm
     from ghostnoise.methods.weight_standardization import standardize_weight as standardize_weight
-    from ghostnoise.laws import LawDraws as LawDraws
     # exports: end
 else:
     from ghostnoise.methods import registry

@@ -11,19 +11,19 @@ CPU = torch.device("cpu")
 
 @pytest.fixture
 def found():
-    passed = Comparison("BN", "aten", "contiguous", "float32", 0.25)
-    failed = Comparison("GNI", "native", "features", "float16", None, "RuntimeError: a | b")
+    passed = Comparison("BN", "general", "contiguous", "float32", 0.25)
+    failed = Comparison("GNI", "fused", "features", "float16", None, "RuntimeError: a | b")
     times = [{"row": "8x4", "mode": "eager", "name": "GBN-32", "ratio": 1.5, "p50": 2.0, "n": 3}]
-    return check.Found({"torch": "2.13.0"}, [passed, failed], times, ["backend triton is left out: no GPU"])
+    return check.Found({"torch": "2.13.0"}, [passed, failed], times, ["the operators run in plain PyTorch: not built"])
 
 
 def test_failures_come_first(found):
     lines = check.markdown(found).splitlines()
     assert lines[0] == "# ghostnoise check: 1 of 2 comparisons failed"
-    assert lines[4] == "| GNI | native | features | float16 | RuntimeError: a \\| b |"
-    assert "| aten | float32 | 1 | 0 | 0.25 |" in lines
+    assert lines[4] == "| GNI | fused | features | float16 | RuntimeError: a \\| b |"
+    assert "| general | float32 | 1 | 0 | 0.25 |" in lines
     assert "| 8x4 | eager | GBN-32 | 2.000 | 1.50 | 3 |" in lines
-    assert lines[-1] == "- backend triton is left out: no GPU"
+    assert lines[-1] == "- the operators run in plain PyTorch: not built"
 
 
 def test_without_failures(found):
@@ -49,4 +49,4 @@ def test_what_cannot_be_timed_is_left_out(found):
 
 
 def test_the_environment_names_versions_and_processors():
-    assert {"ghostnoise", "python", "torch", "processor", "device"} <= check.environment(CPU).keys()
+    assert {"ghostnoise", "python", "torch", "processor", "device", "operators"} <= check.environment(CPU).keys()

@@ -1,12 +1,12 @@
 import pytest
 import torch
-from ghostnoise.engine.backends import select as backends
-from ghostnoise.engine.backends.aten import ATEN
 
-from ghostnoise.bench import limit
-from ghostnoise.bench.contenders import compiled, contenders, usable_backends
+from ghostnoise.bench import layers, limit
+from ghostnoise.bench.contenders import compiled, contenders
 from ghostnoise.bench.rows import Row, rows
 from ghostnoise.bench.settings import Settings
+from ghostnoise.bench.timing import Timing
+from ghostnoise.lab.errors import UserError
 
 CPU = torch.device("cpu")
 
@@ -45,51 +45,68 @@ def test_inputs_are_the_same_numbers_in_both_formats():
     ],
 )
 def test_every_method_is_there_and_gives_gradients_of_x(row, methods):
-    found = contenders(row, ["aten"], CPU)
-    ours = [contender.method for contender in found if contender.kind != "peer"]
+    found = contenders(row, CPU)
+    ours = [contender.name for contender in found if contender.kind != "peer"]
     assert ours[0] == methods[0]
     assert set(methods) <= set(ours)  # and those of methods that are not in the paper
-    assert found[-1].method == f"naive GNI-{row.ghost_size}"
+    assert found[-1].name == f"naive GNI-{row.ghost_size}"
     x, dy = row.draw(CPU)
     for contender in found:
         assert contender.step(x, dy)()[0].shape == x.shape
     assert x.grad is None
 
 
-def test_compiled_contenders_are_torchs_and_ours_once():
-    found = contenders(Row((64, 2, 4)), ["aten", "native"], CPU)
+def test_compiled_contenders_are_torchs_and_ours():
+    found = contenders(Row((64, 2, 4)), CPU)
     assert [contender.name for contender in compiled(found)] == [
         "nn.LayerNorm compiled", "GNI-12 compiled", "AGNI-12 compiled",
     ]  # fmt: skip
 
 
-def test_a_contender_runs_on_its_backend():
-    row, chosen = Row((64, 2, 4)), []
-    (contender,) = [found for found in contenders(row, ["aten"], CPU) if found.method == "GNI-12"]
-    with contender.running():
-        assert backends.chosen() == "aten"
-    contender.layer.register_forward_hook(lambda *given: chosen.append(backends.chosen()))
-    step = contender.step(*row.draw(CPU))
-    for _ in range(2):
-        assert backends.chosen() == "auto"
-        step()
-    assert chosen == ["aten", "aten"]
+@pytest.mark.parametrize("row", [Row((64, 4, 3, 2)), Row((64, 4))])
+def test_the_general_level_computes_what_the_layers_do(row):
+    by_name = {contender.name: contender for contender in contenders(row, CPU)}
+    general = [each for each in by_name.values() if each.kind == "flex"]
+    assert [each.name for each in general] == ["flex BN", "flex GBN-32", "flex XBN-32", "flex BN+GNI-32"]
+    x, dy = row.draw(CPU)
+    for contender in general:
+        results = []
+        for each in (contender, by_name[contender.name.removeprefix("flex ")]):
+            torch.manual_seed(0)
+            results.append([each.layer(x)])
+            torch.manual_seed(0)
+            results[-1] += each.step(x, dy)()
+        torch.testing.assert_close(*results, atol=1e-5, rtol=1e-5)
 
 
-def test_unusable_backends_are_named(monkeypatch):
-    monkeypatch.setattr("ghostnoise.doctor.reason", lambda name: None if name == "aten" else "not built")
-    assert usable_backends(CPU) == (
-        ["aten"],
-        ["backend native is left out: not built", "backend triton is left out: not built"],
-    )
+def test_contenders_are_selected_by_name():
+    settings = Settings("layers", CPU, only=("64x8x4x4",), contenders=("flex BN", "GBN-32"))
+    (row,), _ = layers.plan(settings)
+    names = [each.name for each in contenders(row, CPU, only=settings.contenders)]
+    assert names == ["nn.BatchNorm2d", "GBN-32", "flex BN"]
+    with pytest.raises(UserError, match=r"--contender GBN: must be one of nn\.BatchNorm2d, BN, GBN-32"):
+        layers.plan(Settings("layers", CPU, contenders=("BN", "GBN")))
 
 
-def test_triton_is_not_timed_in_its_interpreter(monkeypatch):
-    monkeypatch.setattr("ghostnoise.doctor.reason", lambda name: None)
-    monkeypatch.setattr(backends, "load", lambda name: ATEN)
-    usable, reasons = usable_backends(CPU)
-    assert usable == ["aten", "native"]
-    assert "interpreter" in reasons[0]
+@pytest.mark.parametrize(("reason", "lines"), [(None, 0), ("not built", 1)])
+def test_it_is_reported_that_the_operators_run_in_plain_pytorch(monkeypatch, reason, lines):
+    monkeypatch.setattr("ghostnoise.engine.ops.MISSING", {"cpu": reason})
+    left_out = [line for line in layers.plan(Settings("layers", CPU))[1] if "plain PyTorch" in line]
+    assert left_out == ["the operators run in plain PyTorch: not built"][:lines]
+
+
+def test_a_compiled_layer_has_ratios_to_the_layer_itself_and_to_what_compiling_adds_to_torchs(monkeypatch):
+    times = {"nn.BatchNorm1d": 2.0, "BN": 3.0, "nn.BatchNorm1d compiled": 6.0, "BN compiled": 9.0}
+
+    def interleave(steps, *given, **options):
+        return {name: Timing(*4 * [times.get(name, 1.0)], 1) for name in steps}
+
+    monkeypatch.setattr(layers, "interleave", interleave)
+    settings = Settings("layers", CPU, compiled=True, contenders=("BN",))
+    records = {each["contender"]: each for each in layers.measure(Row((64, 4)), settings, lambda share: None)}
+    assert [records["BN compiled"][key] for key in ("over_eager", "added_ratio")] == [3.0, 1.5]
+    assert [records["nn.BatchNorm1d compiled"][key] for key in ("over_eager", "added_ratio")] == [3.0, 1.0]
+    assert "over_eager" not in records["BN"]
 
 
 @pytest.mark.parametrize(("noise", "reads", "writes"), [(False, 6, 2), (True, 3, 2)])

@@ -19,17 +19,17 @@ def test_it_compares_and_times_on_a_cpu(tmp_path, capsys, monkeypatch):
     assert shown.startswith("# ghostnoise check: all ")
     assert (tmp_path / "check.md").read_text() == shown
     found = json.loads((tmp_path / "check.json").read_text())
-    assert {each["backend"] for each in found["comparisons"]} >= {"aten"}
+    assert {each["level"] for each in found["comparisons"]} >= {"operator", "general"}
     assert {each["name"] for each in found["times"]} == {check.BASELINE, *check.TIMED, "GNI-16"}
     assert {each["mode"] for each in found["times"]} == {"eager"}
 
 
 def test_a_failed_comparison_is_exit_code_1(tmp_path, monkeypatch, capsys):
-    failed = Comparison("BN", "aten", "features", "float32", 3.0, "output: the error is 3 times the bound")
+    failed = Comparison("BN", "general", "features", "float32", 3.0, "output: the error is 3 times the bound")
     monkeypatch.setattr(check, "compare", lambda *given: [failed])
     monkeypatch.setattr(check, "_time", lambda *given: None)
     assert run(tmp_path) == 1
-    assert "| BN | aten | features | float32 | output: the error is 3 times the bound |" in capsys.readouterr().out
+    assert "| BN | general | features | float32 | output: the error is 3 times the bound |" in capsys.readouterr().out
 
 
 def test_a_device_that_does_not_exist(tmp_path, monkeypatch, capsys):

@@ -1,4 +1,4 @@
-"""`ghostnoise check`: whether all backends compute the right numbers on this machine, and how fast; and its report."""
+"""`ghostnoise check`: whether operators and layers compute the right numbers on this machine, and how fast."""
 
 import contextlib
 import json
@@ -17,6 +17,7 @@ from ghostnoise.bench import contenders
 from ghostnoise.bench.comparison import Comparison, compare
 from ghostnoise.bench.layers import synchronizer
 from ghostnoise.bench.rows import Row
+from ghostnoise.bench.settings import plain
 from ghostnoise.bench.timing import Length, interleave
 
 SHAPES = ((128, 64, 32, 32), (256, 256, 8, 8))
@@ -44,12 +45,10 @@ class Found:
 
 
 def check(device: torch.device, seconds: float, compiles: bool, quick: bool, log: Callable[[str], object]) -> Found:
-    """Compare all backends with float64, and time layers and a training step; each for `seconds`."""
-    found = Found(environment(device))
-    usable, reasons = contenders.usable_backends(device)
-    found.left_out += reasons
-    log(f"comparing {', '.join(usable)} with float64")
-    found.comparisons += compare(usable, device)
+    """Compare operators and layers with float64, and time layers and a training step; each for `seconds`."""
+    found = Found(environment(device), left_out=plain(device))
+    log("comparing operators and layers with float64")
+    found.comparisons += compare(device)
     if device.type == "cuda":
         found.comparisons.append(replays_draw_anew(device))
     modes = ["eager", *(["compiled"] if compiles else []), *(["CUDA graph"] if device.type == "cuda" else [])]
@@ -81,6 +80,7 @@ def environment(device: torch.device) -> dict[str, str]:
         "processor": doctor.cpu()[0],
         "threads": str(torch.get_num_threads()),
         "device": f"{device} ({doctor.device_name(device)})",
+        "operators": doctor.operators(device.type),
     }
     with contextlib.suppress(ImportError):
         import triton  # type: ignore[import-not-found,import-untyped,unused-ignore]
@@ -93,7 +93,7 @@ def environment(device: torch.device) -> dict[str, str]:
 
 def replays_draw_anew(device: torch.device) -> Comparison:
     """Capture a layer with ghost noise in a CUDA graph, and check that each replay has other noise."""
-    about = "GNI in a CUDA graph", "triton", "contiguous", "float32"
+    about = "GNI in a CUDA graph", "fused", "contiguous", "float32"
     try:
         layer: Any = ghostnoise.GhostNoiseBatchNorm2d(8, ghost_size=4).to(device)
         x = torch.randn(16, 8, 4, 4, device=device)
@@ -205,17 +205,17 @@ def markdown(found: Found) -> str:
     verdict = f"{len(failures)} of {total} comparisons failed" if failures else f"all {total} comparisons passed"
     lines = [f"# ghostnoise check: {verdict}", ""]
     if failures:
-        lines += _table(["method", "backend", "layout", "dtype", "failure"], [
-            [each.method, each.backend, each.layout, each.dtype, each.failure] for each in failures[:MOST_FAILURES]
+        lines += _table(["compared", "level", "layout", "dtype", "failure"], [
+            [each.name, each.level, each.layout, each.dtype, each.failure] for each in failures[:MOST_FAILURES]
         ])  # fmt: skip
         if len(failures) > MOST_FAILURES:
             lines.append(f"{len(failures) - MOST_FAILURES} more failures are in check.json.\n")
     lines += _table(["machine", ""], [[key, value] for key, value in found.environment.items()])
     groups: dict[tuple[str, str], list[Comparison]] = {}
     for each in found.comparisons:
-        groups.setdefault((each.backend, each.dtype), []).append(each)
+        groups.setdefault((each.level, each.dtype), []).append(each)
     lines += ["Comparisons with float64; errors are in units of the bound of the dtype.", ""]
-    lines += _table(["backend", "dtype", "comparisons", "failed", "largest error"], [
+    lines += _table(["level", "dtype", "comparisons", "failed", "largest error"], [
         [*key, str(len(group)), str(sum(bool(each.failure) for each in group)),
          f"{max((each.error for each in group if each.error is not None), default=0.0):.2f}"]
         for key, group in groups.items()

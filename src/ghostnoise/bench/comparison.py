@@ -1,21 +1,26 @@
-"""Every backend against float64: the layers of all methods, in all layouts and dtypes, with the same draws."""
+"""What a device computes, against plain PyTorch in float64: the operators, and the layers with the same draws.
+
+A layer is compared as it runs on the device, and if that is a fused operator, also at the general level.
+"""
 
 import inspect
 import math
 import re
 from collections.abc import Callable, Iterator
+from contextlib import AbstractContextManager, ExitStack, nullcontext
 from dataclasses import dataclass
 from typing import Any, NamedTuple
+from unittest.mock import patch
 
 import torch
 from torch import Tensor
 
-from ghostnoise.engine import op
-from ghostnoise.engine.backends import select as backends
-from ghostnoise.engine.plan import Normalizer, Plan, Seeded
+from ghostnoise import flex
+from ghostnoise.engine import fused, ops
 from ghostnoise.laws import Law, LawDraws
 from ghostnoise.methods import registry
-from ghostnoise.statistics.samples import GhostBatch, draw_indices
+from ghostnoise.randomness import draw_rows
+from ghostnoise.tables import table_dtype
 
 # Largest error over the largest absolute value of the result. Half types: one rounding.
 BOUNDS = {torch.float64: 1e-10, torch.float32: 1e-5, torch.bfloat16: 1.01 * 2**-8, torch.float16: 1.01 * 2**-11}
@@ -26,125 +31,160 @@ LAYOUTS = {
     "tokens": ((24, 6, 20), -1),
 }
 GHOST_SIZE = 7  # not a divisor of any batch
+CPU = torch.device("cpu")
 NAMES = ("output", "gradient of x", "gradient of weight", "gradient of bias", "running mean", "running variance")
+# Of each operator: itself, its plain form, whether it takes dy, and the number of tables that it takes.
+OPERATORS: dict[str, tuple[Callable[..., Any], Callable[..., Any], bool, int]] = {
+    "moments": (ops.moments, ops.measure, False, 0),
+    "transform": (ops.transform, ops.apply, False, 3),
+    "gradient_sums": (ops.gradient_sums, ops.sums, True, 1),
+    "input_gradient": (ops.input_gradient, ops.linear, True, 4),
+}
+
+Block = Callable[[], AbstractContextManager[object]]
+Run = Callable[[Tensor, Tensor], list[Tensor]]
 
 
 class Case(NamedTuple):
-    """A method, and the input that it is called with."""
+    """A function of x and dy, and the same in plain PyTorch; `level` is "operator", or "fused" or "general"."""
 
-    method: str
-    run: Callable[..., list[Tensor]]
+    name: str
+    level: str
     layout: str
+    run: Run
+    exact: Run
 
 
 @dataclass(frozen=True)
 class Comparison:
-    """The result of one case on one backend: the largest error in units of its bound, and what failed, if anything."""
+    """The result of one case: the largest error in units of its bound, and what failed, if anything."""
 
-    method: str
-    backend: str
+    name: str
+    level: str
     layout: str
     dtype: str
     error: float | None
     failure: str = ""
 
 
-def compare(usable: list[backends.Name], device: torch.device) -> list[Comparison]:
-    """Run all cases on all backends."""
-    found = []
-    for case in cases():
-        expected = case.run("aten", _inputs(case.layout, torch.float64, torch.device("cpu")), torch.float64)
-        for dtype in BOUNDS:
-            exact = expected
-            if dtype != torch.float64:  # the reference gets the rounded inputs
-                given = [table.to(dtype).double() for table in _inputs(case.layout, torch.float64, torch.device("cpu"))]
-                exact = case.run("aten", given, torch.float64)
-            found += [_compared(case, name, dtype, device, exact) for name in usable]
-    return found
+def compare(device: torch.device) -> list[Comparison]:
+    """Run all cases on a device, in all dtypes that it has."""
+    dtypes = [dtype for dtype in BOUNDS if dtype.itemsize <= table_dtype(device).itemsize]
+    return [_compared(case, dtype, device) for case in cases(device) for dtype in dtypes]
 
 
-def cases() -> Iterator[Case]:
-    """Yield every method that runs on backends, in every layout; and draws that a backend makes itself."""
+def cases(device: torch.device) -> Iterator[Case]:
+    """Yield every operator, and every method that normalizes or injects ghost noise, in every layout."""
+    levels: dict[str, Block] = {"general": _general}
+    if fused.covers(torch.empty(2, 3, 4, device=device)):
+        levels = {"fused": nullcontext} | levels
     for layout, (shape, channel_dim) in LAYOUTS.items():
-        for spec in registry.specs().values():
-            if spec.norm is not None:
-                for training in (True, False) if spec.changes_inference else (True,):
-                    label = spec.label if training else f"{spec.label} in eval mode"
-                    options = _options(spec.norm.function, spec, shape, channel_dim)
-                    yield Case(label, _norm(spec.norm.function, training, options), layout)
-            if spec.noise in registry.noises():
-                function = registry.functions()[_snake(spec.noise.__name__)]
-                options = _options(function, spec, shape, channel_dim)
-                yield Case(f"{spec.label} alone", _noise(function, options), layout)
-        yield Case("GNI from a seed", _seeded(channel_dim), layout)
+        for name, (operator, plain, takes_dy, tables) in OPERATORS.items():
+            runs = (_operator(function, takes_dy, tables, channel_dim) for function in (operator, plain))
+            yield Case(name, "operator", layout, *runs)
+        for name, function, spec, training in _functions():
+            run = _layer(function, training, _options(function, spec, shape, channel_dim, device))
+            for level, block in levels.items():
+                yield Case(name, level, layout, _within(block, run), _within(_plain, run))
 
 
-def _compared(
-    case: Case, backend: backends.Name, dtype: torch.dtype, device: torch.device, expected: list[Tensor]
-) -> Comparison:
-    about = case.method, str(backend), case.layout, str(dtype).removeprefix("torch.")
+def _functions() -> Iterator[tuple[str, Callable[..., Tensor], registry.MethodSpec, bool]]:
+    """Yield the functions of methods with their names, and whether they run in training."""
+    for spec in registry.specs().values():
+        if spec.norm is not None:
+            yield spec.label, spec.norm.function, spec, True
+            if spec.changes_inference:
+                yield f"{spec.label} in eval mode", spec.norm.function, spec, False
+        if spec.noise in registry.noises():
+            name = re.sub(r"(?<!^)(?=[A-Z])", "_", spec.noise.__name__).lower()
+            yield f"{spec.label} alone", registry.functions()[name], spec, True
+
+
+def _general() -> AbstractContextManager[object]:
+    """Return a block in which layers run at the general level."""
+    return patch.object(fused, "covers", lambda *given: False)
+
+
+def _plain() -> AbstractContextManager[object]:
+    """Return a block in which layers run in plain PyTorch."""
+    stack = ExitStack()
+    stack.enter_context(_general())
+    stack.enter_context(patch.object(flex, "needs_operators", lambda *given: True))
+    return stack
+
+
+def _within(block: Block, run: Run) -> Run:
+    def inside(x: Tensor, dy: Tensor) -> list[Tensor]:
+        with block():
+            return run(x, dy)
+
+    return inside
+
+
+def _compared(case: Case, dtype: torch.dtype, device: torch.device) -> Comparison:
+    about = case.name, case.level, case.layout, str(dtype).removeprefix("torch.")
+    given = [table.to(dtype) for table in _inputs(case.layout)]
+    exact = case.exact(*(table.double() for table in given))
     try:
-        found = case.run(backend, _inputs(case.layout, dtype, device), _parameter_dtype(dtype))
-        ratios = [_error(ours, theirs) for ours, theirs in zip(found, expected, strict=True)]
-    except Exception as error:  # a backend that crashes is a finding, and the others are still compared
+        found = case.run(*(table.to(device) for table in given))
+        ratios = [_error(ours, theirs, given[0]) for ours, theirs in zip(found, exact, strict=True)]
+    except Exception as error:  # a device that fails is a finding, and the other cases are still compared
         return Comparison(*about, None, f"{type(error).__name__}: {str(error).splitlines()[0] if str(error) else ''}")
     worst = max(ratios)
-    failure = "" if worst <= 1 else f"{NAMES[ratios.index(worst)]}: the error is {worst:.3g} times the bound"
+    name = "result" if case.level == "operator" else NAMES[ratios.index(worst)]
+    failure = "" if worst <= 1 else f"{name}: the error is {worst:.3g} times the bound"
     return Comparison(*about, worst if math.isfinite(worst) else None, failure)
 
 
-def _error(ours: Tensor, exact: Tensor) -> float:
-    """Return the largest error in units of its bound; infinite if one is not finite and the other is."""
+def _error(ours: Tensor, exact: Tensor, x: Tensor) -> float:
+    """Return the largest error in units of its bound; infinite if one is not finite and the other is.
+
+    Tables are as accurate as the arithmetic of x.
+    """
     ours = ours.detach().cpu()
-    bound = BOUNDS[ours.dtype] * max(exact.abs().max().item(), 1e-30)
+    dtype = x.dtype if ours.dtype == x.dtype else ops.arithmetic_dtype(x)
+    bound = BOUNDS[dtype] * max(exact.abs().max().item(), 1e-30)
     error = (ours.double() - exact.detach()).abs().max().item() / bound
     return math.inf if math.isnan(error) else error
 
 
-def _inputs(layout: str, dtype: torch.dtype, device: torch.device) -> list[Tensor]:
+def _inputs(layout: str) -> list[Tensor]:
     """Return x and the gradient of y: always the same numbers, in this layout."""
     generator = torch.Generator().manual_seed(0)
     shape, _ = LAYOUTS[layout]
     x, dy = (torch.randn(shape, dtype=torch.float64, generator=generator) for _ in range(2))
     form = torch.channels_last if layout == "channels_last" else torch.contiguous_format
-    return [table.to(device, dtype).contiguous(memory_format=form) for table in (1 + 2 * x, dy)]
+    return [table.contiguous(memory_format=form) for table in (1 + 2 * x, dy)]
 
 
-def _parameter_dtype(dtype: torch.dtype) -> torch.dtype:
-    return torch.float64 if dtype == torch.float64 else torch.float32
-
-
-def _norm(function: Callable[..., Tensor], training: bool, options: dict[str, Any]) -> Callable[..., list[Tensor]]:
-    def run(backend: backends.Name, inputs: list[Tensor], dtype: torch.dtype) -> list[Tensor]:
-        x, dy = inputs[0].requires_grad_(), inputs[1]
-        channels = x.shape[options.get("channel_dim", 1)]
-        vectors = [table.to(x.device, dtype) for table in _vectors(channels)]
-        weight, bias, mean, var = vectors[0].requires_grad_(), vectors[1].requires_grad_(), vectors[2], vectors[3]
-        with backends.backend(backend):
-            y = function(x, mean, var, weight, bias, training, **_moved(options, x.device))
-            gradients = torch.autograd.grad(y, (x, weight, bias), dy)
-        return [y, *gradients, *([mean, var] if training else [])]
+def _operator(function: Callable[..., Any], takes_dy: bool, tables: int, channel_dim: int) -> Run:
+    def run(x: Tensor, dy: Tensor) -> list[Tensor]:
+        x, dy = x.movedim(channel_dim, 1), dy.movedim(channel_dim, 1)
+        generator, (batch_size, channels) = torch.Generator().manual_seed(1), x.shape[:2]
+        rows = [batch_size if number % 2 else 1 for number in range(tables)]  # one row serves all samples
+        made = [torch.rand((n, channels), dtype=torch.float64, generator=generator) for n in rows]
+        made = [0.5 + table.to(x.device, table_dtype(x.device)) for table in made]
+        result = function(dy, x, *made) if takes_dy else function(x, *made)
+        return [result] if isinstance(result, Tensor) else list(result)
 
     return run
 
 
-def _noise(function: Callable[..., Tensor], options: dict[str, Any]) -> Callable[..., list[Tensor]]:
-    def run(backend: backends.Name, inputs: list[Tensor], dtype: torch.dtype) -> list[Tensor]:
-        x, dy = inputs[0].requires_grad_(), inputs[1]
-        with backends.backend(backend):
-            y = function(x, **_moved(options, x.device))
-            return [y, *torch.autograd.grad(y, x, dy)]
-
-    return run
-
-
-def _seeded(channel_dim: int) -> Callable[..., list[Tensor]]:
-    def run(backend: backends.Name, inputs: list[Tensor], dtype: torch.dtype) -> list[Tensor]:
-        x, dy = inputs[0].requires_grad_(), inputs[1]
-        noise = Seeded(1e-3, "both", torch.tensor([123_456_789_012], device=x.device), GHOST_SIZE)
-        with backends.backend(backend):
-            y, _ = op.normalize(x, Plan(Normalizer(GhostBatch(), 1e-5), noise), channel_dim=channel_dim)
-            return [y, *torch.autograd.grad(y, x, dy)]
+def _layer(function: Callable[..., Tensor], training: bool, options: dict[str, Any]) -> Run:
+    def run(x: Tensor, dy: Tensor) -> list[Tensor]:
+        x, moved = x.requires_grad_(), {name: _moved(value, x.device) for name, value in options.items()}
+        buffers: list[Tensor] = []
+        with torch.random.fork_rng(devices=[]):  # what is drawn on a CPU
+            torch.manual_seed(3)
+            if "weight" in inspect.signature(function).parameters:
+                vectors = _vectors(x.shape[options["channel_dim"]])
+                weight, bias, *buffers = (table.to(x.device, ops.arithmetic_dtype(x)) for table in vectors)
+                inputs = [x, weight.requires_grad_(), bias.requires_grad_()]
+                y = function(x, *buffers, weight, bias, training, **moved)
+            else:
+                inputs = [x]
+                y = function(x, **moved)
+        return [y, *torch.autograd.grad(y, inputs, dy), *(buffers if training else [])]
 
     return run
 
@@ -157,31 +197,23 @@ def _vectors(channels: int) -> Iterator[Tensor]:
 
 
 def _options(
-    function: Callable[..., Any], spec: registry.MethodSpec, shape: tuple[int, ...], dim: int
+    function: Callable[..., Any], spec: registry.MethodSpec, shape: tuple[int, ...], dim: int, device: torch.device
 ) -> dict[str, Any]:
-    """Return the keywords of a call, with draws that do not depend on the device."""
+    """Return the keywords of a call; with draws, unless they follow from a seed that does not depend on the device."""
     taken, generator = inspect.signature(function).parameters, torch.Generator().manual_seed(2)
     options: dict[str, Any] = spec.example | {"channel_dim": dim}
     if spec.ghost_size != "none":
         options["ghost_size"] = GHOST_SIZE
     if "indices" in taken:
-        options["indices"] = draw_indices(shape[0], GHOST_SIZE, torch.device("cpu"), generator)
-    if "draws" in taken:
-        channels = shape[dim]
-        spatial = math.prod(shape) // (shape[0] * channels)
+        options["indices"] = draw_rows(shape[0], shape[0], GHOST_SIZE, CPU, generator)
+    if "draws" in taken and device.type != "cpu":
+        spatial = math.prod(shape) // (shape[0] * shape[dim])
         law = Law(GHOST_SIZE, options.get("law", "fc"), options.get("dof", "paper"))
-        options["draws"] = law.draw((shape[0], channels), spatial, torch.device("cpu"), generator)
+        options["draws"] = law.draw((shape[0], shape[dim]), spatial, CPU, generator)
     return {name: value for name, value in options.items() if name in taken}
 
 
-def _moved(options: dict[str, Any], device: torch.device) -> dict[str, Any]:
-    moved = dict(options)
-    if "indices" in moved:
-        moved["indices"] = moved["indices"].to(device)
-    if "draws" in moved:
-        moved["draws"] = LawDraws(*(table.to(device) for table in moved["draws"]))
-    return moved
-
-
-def _snake(name: str) -> str:
-    return re.sub(r"(?<!^)(?=[A-Z])", "_", name).lower()
+def _moved(value: Any, device: torch.device) -> Any:
+    if isinstance(value, LawDraws):
+        return LawDraws(*(table.to(device) for table in value))
+    return value.to(device) if isinstance(value, Tensor) else value

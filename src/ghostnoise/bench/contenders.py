@@ -1,9 +1,8 @@
 """The layers that are compared on a row."""
 
-from collections.abc import Callable
-from contextlib import AbstractContextManager, nullcontext
-from contextvars import copy_context
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
+from functools import partial
 from pathlib import Path
 from types import FunctionType
 from typing import Any
@@ -11,69 +10,60 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from ghostnoise import doctor
 from ghostnoise.bench import peers
 from ghostnoise.bench.rows import Row
-from ghostnoise.engine.backends import select as backends
+from ghostnoise.flex import Decide, flex_norm
 from ghostnoise.methods import registry
+from ghostnoise.methods.base import decide_batch_norm
+from ghostnoise.methods.exclusive_batch_norm import decide_exclusive_batch_norm
+from ghostnoise.methods.ghost_batch_norm import decide_ghost_batch_norm
+from ghostnoise.methods.ghost_noise import DrawnNoise, decide_with_noise
+from ghostnoise.randomness import draw_rows
 
 LOOP_ROUNDS = 2  # the loop over samples takes seconds per round
+EPS, NOISE_EPS = 1e-5, 1e-3
+COMPILED = " compiled"
 
 
 @dataclass(frozen=True)
 class Contender:
-    """A layer in training mode; `kind` is "torch", "ours" or "peer", and only ours has a backend.
+    """A layer in training mode; `kind` is "torch", "ours", "flex" (the general level) or "peer".
 
     `noise` means that no gradient flows through the statistics, so that less memory is read and written.
     """
 
-    method: str
+    name: str
     kind: str
     layer: nn.Module
-    backend: backends.Name | None = None
     noise: bool = False
     most_rounds: int | None = None
-
-    @property
-    def name(self) -> str:
-        """Return the method, with its backend if it has one."""
-        return f"{self.method} ({self.backend})" if self.backend else self.method
-
-    def running(self) -> AbstractContextManager[None]:
-        """Return the context in which the layer must be called."""
-        return backends.backend(self.backend) if self.backend else nullcontext()
 
     def step(self, x: Tensor, dy: Tensor) -> Callable[[], object]:
         """Return a forward and backward whose gradients of x and of the parameters are new tensors."""
         wanted = [x, *self.layer.parameters()]
-
-        def run() -> object:
-            return torch.autograd.grad(self.layer(x), wanted, dy)
-
-        context = copy_context()  # chosen once: entering a block takes microseconds, which are not those of the layer
-        if self.backend:
-            context.run(backends.backend, self.backend)
-        return lambda: context.run(run)
+        return lambda: torch.autograd.grad(self.layer(x), wanted, dy)
 
 
 def contenders(
-    row: Row, usable: list[backends.Name], device: torch.device, released: Path | None = None
+    row: Row, device: torch.device, released: Path | None = None, only: Sequence[str] = ()
 ) -> list[Contender]:
-    """Return the layer of `torch.nn`, ours on each backend, and those of other libraries, in this order.
+    """Return the layer of `torch.nn`, ours, the general level, and those of other libraries, in this order.
 
-    With `released`, a checkout of the paper's code, its layers are among the latter.
+    With `released`, a checkout of the paper's code, its layers are among the latter. `only` selects by name; the layer
+    of `torch.nn` is always included.
     """
-    method, layer = row.baseline()
-    found = [Contender(method, "torch", layer(row.channels))]
-    for name in usable:
-        found += [Contender(method, "ours", layer, name) for method, layer in normalizers(row).items()]
-        found += [Contender(method, "ours", layer, name, noise=True) for method, layer in noises(row).items()]
-    found += [Contender(method, "peer", layer) for method, layer in peers.ghost_batch_norms(row).items()]
+    name, layer = row.baseline()
+    found = [Contender(name, "torch", layer(row.channels))]
+    found += [Contender(name, "ours", layer) for name, layer in normalizers(row).items()]
+    found += [Contender(name, "ours", layer, noise=True) for name, layer in noises(row).items()]
+    found += [Contender(name, "flex", layer) for name, layer in generals(row).items()]
+    found += [Contender(name, "peer", layer) for name, layer in peers.ghost_batch_norms(row).items()]
     if released is not None:
         theirs = peers.released_layers(row, released)
-        found += [Contender(method, "peer", layer, noise=noise) for method, (layer, noise) in theirs.items()]
+        found += [Contender(name, "peer", layer, noise=noise) for name, (layer, noise) in theirs.items()]
     loop = peers.NaiveGhostNoise(row.ghost_size, channel_dim=-1 if row.tokens else 1)
     found.append(Contender(f"naive GNI-{row.ghost_size}", "peer", loop, noise=True, most_rounds=LOOP_ROUNDS))
+    found = [each for each in found if not only or each.kind == "torch" or each.name in only]
     for contender in found:
         contender.layer.to(device)
     return found
@@ -81,12 +71,9 @@ def contenders(
 
 def compiled(found: list[Contender]) -> list[Contender]:
     """Return the layer of `torch.nn` and ours through `torch.compile`."""
-    first = next((contender.backend for contender in found if contender.kind == "ours"), None)
-    chosen = [each for each in found if each.kind == "torch" or (each.kind == "ours" and each.backend == first)]
     torch.compiler.reset()  # earlier rows count towards the limit of recompilations
-    return [
-        replace(each, method=f"{each.method} compiled", layer=Compiled(each.layer), backend=None) for each in chosen
-    ]
+    chosen = [each for each in found if each.kind in ("torch", "ours")]
+    return [replace(each, name=each.name + COMPILED, layer=Compiled(each.layer)) for each in chosen]
 
 
 class Compiled(nn.Module):
@@ -111,6 +98,41 @@ class Compiled(nn.Module):
         """Call the compiled layer."""
         y: Tensor = self.compiled(x)
         return y
+
+
+class General(nn.Module):
+    """A method by `flex_norm`, as users write their own, with weight and bias and without running statistics.
+
+    `decide` returns the method for an input, with new draws.
+    """
+
+    def __init__(self, channels: int, decide: Callable[[Tensor], Decide]) -> None:
+        super().__init__()
+        self.weight, self.bias = nn.Parameter(torch.ones(channels)), nn.Parameter(torch.zeros(channels))
+        self.decide = decide
+
+    def forward(self, x: Tensor) -> Tensor:
+        """Normalize."""
+        return flex_norm(x, self.decide(x), self.weight, self.bias)
+
+
+def generals(row: Row) -> dict[str, nn.Module]:
+    """Return the general level with methods of ours, for images and features."""
+    if row.tokens:
+        return {}
+    size = row.ghost_size
+
+    def noise(x: Tensor) -> Decide:
+        indices = draw_rows(x.shape[0], x.shape[0], size, x.device, None)
+        return partial(decide_with_noise, EPS, False, DrawnNoise(NOISE_EPS, "both", indices), None)
+
+    methods: dict[str, Callable[[Tensor], Decide]] = {
+        "BN": lambda x: partial(decide_batch_norm, EPS),
+        f"GBN-{size}": lambda x: partial(decide_ghost_batch_norm, EPS, size),
+        f"XBN-{size}": lambda x: partial(decide_exclusive_batch_norm, EPS, size, 0.0, 0.0),
+        f"BN+GNI-{size}": noise,
+    }
+    return {f"flex {name}": General(row.channels, decide) for name, decide in methods.items()}
 
 
 def normalizers(row: Row) -> dict[str, nn.Module]:
@@ -140,22 +162,3 @@ def noises(row: Row) -> dict[str, nn.Module]:
             layer: Any = spec.noise
             found[f"{spec.label}-{row.ghost_size}"] = layer(row.ghost_size, channel_dim=channel_dim, **spec.example)
     return found
-
-
-def usable_backends(device: torch.device) -> tuple[list[backends.Name], list[str]]:
-    """Return the backends that can run on `device`, and a line for each that cannot."""
-    usable: list[backends.Name] = []
-    reasons: list[str] = []
-    for name in backends.NAMES:
-        if name == "auto":
-            continue
-        why = doctor.reason(name)
-        if why is None and name != "aten":
-            why = backends.load(name).refuses(torch.empty(2, 3, 4, device=device))
-        if why is None and name == "triton" and device.type == "cpu":
-            why = "on a CPU it runs in Triton's interpreter, whose speed is meaningless"
-        if why:
-            reasons.append(f"backend {name} is left out: {why}")
-        else:
-            usable.append(name)
-    return usable, reasons

@@ -11,10 +11,7 @@ from ghostnoise.bench.tables import name
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
 
-COLORS = {
-    "torch": "black", "peer": "tab:orange", "limit": "gray", "ours": "tab:green",
-    "aten": "tab:blue", "native": "tab:green", "triton": "tab:purple",
-}  # fmt: skip
+COLORS = {"torch": "black", "peer": "tab:orange", "limit": "gray", "ours": "tab:green", "flex": "tab:blue"}
 HEADINGS = {
     "layers": "time of forward + backward",
     "net": "time of a training step",
@@ -85,7 +82,7 @@ def _panel(axes: "Axes", row: str, records: list[Record], series: list[Series]) 
 
 def _mark(axes: "Axes", record: Record, ratio: float, line: int, number: int, count: int) -> None:
     """Draw a dot, hollow and slightly lower for the second series; outside of the axis, a number at its end."""
-    color = COLORS[record["backend"] or record["kind"]]
+    color = COLORS[record["kind"]]
     if LOW <= ratio <= HIGH:
         at = line + 0.15 * (2 * number - (count - 1))
         if "p50_ms" in record:

@@ -116,7 +116,7 @@ def measure_training(row: Row, settings: Settings, on_progress: Callable[[float]
     baseline = timings["bare step"]
     return [
         shared
-        | {"contender": name, "kind": kinds.get(name, "peer"), "backend": ""}
+        | {"contender": name, "kind": kinds.get(name, "peer")}
         | times(timing, baseline)
         | {"images_per_second": 1e3 * count / timing.p50, "speed_ratio": baseline.p50 / timing.p50}
         | conditions(settings)

@@ -1,16 +1,16 @@
 """`ghostnoise bench layers`: forward + backward of single layers."""
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import asdict
 
 import torch
 
 from ghostnoise.bench import limit, peers
-from ghostnoise.bench.contenders import compiled, contenders, usable_backends
+from ghostnoise.bench.contenders import COMPILED, compiled, contenders
 from ghostnoise.bench.rows import Row, rows
-from ghostnoise.bench.settings import Record, Settings, conditions
+from ghostnoise.bench.settings import Record, Settings, conditions, plain
 from ghostnoise.bench.timing import Length, Timing, interleave
-from ghostnoise.engine.backends.select import Name
+from ghostnoise.lab.errors import UserError
 
 LIMITS = {False: "bandwidth limit", True: "limit for noise"}
 
@@ -19,14 +19,26 @@ def plan(settings: Settings) -> tuple[list[Row], list[str]]:
     """Return the rows, and a line for everything that is left out."""
     if settings.released is not None:
         peers.released(settings.released)  # raises before anything is measured
-    return rows(settings), [*usable_backends(settings.device)[1], *peers.absent()]
+    found = rows(settings)
+    check_contenders(found, settings)
+    return found, [*plain(settings.device), *peers.absent()]
+
+
+def check_contenders(found: Sequence[Row], settings: Settings) -> None:
+    """Check that the names of contenders are those of layers on these rows."""
+    known = {each.name: None for row in found for each in contenders(row, settings.device, settings.released)}
+    if found and (unknown := [name for name in settings.contenders if name not in known]):
+        raise UserError(f"--contender {unknown[0]}: must be one of {', '.join(known)}")
 
 
 def measure(row: Row, settings: Settings, on_progress: Callable[[float], object]) -> list[Record]:
-    """Time every contender and the bandwidth limits on a row, and return a record for each."""
+    """Time every contender and the bandwidth limits on a row, and return a record for each.
+
+    A compiled layer also has the ratio of its time to that of the layer itself, and what compiling adds, as a ratio to
+    what it adds to the layer of `torch.nn`.
+    """
     torch.manual_seed(0)
-    usable: list[Name] = usable_backends(settings.device)[0]
-    found = contenders(row, usable, settings.device, settings.released)
+    found = contenders(row, settings.device, settings.released, settings.contenders)
     found += compiled(found) if settings.compiled else []
     x, dy = row.draw(settings.device)
     steps = {contender.name: contender.step(x, dy) for contender in found}
@@ -41,20 +53,22 @@ def measure(row: Row, settings: Settings, on_progress: Callable[[float], object]
     shared: Record = {"bench": "layers", "row": row.name, "shape": row.size, "memory_format": row.memory_format}
     shared |= {"fixed_cost": row.fixed_cost}
     baseline = timings[found[0].name]
-    records = [
-        shared
-        | {"contender": contender.method, "kind": contender.kind, "backend": contender.backend or ""}
-        | times(timings[contender.name], baseline)
-        | {"over_limit": over_limit(timings, contender.name, LIMITS[contender.noise])}
-        for contender in found
-    ]
-    records += [
-        shared
-        | {"contender": name, "kind": "limit", "backend": ""}
-        | times(timings[name], baseline)
-        | {"over_limit": 1.0}
-        for name in LIMITS.values()
-    ]
+
+    def added(name: str) -> float:
+        return timings[name + COMPILED].p50 - timings[name].p50
+
+    records = []
+    for each in found:
+        record = shared | {"contender": each.name, "kind": each.kind} | times(timings[each.name], baseline)
+        record |= {"over_limit": timings[each.name].p50 / timings[LIMITS[each.noise]].p50}
+        if each.name.endswith(COMPILED):
+            eager = each.name.removesuffix(COMPILED)
+            record |= {"over_eager": timings[each.name].p50 / timings[eager].p50}
+            record |= {"added_ratio": added(eager) / added(found[0].name)}
+        records.append(record)
+    for name in LIMITS.values():
+        limit_of_row = {"contender": name, "kind": "limit"} | times(timings[name], baseline)
+        records.append(shared | limit_of_row | {"over_limit": 1.0})
     return [record | conditions(settings) for record in records]
 
 
@@ -62,11 +76,6 @@ def times(timing: Timing, baseline: Timing) -> Record:
     """Return milliseconds, and the ratios of the medians and of the best times to the baseline of the row."""
     fields = {key if key == "n" else f"{key}_ms": value for key, value in asdict(timing).items()}
     return fields | {"ratio_p50": timing.p50 / baseline.p50, "ratio_best": timing.best / baseline.best}
-
-
-def over_limit(timings: dict[str, Timing], name: str, limit_name: str) -> float:
-    """Return the ratio of the medians of a contender and its limit."""
-    return timings[name].p50 / timings[limit_name].p50
 
 
 def synchronizer(device: torch.device) -> Callable[[], object]:

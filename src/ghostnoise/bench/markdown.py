@@ -6,17 +6,21 @@ from collections.abc import Callable, Sequence
 from functools import partial
 from pathlib import Path
 
-from ghostnoise.bench.parts import FUNCTION, PART, STEP
 from ghostnoise.bench.settings import Record
-from ghostnoise.bench.tables import SEPARATE, memory_summary, name, number, part_text, summary
+from ghostnoise.bench.tables import PART, STEP, memory_summary, name, number, part_text, parts, summary
 from ghostnoise.lab.errors import UserError
 
 Numbers = Callable[[list[Record]], tuple[list[str], dict[str, list[float]]]]
 Texts = dict[str, list[str]]
 PROFILE_FIELDS = ("scope", "level", "part", "p50_ms", "ratio_p50")
-PROFILE = (
+PROFILE = (  # with the functions of the C++ library and the networks of earlier records
     ("layer", (STEP, PART), "Microseconds of forward + backward and of its parts, with the ratio to `nn.BatchNorm*d`"),
-    ("layer", (FUNCTION,), f"Microseconds and ratios of {SEPARATE}"),
+    (
+        "layer",
+        ("function",),
+        "Microseconds and ratios of the C++ functions as separate calls, which take longer than inside of the fused "
+        "calls",
+    ),
     (
         "network",
         (STEP, PART),
@@ -30,6 +34,8 @@ VALUES = (
     "images_per_second",
     "speed_ratio",
     "over_limit",
+    "over_eager",
+    "added_ratio",
     "ratio_kept",
     "ratio_peak",
 )
@@ -40,7 +46,7 @@ def read(path: Path) -> list[Record]:
     try:
         found = json.loads(path.read_bytes())["records"]
         records: list[Record] = [
-            each for each in found if {"row", "contender", "backend", "kind", "bench", "allocator"} <= each.keys()
+            each for each in found if {"row", "contender", "kind", "bench", "allocator"} <= each.keys()
         ]
     except (OSError, ValueError, KeyError, TypeError, AttributeError, RecursionError) as error:
         raise UserError(f"{path}: cannot be read ({error}); give a file that `ghostnoise bench` wrote") from None
@@ -60,13 +66,13 @@ def markdown(
 
     Without `value`, it is the summary of `bench layers` or `bench memory`: a line for each contender. With it, the
     table has a line for each row of the bench and a column for each contender. Numbers of the two allocator modes are
-    separated by a slash. `backend` selects the contenders of one backend of this library, `contenders` those with these
-    names in the table, and `only` the rows whose names contain one of these texts.
+    separated by a slash. `contenders` selects by the names in the table, `backend` those of one backend in earlier
+    records, and `only` the rows whose names contain one of these texts.
     """
     records = [
         each
         for each in read(path)
-        if (backend is None or each["backend"] in (backend, ""))
+        if (backend is None or each.get("backend", "") in (backend, ""))
         and (not only or any(text in each["row"] for text in only))
     ]
     if not records:
@@ -86,7 +92,7 @@ def markdown(
 
 
 def profile(path: Path) -> str:
-    """Return the tables of a file of `bench profile`: parts of layers, functions of the library, and networks."""
+    """Return the tables of a file of `bench profile`."""
     records = read(path)
     missing = sorted(field for field in PROFILE_FIELDS if any(field not in each for each in records))
     if missing:
@@ -118,12 +124,12 @@ def _table(path: Path, records: list[Record], texts: Callable[[list[Record]], tu
 
 def _parts(records: list[Record]) -> tuple[list[str], Texts]:
     """Return a line for each contender of each row, with the time of each part and, in parentheses, its ratio."""
-    parts = list(dict.fromkeys(each["part"] for each in records))
+    headings = parts(records)
     rows: Texts = {}
     for each in records:
-        cells = rows.setdefault(f"{each['row']}, {each['contender']}", [""] * len(parts))
-        cells[parts.index(each["part"])] = part_text(each)
-    return parts, rows
+        cells = rows.setdefault(f"{each['row']}, {each['contender']}", [""] * len(headings))
+        cells[headings.index(each["part"])] = part_text(each)
+    return headings, rows
 
 
 def _matrix(records: Sequence[Record], value: str) -> tuple[list[str], dict[str, list[float]]]:

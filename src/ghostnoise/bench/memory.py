@@ -1,6 +1,7 @@
 """`ghostnoise bench memory`: bytes that a layer keeps for its backward, and the peak of forward + backward."""
 
 import json
+import os
 import tempfile
 from collections.abc import Callable
 from pathlib import Path
@@ -8,17 +9,17 @@ from pathlib import Path
 import torch
 from torch import Tensor
 from torch.autograd.graph import saved_tensors_hooks
+from torch.profiler import ProfilerActivity, profile
 
 from ghostnoise.bench import peers
-from ghostnoise.bench.contenders import Contender, contenders, usable_backends
-from ghostnoise.bench.profiler import profiled
+from ghostnoise.bench.contenders import Contender, contenders
 from ghostnoise.bench.rows import Row, rows
-from ghostnoise.bench.settings import Record, Settings, conditions
+from ghostnoise.bench.settings import Record, Settings, conditions, plain
 
 
 def plan(settings: Settings) -> tuple[list[Row], list[str]]:
     """Return the rows, and a line for everything that is left out."""
-    return rows(settings), [*usable_backends(settings.device)[1], *peers.absent()]
+    return rows(settings), [*plain(settings.device), *peers.absent()]
 
 
 def measure(row: Row, settings: Settings, on_progress: Callable[[float], object]) -> list[Record]:
@@ -30,10 +31,7 @@ def measure(row: Row, settings: Settings, on_progress: Callable[[float], object]
     Memory that a library allocates without PyTorch's allocator is not counted.
     """
     torch.manual_seed(0)
-    found = contenders(row, usable_backends(settings.device)[0], settings.device)
-    found = [
-        contender for contender in found if contender.most_rounds is None
-    ]  # the loop makes a graph node per sample
+    found = [each for each in contenders(row, settings.device) if each.most_rounds is None]  # a loop has many nodes
     x, dy = row.draw(settings.device)
     counted = []
     for done, contender in enumerate(found, 1):
@@ -46,7 +44,7 @@ def measure(row: Row, settings: Settings, on_progress: Callable[[float], object]
     table, baseline = 4 * row.shape[0] * row.channels, counted[0]
     return [
         shared
-        | {"contender": contender.method, "kind": contender.kind, "backend": contender.backend or ""}
+        | {"contender": contender.name, "kind": contender.kind}
         | {f"{key}_bytes": value for key, value in counts.items()}
         | {"x_bytes": x.nbytes, "tables_saved": counts["saved_tables"] / table, "tables_held": counts["held"] / table}
         | {"ratio_kept": _kept(counts) / _kept(baseline), "ratio_peak": counts["peak"] / baseline["peak"]}
@@ -57,13 +55,6 @@ def measure(row: Row, settings: Settings, on_progress: Callable[[float], object]
 
 def saved(contender: Contender, x: Tensor) -> tuple[int, int]:
     """Return the bytes that autograd saves of x, and of all else except parameters and buffers; each storage once."""
-    storages = saved_storages(contender, x)
-    of_x = storages.pop(x.untyped_storage().data_ptr(), 0)
-    return of_x, sum(storages.values())
-
-
-def saved_storages(contender: Contender, x: Tensor) -> dict[int, int]:
-    """Return the storages that autograd saves, except those of parameters and buffers: their bytes by address."""
     storages: dict[int, int] = {}
 
     def pack(tensor: Tensor) -> Tensor:
@@ -71,24 +62,20 @@ def saved_storages(contender: Contender, x: Tensor) -> dict[int, int]:
         storages[storage.data_ptr()] = storage.nbytes()
         return tensor
 
-    with contender.running(), saved_tensors_hooks(pack, lambda tensor: tensor):
+    with saved_tensors_hooks(pack, lambda tensor: tensor):
         y = contender.layer(x)
     state = [*contender.layer.parameters(), *contender.layer.buffers()]
     for tensor in state:
         storages.pop(tensor.untyped_storage().data_ptr(), None)
     del y  # kept alive until here, so that no storage of the graph is freed and its address reused
-    return storages
+    of_x = storages.pop(x.untyped_storage().data_ptr(), 0)
+    return of_x, sum(storages.values())
 
 
 def held(contender: Contender, x: Tensor) -> int:
     """Return the bytes that the forward allocated and that the graph of y still holds."""
     kept: list[Tensor] = []
-
-    def forward() -> None:
-        with contender.running():
-            kept.append(contender.layer(x))
-
-    return sum(allocations(forward)) - kept[0].untyped_storage().nbytes()
+    return sum(allocations(lambda: kept.append(contender.layer(x)))) - kept[0].untyped_storage().nbytes()
 
 
 def peak(contender: Contender, x: Tensor, dy: Tensor) -> int:
@@ -102,7 +89,9 @@ def peak(contender: Contender, x: Tensor, dy: Tensor) -> int:
 
 def allocations(run: Callable[[], object]) -> list[int]:
     """Return the bytes that `run` allocates and frees (negative) with PyTorch's allocator, in order."""
-    profiler = profiled(run, memory=True)
+    os.environ.setdefault("KINETO_LOG_LEVEL", "99")  # the profiler otherwise writes two lines to stderr on each use
+    with profile(activities=[ProfilerActivity.CPU], profile_memory=True) as profiler:
+        run()
     with tempfile.TemporaryDirectory() as folder:
         path = Path(folder, "trace.json")
         profiler.export_chrome_trace(str(path))

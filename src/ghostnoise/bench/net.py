@@ -1,18 +1,16 @@
 """`ghostnoise bench net`: a full training step of a network: forward, loss, backward, SGD."""
 
 from collections.abc import Callable
-from contextlib import nullcontext
 from dataclasses import dataclass
 
 import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from ghostnoise.bench.contenders import usable_backends
+from ghostnoise.bench.contenders import COMPILED
 from ghostnoise.bench.layers import synchronizer, times
-from ghostnoise.bench.settings import Record, Settings, conditions
+from ghostnoise.bench.settings import Record, Settings, conditions, plain
 from ghostnoise.bench.timing import Length, interleave
-from ghostnoise.engine.backends import select as backends
 from ghostnoise.lab import models
 from ghostnoise.lab.config.schema import ModelSettings, NormSettings
 
@@ -47,7 +45,7 @@ class Row:
 
 def plan(settings: Settings) -> tuple[list[Row], list[str]]:
     """Return the rows, and a line for everything that is left out."""
-    return [row for row in rows(settings) if settings.selects(row.name)], usable_backends(settings.device)[1]
+    return [row for row in rows(settings) if settings.selects(row.name)], plain(settings.device)
 
 
 def rows(settings: Settings) -> list[Row]:
@@ -64,29 +62,25 @@ def rows(settings: Settings) -> list[Row]:
 def measure(row: Row, settings: Settings, on_progress: Callable[[float], object]) -> list[Record]:
     """Time a training step with each method, and return a record for each."""
     device, batch = settings.device, draw(row, settings.device)
-    baseline = ("nn.BatchNorm2d", "torch", "")
-    steps = {baseline: step(row, BATCH_NORM, batch)}
-    for backend in usable_backends(device)[0]:
-        steps |= {(method, "ours", str(backend)): step(row, norm, batch, backend) for method, norm in METHODS.items()}
+    norms = {"nn.BatchNorm2d": BATCH_NORM} | METHODS
+    steps = {name: step(row, norm, batch) for name, norm in norms.items()}
     if settings.compiled:
         torch.compiler.reset()  # earlier rows count towards the limit of recompilations
-        steps["nn.BatchNorm2d compiled", "torch", ""] = step(row, BATCH_NORM, batch, compiled=True)
-        for method, norm in METHODS.items():
-            steps[f"{method} compiled", "ours", ""] = step(row, norm, batch, compiled=True)
+        steps |= {name + COMPILED: step(row, norm, batch, compiled=True) for name, norm in norms.items()}
     timings = interleave(
-        {"|".join(key): run for key, run in steps.items()},
+        steps,
         Length(settings.seconds, settings.rounds, warmup=1 if settings.quick else 2),
         synchronize=synchronizer(device),
         on_progress=on_progress,
     )
-    size = "x".join(map(str, row.shape))
+    size, baseline = "x".join(map(str, row.shape)), timings["nn.BatchNorm2d"]
     shared = {"bench": "net", "row": row.name, "shape": size, "memory_format": row.memory_format}
     return [
         shared
-        | {"contender": method, "kind": kind, "backend": backend}
-        | times(timings["|".join((method, kind, backend))], timings["|".join(baseline)])
+        | {"contender": name, "kind": "ours" if name.removesuffix(COMPILED) in METHODS else "torch"}
+        | times(timing, baseline)
         | conditions(settings)
-        for method, kind, backend in steps
+        for name, timing in timings.items()
     ]
 
 
@@ -97,32 +91,23 @@ def draw(row: Row, device: torch.device) -> tuple[Tensor, Tensor]:
     return images, torch.randint(CLASSES, row.shape[:1], generator=generator).to(device)
 
 
-def step(
-    row: Row,
-    norm: NormSettings,
-    batch: tuple[Tensor, Tensor],
-    backend: backends.Name | None = None,
-    compiled: bool = False,
-) -> Callable[[], None]:
+def step(row: Row, norm: NormSettings, batch: tuple[Tensor, Tensor], compiled: bool = False) -> Callable[[], None]:
     """Return a training step of the network of a row with these norms."""
     torch.manual_seed(0)
     model = models.build(row.model, norm, row.shape[1:], CLASSES)
     model = model.to(batch[0].device, memory_format=row.torch_format)  # type: ignore[call-overload]
     if compiled:
         model = torch.compile(model, fullgraph=True)  # type: ignore[assignment]
-    return training_step(model, *batch, backend)
+    return training_step(model, *batch)
 
 
-def training_step(
-    model: nn.Module, images: Tensor, labels: Tensor, backend: backends.Name | None = None
-) -> Callable[[], None]:
+def training_step(model: nn.Module, images: Tensor, labels: Tensor) -> Callable[[], None]:
     """Return a training step: SGD with momentum on the cross entropy."""
     optimizer = torch.optim.SGD(model.parameters(), lr=0.01, momentum=0.9, weight_decay=5e-4)
 
     def run() -> None:
-        with backends.backend(backend) if backend else nullcontext():
-            loss = F.cross_entropy(model(images), labels)
-            loss.backward()
+        loss = F.cross_entropy(model(images), labels)
+        loss.backward()
         optimizer.step()
         optimizer.zero_grad()
 

@@ -54,7 +54,7 @@ def measure(row: Overhead, settings: Settings) -> list[Record]:
     allowed = Timing(row.allowed, row.allowed, row.allowed, row.allowed, len(seconds))
     shared = {"bench": "lab", "row": row.name, "shape": "", "memory_format": "", "steps": 1}
     return [
-        shared | {"contender": name, "kind": kind, "backend": ""} | times(timing, allowed) | conditions(settings)
+        shared | {"contender": name, "kind": kind} | times(timing, allowed) | conditions(settings)
         for name, kind, timing in (("allowed", "torch", allowed), ("ghostnoise sweep", "ours", summary(seconds)))
     ]
 

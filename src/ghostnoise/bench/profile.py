@@ -1,160 +1,87 @@
-"""`ghostnoise bench profile`: the parts of a training step, of layers of the native backend and of networks.
+"""`ghostnoise bench profile`: the time of a layer's forward and backward, and of its operators alone.
 
-The step of a layer is forward + backward. Its parts are
-
-- `autograd.Function`: one that allocates what the layer allocates, and computes nothing; no layer in Python is faster,
-- `random draws`: the time in `torch.randint`,
-- `fused_forward`, `fused_backward`: the time in these functions of the C++ library, with the conversion of arguments,
-- `rest`: the time of the step without any timers in it minus that of the other parts, which is that of checks and calls
-  in Python, and of freeing memory that was written.
-
-The C++ time is divided further in steps that run without fused calls: the library then executes the same functions in
-the same order, but each in a call of its own, which reads and writes its tables in memory. They are therefore slower.
+The operators are those of this library and the random draws. They are called with the arguments that they have in a
+step of the layer, each as often as there. The rest of the step is that of checks in Python, of autograd, and at the
+general level of the operations on tables.
 """
 
-import statistics
-import time
 from collections.abc import Callable
-from contextlib import ExitStack
+from functools import partial
 from typing import Any
-from unittest.mock import patch
 
 import torch
-from torch import Tensor, nn
+from torch.utils._python_dispatch import TorchDispatchMode
 
-from ghostnoise.bench import memory, network_profile
-from ghostnoise.bench.contenders import Contender, normalizers, usable_backends
-from ghostnoise.bench.parts import Divided, records, with_rest
+from ghostnoise.bench.contenders import contenders
+from ghostnoise.bench.layers import check_contenders, synchronizer
 from ghostnoise.bench.rows import SMALL, Row
-from ghostnoise.bench.settings import Record, Settings, conditions
+from ghostnoise.bench.settings import Record, Settings, conditions, plain
+from ghostnoise.bench.tables import PART, REST, STEP
 from ghostnoise.bench.timing import Length, interleave
-from ghostnoise.engine.backends import select as backends
-from ghostnoise.engine.backends.native.library import Library, library
-from ghostnoise.engine.repeat import Repeats
-from ghostnoise.lab.errors import UserError
 
-METHODS = ("BN", "GBN-32", "XBN-32", "BN+GNI-32")
-ROWS = (Row(SMALL), Row((256, 512)), Row((1024, 1024)), Row((256, 512, 4, 4), "channels_last"))
+DEFAULT = ("BN", "GBN-32", "XBN-32", "BN+GNI-32")
+ROWS = (Row(SMALL), Row((256, 512)), Row((1024, 1024)), Row((256, 512, 4, 4)))
 QUICK = (Row(SMALL), Row((64, 16)))
-FLOOR, DRAWS, REST = "autograd.Function", "random draws", "rest"
+
+Step = Callable[[], object]
 
 
-def plan(settings: Settings) -> tuple[list[Row | network_profile.Row], list[str]]:
-    """Return the rows, and a line for everything that is left out."""
-    if settings.device.type != "cpu":
-        raise UserError(f"--device {settings.device}: the native backend runs on CPUs; leave --device out")
-    known = normalizers(ROWS[0])
-    if unknown := [method for method in settings.methods if method not in known]:
-        raise UserError(f"--method {' '.join(unknown)}: must be one of {', '.join(known)}")
-    usable, left_out = usable_backends(settings.device)
-    layers = (QUICK if settings.quick else ROWS) if "native" in usable else ()
-    rows: list[Row | network_profile.Row] = [
-        row for row in layers if row.memory_format in settings.formats or not row.images
-    ]
-    rows += network_profile.rows(settings)
-    return [row for row in rows if settings.selects(row.name)], left_out
+def plan(settings: Settings) -> tuple[list[Row], list[str]]:
+    """Return the rows, and a line if the operators run in plain PyTorch."""
+    rows = [Row(row.shape, form if row.images else "contiguous") for row in (QUICK if settings.quick else ROWS)
+            for form in (settings.formats if row.images else ("",))]  # fmt: skip
+    check_contenders(rows, settings)
+    return [row for row in rows if settings.selects(row.name)], plain(settings.device)
 
 
-def measure(row: Row | network_profile.Row, settings: Settings, on_progress: Callable[[float], object]) -> list[Record]:
-    """Time the parts of each contender of a row, and return a record for each part."""
-    run = measure_layers if isinstance(row, Row) else network_profile.measure
-    return [record | conditions(settings) for record in run(row, settings, on_progress)]  # type: ignore[arg-type]
-
-
-def measure_layers(row: Row, settings: Settings, on_progress: Callable[[float], object]) -> list[Record]:
-    """Time layers of the native backend, their parts, and the layer of `torch.nn`, in interleaved rounds."""
+def measure(row: Row, settings: Settings, on_progress: Callable[[float], object]) -> list[Record]:
+    """Time layers, their operators, and the layer of `torch.nn`, in interleaved rounds."""
     torch.manual_seed(0)
     x, dy = row.draw(settings.device)
-    method, layer = row.baseline()
-    layers = normalizers(row)
-    ours = {name: Contender(name, "ours", layers[name], "native") for name in settings.methods or METHODS}
-    plain = {name: contender.step(x, dy) for name, contender in ours.items()}
-    floors = {name: Contender(FLOOR, "ours", Uncomputed(each, x)).step(x, dy) for name, each in ours.items()}
-    fused, separate = ({name: Recorded(step, how) for name, step in plain.items()} for how in (True, False))
-    steps = {method: Contender(method, "torch", layer(row.channels)).step(x, dy)} | plain
-    steps |= {f"{name} {FLOOR}": step for name, step in floors.items()}
-    steps |= {f"{name} fused": recorded.run for name, recorded in fused.items()}
-    steps |= {f"{name} separate": recorded.run for name, recorded in separate.items()}
-    length = Length(settings.seconds, settings.rounds, warmup=1 if settings.quick else 2)
-    timings = interleave(steps, length, on_progress=on_progress)
-    baseline = timings.pop(method)
-    found = [Divided(method, "torch", "", baseline.p50)]
-    for name in ours:
-        total, calls = timings[name].p50, fused[name].medians(length.warmup)
-        parts = {FLOOR: timings[f"{name} {FLOOR}"].p50, DRAWS: calls.pop(DRAWS, 0.0)} | calls
-        functions = separate[name].medians(length.warmup)
-        functions.pop(DRAWS, None)
-        found.append(Divided(name, "ours", "native", total, with_rest(total, parts, REST), functions))
-    return records(row, "layer", found, baseline.n)
+    found = contenders(row, settings.device, only=settings.contenders or DEFAULT)
+    layers = {each.name: each.step(x, dy) for each in found}
+    alone = {name: operators(step) for name, step in layers.items()}
+    steps = {(name, STEP): step for name, step in layers.items()}
+    steps |= {(name, part): step for name, parts in alone.items() for part, step in parts.items()}
+    timings = interleave(
+        {"|".join(key): step for key, step in steps.items()},
+        Length(settings.seconds, settings.rounds, warmup=1 if settings.quick else 2),
+        synchronize=synchronizer(settings.device),
+        on_progress=on_progress,
+    )
+    shared = {"bench": "profile", "row": row.name, "shape": row.size, "memory_format": row.memory_format}
+    shared |= {"scope": "layer"} | conditions(settings)
+    baseline = timings[f"{found[0].name}|{STEP}"]
+    records = []
+    for each in found:
+        total = timings[f"{each.name}|{STEP}"].p50
+        parts = {part: timings[f"{each.name}|{part}"].p50 for part in alone[each.name]}
+        lines = [(STEP, STEP, total), *((PART, *pair) for pair in parts.items())]
+        lines += [(PART, REST, total - sum(parts.values()))] if parts else []
+        about = shared | {"contender": each.name, "kind": each.kind, "n": baseline.n}
+        records += [
+            about | {"level": level, "part": part, "p50_ms": taken, "ratio_p50": taken / baseline.p50}
+            for level, part, taken in lines
+        ]
+    return records
 
 
-class Recorded:
-    """A step that records the seconds in each function of the C++ library and in `torch.randint`.
+def operators(step: Step) -> dict[str, Step]:
+    """Return the operators of a step by name, each of which runs all of its calls with the same arguments."""
+    calls: dict[str, list[Step]] = {}
 
-    With `fused=False` the native backend has no fused calls while it runs.
-    """
+    class Recorded(TorchDispatchMode):
+        def __torch_dispatch__(self, function: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+            run = partial(function, *args, **(kwargs or {}))
+            if function.namespace == "ghostnoise" or torch.Tag.nondeterministic_seeded in function.tags:
+                calls.setdefault(function.name().partition("::")[2].partition(".")[0], []).append(run)
+            return run()
 
-    def __init__(self, step: Callable[[], object], fused: bool = True) -> None:
-        self.step, self.fused = step, fused
-        self.taken: list[dict[str, float]] = []
-        self.library = library()
-        assert isinstance(self.library, Library)
-        found = self.library.functions.items()
-        self.functions = {name: (self._timed(name, function), count) for name, (function, count) in found}
-        self.randint = self._timed(DRAWS, torch.randint)
-
-    def run(self) -> None:
-        """Run the step."""
-        self.taken.append({})
-        with ExitStack() as stack:
-            stack.enter_context(patch.object(self.library, "functions", self.functions))
-            stack.enter_context(patch.object(torch, "randint", self.randint))
-            without = () if self.fused else ("fused_forward", "fused_backward", "prepare")
-            for name in without:
-                stack.enter_context(patch.object(backends.load("native"), name, lambda *given: None))
-            if without:
-                stack.enter_context(patch.object(Repeats, "run", lambda *given: None))
-            self.step()
-
-    def medians(self, warmup: int) -> dict[str, float]:
-        """Return the median of the milliseconds in each function over all runs after the first `warmup`."""
-        names = dict.fromkeys(name for taken in self.taken for name in taken)
-        return {name: 1e3 * statistics.median(taken.get(name, 0.0) for taken in self.taken[warmup:]) for name in names}
-
-    def _timed(self, name: str, function: Callable[..., Any]) -> Callable[..., Any]:
-        def timed(*arguments: Any, **options: Any) -> Any:
-            begun = time.perf_counter()
-            result = function(*arguments, **options)
-            taken = time.perf_counter() - begun
-            self.taken[-1][name] = self.taken[-1].get(name, 0.0) + taken
-            return result
-
-        return timed
+    with Recorded():
+        step()
+    return {name: partial(_run, runs) for name, runs in calls.items()}
 
 
-class Uncomputed(nn.Module):
-    """A layer that allocates its output, its gradients and what `contender` saves for its backward, and no more."""
-
-    def __init__(self, contender: Contender, x: Tensor) -> None:
-        super().__init__()
-        self.weight, self.bias = (nn.Parameter(each.detach().clone()) for each in contender.layer.parameters())
-        storages = memory.saved_storages(contender, x)
-        storages.pop(x.untyped_storage().data_ptr(), None)
-        self.sizes = tuple(storages.values())
-
-    def forward(self, x: Tensor) -> Tensor:
-        """Return a tensor like x whose values are arbitrary."""
-        y: Tensor = _Uncomputed.apply(x, self.weight, self.bias, self.sizes)
-        return y
-
-
-class _Uncomputed(torch.autograd.Function):
-    @staticmethod
-    def forward(ctx: Any, x: Tensor, weight: Tensor, bias: Tensor, sizes: tuple[int, ...]) -> Tensor:
-        ctx.save_for_backward(x, weight, bias, *(torch.empty(size, dtype=torch.uint8) for size in sizes))
-        return torch.empty_like(x)
-
-    @staticmethod
-    def backward(ctx: Any, dy: Tensor) -> tuple[Tensor | None, ...]:
-        x, weight, bias, *_ = ctx.saved_tensors
-        return torch.empty_like(x), torch.empty_like(weight), torch.empty_like(bias), None
+def _run(steps: list[Step]) -> None:
+    for step in steps:
+        step()

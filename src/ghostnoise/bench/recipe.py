@@ -83,7 +83,7 @@ def measure(row: Row, settings: Settings, on_progress: Callable[[float], object]
         low, high = median_interval(ratios)
         records.append(
             shared
-            | {"contender": name, "kind": "torch" if name == baseline else "ours", "backend": ""}
+            | {"contender": name, "kind": "torch" if name == baseline else "ours"}
             | times(timing, timings[baseline])
             | {"ratio_paired": statistics.median(ratios), "ratio_low": low, "ratio_high": high}
             | {"clock": "CPU time" if settings.cpu_time else "elapsed time"}

@@ -31,20 +31,27 @@ class Settings:
     overrides: tuple[str, ...] = ()
     cpu_time: bool = False
     released: Path | None = None
-    methods: tuple[str, ...] = ()
+    contenders: tuple[str, ...] = ()
 
     def selects(self, name: str) -> bool:
         """Return whether the row with this name is selected."""
         return not self.only or any(text in name for text in self.only)
 
 
+def plain(device: torch.device) -> list[str]:
+    """Return a line if the operators run in plain PyTorch on a device, and why."""
+    why = doctor.missing(device.type)
+    return [f"the operators run in plain PyTorch: {why}"] if why else []
+
+
 def conditions(settings: Settings) -> Record:
-    """Return the environment metadata recorded with every result: machine, threads, versions, allocator and date."""
+    """Return the environment metadata recorded with every result: machine, operators, versions, allocator and date."""
     return {
         "dtype": "float32",
         "device": str(settings.device),
         "device_name": doctor.device_name(settings.device),
         "threads": torch.get_num_threads(),
+        "operators": doctor.operators(settings.device.type),
         "torch": str(torch.__version__),
         "ghostnoise": ghostnoise.__version__,
         "allocator": allocator.active(),

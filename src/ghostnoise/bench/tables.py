@@ -7,19 +7,16 @@ import statistics
 from rich import box
 from rich.table import Table
 
-from ghostnoise.bench.parts import FUNCTION, PART, STEP
 from ghostnoise.bench.settings import Record
 
-STYLES = {"torch": "bold", "peer": "", "limit": "dim", "ours": "cyan"}
-
-
-UNITS = {"layer": ("µs", 1e3), "network": ("ms", 1.0)}
-SEPARATE = "the C++ functions as separate calls, which take longer than inside of the fused calls"
+STYLES = {"torch": "bold", "peer": "", "limit": "dim", "ours": "cyan", "flex": "blue"}
+STEP, PART, REST = "step", "part", "rest"
+UNITS = {"layer": 1e3, "network": 1.0}  # of a profile, per millisecond: records of networks were measured earlier
 
 
 def name(record: Record) -> str:
-    """Return the contender, with its backend if it has one."""
-    return f"{record['contender']} ({record['backend']})" if record["backend"] else str(record["contender"])
+    """Return the contender, with its backend if it has one, as in earlier records."""
+    return f"{record['contender']} ({record['backend']})" if record.get("backend") else str(record["contender"])
 
 
 def row_table(records: list[Record]) -> Table:
@@ -88,25 +85,19 @@ def geometric_mean(ratios: list[float]) -> float:
     return statistics.geometric_mean(ratios) if ratios else math.nan
 
 
+TIMES = {
+    "p20_ms": "p20\nms", "p50_ms": "p50\nms", "p80_ms": "p80\nms", "ratio_p50": "p50\nratio",
+    "ratio_best": "best\nratio", "over_limit": "over\nlimit", "over_eager": "over\neager",
+    "added_ratio": "added\nratio", "images_per_second": "images\n/s", "speed_ratio": "speed\nratio", "n": "n",
+}  # fmt: skip
+
+
 def _time_table(records: list[Record]) -> Table:
-    limited = any("over_limit" in record for record in records)
-    fast = any("speed_ratio" in record for record in records)
-    columns = ["p20\nms", "p50\nms", "p80\nms", "p50\nratio", "best\nratio"]
-    columns += [*(["over\nlimit"] if limited else []), *(["images\n/s", "speed\nratio"] if fast else []), "n"]
-    table = _table(columns, f"{records[0]['row']}: ratios to {records[0]['contender']}")
+    keys = [key for key in TIMES if any(key in record for record in records)]
+    table = _table([TIMES[key] for key in keys], f"{records[0]['row']}: ratios to {records[0]['contender']}")
     for record in records:
-        keys = (
-            "p20_ms",
-            "p50_ms",
-            "p80_ms",
-            "ratio_p50",
-            "ratio_best",
-            "over_limit",
-            "images_per_second",
-            "speed_ratio",
-        )
-        cells = [number(record[key]) for key in keys if key in record]
-        table.add_row(name(record), *cells, str(record["n"]), style=STYLES[record["kind"]])
+        cells = [str(record[key]) if key == "n" else number(record.get(key, math.nan)) for key in keys]
+        table.add_row(name(record), *cells, style=STYLES[record["kind"]])
     return table
 
 
@@ -127,18 +118,19 @@ def _memory_table(records: list[Record]) -> Table:
 def _profile_table(records: list[Record]) -> Table:
     """Return a table with a line for each part, and a column for each contender that has parts."""
     columns = list(dict.fromkeys(each["contender"] for each in records if each["level"] == PART))
-    first, (unit, factor) = records[0], UNITS[records[0]["scope"]]
-    baseline = f"{first['contender']}, {number(factor * first['p50_ms'])} {unit}"
-    table = _table(columns, f"{first['row']}: {unit} of a step and its parts (ratio to {baseline})")
-    for level in (STEP, PART, FUNCTION):
-        cells = {(each["contender"], each["part"]): part_text(each) for each in records if each["level"] == level}
-        if level == FUNCTION and cells:
-            table.add_section()
-            table.caption, table.caption_justify = f"Below the line: {SEPARATE}.", "left"
-        for part in dict.fromkeys(part for _, part in cells):
-            texts = [cells.get((contender, part), "") for contender in columns]
-            table.add_row(part, *texts, style="bold" if level == STEP else "")
+    cells = {(each["contender"], each["part"]): part_text(each) for each in records}
+    first = records[0]
+    baseline = f"{first['contender']}, {number(1e3 * first['p50_ms'])} µs"
+    table = _table(columns, f"{first['row']}: µs of a step and its parts (ratio to {baseline})")
+    for part in parts(records):
+        style = "bold" if part == STEP else ""
+        table.add_row(part, *(cells.get((contender, part), "") for contender in columns), style=style)
     return table
+
+
+def parts(records: list[Record]) -> list[str]:
+    """Return the names of all parts, the rest last."""
+    return sorted(dict.fromkeys(each["part"] for each in records), key=lambda part: part == REST)
 
 
 def _table(columns: list[str], title: str) -> Table:
@@ -156,8 +148,7 @@ def number(value: float) -> str:
 
 def part_text(record: Record) -> str:
     """Return the time of a part in the unit of its scope and, in parentheses, its ratio."""
-    _, factor = UNITS[record["scope"]]
-    taken = factor * float(record["p50_ms"])
+    taken = UNITS[record["scope"]] * float(record["p50_ms"])
     return f"{taken:.{0 if abs(taken) >= 100 else 1}f} ({number(float(record['ratio_p50']))})"
 
 

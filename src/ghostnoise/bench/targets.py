@@ -19,9 +19,9 @@ def targets(path: Path) -> str:
     """Return the table of a TOML file with a list of `target`.
 
     Each has a `text`, the ratio that it `must` not exceed, the one to `aim` for (if any), and the `file` of a benchmark
-    beside the TOML file. Measured are the medians of a `contender` with the default allocator, relative to `over` or
-    else to the baseline of the row, in `rows` or else in all rows that have both: the geometric "mean", or the
-    "worst". Targets that are missed are in bold.
+    beside the TOML file. Measured is a `value` of a `contender` with the default allocator, by default the ratio of its
+    median to the baseline of the row, or that to the contender `over`; in `rows` or else in all rows that have both:
+    the geometric "mean", or the "worst". Targets that are missed are in bold.
     """
     try:
         listed: list[dict[str, Any]] = tomllib.loads(path.read_text(encoding="utf-8"))["target"]
@@ -36,7 +36,8 @@ def targets(path: Path) -> str:
 def _line(target: dict[str, Any], records: list[Record]) -> list[str]:
     records = [each for each in records if each["allocator"] == ALLOCATOR]
     contender, over = target["contender"], target.get("over")
-    ratios = [_ratio(records, row, contender, over) for row in target.get("rows") or _rows(records, contender, over)]
+    value, rows = target.get("value", "ratio_p50"), target.get("rows") or _rows(records, contender, over)
+    ratios = [_ratio(records, row, contender, over, value) for row in rows]
     measured = STATISTICS[target.get("statistic", "worst")](ratios)
     text = number(measured) if measured <= target["must"] else f"**{number(measured)}**"
     return [target["text"], number(target["must"]), number(target.get("aim", math.nan)), text]
@@ -50,7 +51,7 @@ def _rows(records: list[Record], *contenders: str | None) -> list[str]:
     return sorted(common)
 
 
-def _ratio(records: list[Record], row: str, contender: str, over: str | None) -> float:
+def _ratio(records: list[Record], row: str, contender: str, over: str | None, value: str) -> float:
     of_row = {name(each): each for each in records if each["row"] == row}
     if not of_row:
         raise ValueError(f"no row {row}; there are {', '.join(dict.fromkeys(each['row'] for each in records))}")
@@ -58,5 +59,5 @@ def _ratio(records: list[Record], row: str, contender: str, over: str | None) ->
     if missing:
         raise ValueError(f"{row} has no {' and no '.join(missing)}; it has {', '.join(of_row)}")
     if over is None:
-        return float(of_row[contender]["ratio_p50"])
+        return float(of_row[contender][value])
     return float(of_row[contender]["p50_ms"]) / float(of_row[over]["p50_ms"])

@@ -33,8 +33,8 @@ COMMANDS = {
     "uncertainty": "measure calibration and the detection of shifted inputs, with and without noise",
     "methods": "list the methods, their layers and their options",
     "bench": "measure time and memory against nn.BatchNorm and other libraries",
-    "check": "compare all backends with float64 on this machine, and time them",
-    "doctor": "print versions, the CPU, and the backends that can be used",
+    "check": "compare operators and layers with float64 on this machine, and time them",
+    "doctor": "print versions, the CPU, and what runs the operators",
 }
 
 

@@ -19,7 +19,7 @@ KINDS = {
     "net": "time training steps of ResNet-20 and ResNet-18 on CIFAR-sized images",
     "recipe": "time a training step of each method of a recipe, as a ratio to its baseline",
     "memory": "count the bytes saved for the backward, and the peak",
-    "profile": "time the parts of a training step: Python, C++ functions, convolutions, ...",
+    "profile": "time the operators of layers alone, beside the layers",
     "lab": "time the trainer, the bare training step and a plain DataLoader loop",
 }
 QUICK_ROUNDS = 2
@@ -47,10 +47,12 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     added["layers"].add_argument(
         "--released", type=Path, metavar="DIR", help="also time the paper's code, in a checkout of its repository"
     )
-    added["profile"].add_argument(
-        "--method", action="append", default=[], metavar="NAME", dest="methods",
-        help="a layer to profile, such as BN+GNI-32; may be repeated (default: BN, GBN-32, XBN-32 and BN+GNI-32)",
-    )  # fmt: skip
+    for name, chosen in (("layers", "all"), ("profile", "BN, GBN-32, XBN-32 and BN+GNI-32")):
+        added[name].add_argument(
+            "--contender", action="append", default=[], metavar="NAME", dest="contenders",
+            help=f"measure only this layer besides that of torch.nn, such as BN+GNI-32; may be repeated "
+            f"(default: {chosen})",
+        )  # fmt: skip
     for name, default in (
         ("lab", "256 for ResNet-20, 1024 for the MLP"),
         ("net", "128 for ResNet-20, 32 for ResNet-18"),
@@ -83,7 +85,7 @@ def _add_timing(parser: argparse.ArgumentParser, length: float) -> None:
 
 def run(options: argparse.Namespace) -> int:
     """Measure in one or both allocator modes and return the exit code."""
-    if options.bench in ("net", "lab", "recipe", "profile"):
+    if options.bench in ("net", "lab", "recipe"):
         require(("pydantic",))
     from ghostnoise.bench import run as bench
 
@@ -135,7 +137,7 @@ def _settings(options: argparse.Namespace) -> "Settings":
         overrides=tuple(getattr(options, "overrides", ())),
         cpu_time=getattr(options, "cpu_time", False),
         released=getattr(options, "released", None),
-        methods=tuple(getattr(options, "methods", ())),
+        contenders=tuple(getattr(options, "contenders", ())),
     )
 
 

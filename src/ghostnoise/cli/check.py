@@ -1,4 +1,4 @@
-"""`ghostnoise check`: compare all backends with float64 on this machine, and time them."""
+"""`ghostnoise check`: compare operators and layers with float64 on this machine, and time them."""
 
 import argparse
 import sys

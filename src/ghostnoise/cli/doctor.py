@@ -1,4 +1,4 @@
-"""`ghostnoise doctor`: print versions, the CPU, and the backends that can be used."""
+"""`ghostnoise doctor`: print versions, the CPU, and what runs the operators."""
 
 import argparse
 

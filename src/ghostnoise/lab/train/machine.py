@@ -176,7 +176,7 @@ def environment(here: Machine, thresholds: bool, method: str) -> dict[str, Any]:
         "device_name": doctor.device_name(here.device),
         "threads": torch.get_num_threads(),
         "processes": here.world,
-        "backend": doctor.automatic() if here.device.type == "cpu" else here.device.type,
+        "backend": doctor.operators(here.device.type),
         "malloc": "raised" if thresholds else "default",
         "started": datetime.now(UTC).isoformat(timespec="seconds"),
     }
