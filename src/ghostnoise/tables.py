@@ -129,7 +129,7 @@ def drawn_samples(m: Moments, indices: Tensor) -> Moments:
 
     Every drawn row is read once for both moments, and nothing of size B x N x C is allocated.
     """
-    center = _typical_mean(*m)
+    center = _typical_mean(m.mean, m.n)
     d = m.mean - center
     rows = torch.cat([d, m.var + d.square()], dim=1)
     count: Tensor | int
@@ -218,57 +218,47 @@ def _pooled(mean: Tensor, var: Tensor, count: "Tensor | int" = 1) -> Moments:
     return Moments(pooled, (weights * (var + (mean - pooled).square())).sum(-2, keepdim=True), total)
 
 
-def _excluding(mean: Tensor, var: Tensor, count: "Tensor | int" = 1) -> Moments:
-    """Pool, for each of the n samples of tables (..., n, C), all samples except itself: (..., n, C).
+def _excluding(mean: Tensor, var: Tensor, n: "Tensor | int" = 1) -> Moments:
+    """Pool, for each of the samples of tables (..., samples, C), all samples except itself, in the same shape.
 
-    If all other counts are 0, the moments are finite and have no meaning.
+    If all other samples have no values, the moments are finite and have no meaning.
 
     "Total minus self" cancels when the sample itself is the outlier that dominates the total. So the most extreme
     sample is left out of the total and added for every sample except itself: what is then subtracted is never larger
     than what remains. A non-finite sample is the most extreme one, so that its own statistics stay finite.
     """
-    n = mean.shape[-2]
-    others: Tensor | int = count.sum(-2, keepdim=True) - count if isinstance(count, Tensor) else count * (n - 1)
-    if n == 2:  # the moments of the other sample: a pool of one sample may be far from any offset
+    samples = mean.shape[-2]
+    others: Tensor | int = n.sum(-2, keepdim=True) - n if isinstance(n, Tensor) else n * (samples - 1)
+    if samples == 2:  # the moments of the other sample: a pool of one sample may be far from any offset
         return Moments(mean.flip(-2), var.flip(-2), others)
-    extreme = _most_extreme(mean, var, count)
-    center = _typical_mean(mean, var, count, extreme)
-    by = others.clamp_min(1) if isinstance(others, Tensor) else n - 1
-
-    def sum_of_others(table: Tensor) -> Tensor:
-        table = count * table if isinstance(count, Tensor) else table
-        most = table.where(extreme, 0).sum(-2, keepdim=True)
-        rest = table.where(~extreme, 0).sum(-2, keepdim=True)
-        return rest.where(extreme, rest - table + most)
-
+    center = _typical_mean(mean, n)
     d = mean - center
-    shift = sum_of_others(d) / by
-    pooled = sum_of_others(var + d.square()) / by - shift.square()
-    return Moments(center + shift, pooled.clamp_min(0), others)
+    tables = torch.stack([d, var + d.square()])
+    tables = n * tables if isinstance(n, Tensor) else tables
+    energy = torch.nan_to_num(tables[1].detach(), nan=torch.inf, posinf=torch.inf)
+    extreme = torch.arange(samples, device=mean.device).unsqueeze(-1) == energy.argmax(-2, keepdim=True)
+    most = tables.where(extreme, 0).sum(-2, keepdim=True)
+    rest = tables.where(~extreme, 0).sum(-2, keepdim=True)
+    by = others.clamp_min(1) if isinstance(others, Tensor) else samples - 1
+    shift, square = rest.where(extreme, rest - tables + most) / by
+    return Moments(center + shift, (square - shift.square()).clamp_min(0), others)
 
 
-def _most_extreme(mean: Tensor, var: Tensor, count: "Tensor | int") -> Tensor:
-    """Return which of the n samples of tables (..., n, C) is the most extreme one (one-hot over n), as a constant."""
-    mean, var = mean.detach(), var.detach()
-    finite = torch.isfinite(mean) & torch.isfinite(var)
-    average = _pooled(mean.where(finite, 0), var, count).mean
-    energy = (count * (var + (mean - average).square())).where(finite, torch.inf)
-    return torch.arange(mean.shape[-2], device=mean.device).unsqueeze(-1) == energy.argmax(-2, keepdim=True)
+def _typical_mean(mean: Tensor, n: "Tensor | int") -> Tensor:
+    """Return the median of three samples of tables (..., samples, C), which no outlier can move: (..., 1, C).
 
-
-def _typical_mean(mean: Tensor, var: Tensor, count: "Tensor | int", extreme: Tensor | None = None) -> Tensor:
-    """Return the mean of all samples but the most extreme one, which no outlier can move, as a constant (..., 1, C).
-
-    It only controls rounding: pooled moments, and so their gradients, do not depend on it.
+    It only controls rounding: pooled moments, and so their gradients, do not depend on it. It is a constant, and finite
+    unless two of the three samples are not. Samples without values do not count.
     """
-    mean, var = mean.detach(), var.detach()
-    if mean.shape[-2] == 1:
-        return mean
-    rest = ~(_most_extreme(mean, var, count) if extreme is None else extreme)
-    weights = count * rest if isinstance(count, Tensor) else rest.to(mean.dtype)
-    if isinstance(count, Tensor):
-        weights = weights.where(weights.sum(-2, keepdim=True) > 0, count)
-    return _pooled(mean.where(weights > 0, 0), var, weights).mean
+    samples, mean = mean.shape[-2], mean.detach()
+    if isinstance(n, Tensor):
+        mean = mean.where(n > 0, torch.nan)
+        typical = mean.nanmedian(-2, keepdim=True).values
+    elif samples < 3:
+        typical = mean[..., :1, :]
+    else:
+        typical = torch.stack([mean[..., at, :] for at in (0, samples // 2, -1)], -2).nanmedian(-2, keepdim=True).values
+    return torch.nan_to_num(typical, nan=0.0, posinf=0.0, neginf=0.0)
 
 
 def _per_ghost_batch(pool: Callable[..., Moments], m: Moments, ghost_size: int) -> Moments:

@@ -207,9 +207,11 @@ def checkpoint_frames() -> tuple[list[Any], Any]:
     they have run before. Reentrant checkpoints have no frames.
     """
     hooks: list[Any] = []
-    while (top := torch._C._autograd._top_saved_tensors_default_hooks(True)) is not None:
+    top: Any = torch._C._autograd._top_saved_tensors_default_hooks(True)
+    while top is not None:
         hooks.append(top)
         torch._C._autograd._pop_saved_tensors_default_hooks()
+        top = torch._C._autograd._top_saved_tensors_default_hooks(True)
     for pack, unpack in reversed(hooks):
         torch._C._autograd._push_saved_tensors_default_hooks(pack, unpack)
     frames: list[Any] = []

@@ -1,9 +1,8 @@
 import pytest
 import torch
 
-from ghostnoise import flex
 from ghostnoise.bench import comparison
-from ghostnoise.engine import fused, ops
+from ghostnoise.engine import fused, general, ops
 from ghostnoise.methods import registry
 
 CPU = torch.device("cpu")
@@ -43,14 +42,14 @@ def test_the_reference_is_plain_pytorch_and_leaves_nothing_behind(monkeypatch):
     def fail(*given):
         raise AssertionError
 
-    before = flex.needs_operators, fused.covers
+    before = general.needs_operators, fused.covers
     cases = [case for case in comparison.cases(CPU) if case.layout == "features"]
     with monkeypatch.context() as changed:
         for name in ("moments", "transform", "gradient_sums", "input_gradient", "normalize", "ghost_noise"):
             changed.setattr(ops, name, fail)
         results = [case.exact(*comparison._inputs("features")) for case in cases]
     assert len(results) == len(cases)
-    assert (flex.needs_operators, fused.covers) == before
+    assert (general.needs_operators, fused.covers) == before
 
 
 @pytest.mark.parametrize(("name", "level", "where"), [("BN", "general", "output"), ("transform", "operator", "result")])

@@ -61,6 +61,11 @@ with ghostnoise.Meter(model, ghost_size=32) as meter:
     model(rows)
 assert_type(meter.result(), ghostnoise.meter.Reading)
 assert_type(ghostnoise.histories(model), dict[str, ghostnoise.History])
-with ghostnoise.backend("aten"):
-    model(rows)
+
+
+def batch_norm(m: ghostnoise.Moments, weight: Tensor, bias: Tensor) -> ghostnoise.Affine:
+    return ghostnoise.tables.normalize(ghostnoise.tables.whole_batch(m)).then(weight, bias)
+
+
+assert_type(ghostnoise.flex_norm(rows, batch_norm, torch.ones(rows.shape[1]), torch.zeros(rows.shape[1])), Tensor)
 assert_type(ghostnoise.__version__, str)

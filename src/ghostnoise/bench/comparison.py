@@ -15,8 +15,7 @@ from unittest.mock import patch
 import torch
 from torch import Tensor
 
-from ghostnoise import flex
-from ghostnoise.engine import fused, ops
+from ghostnoise.engine import fused, general, ops
 from ghostnoise.laws import Law, LawDraws
 from ghostnoise.methods import registry
 from ghostnoise.randomness import draw_rows
@@ -109,7 +108,7 @@ def _plain() -> AbstractContextManager[object]:
     """Return a block in which layers run in plain PyTorch."""
     stack = ExitStack()
     stack.enter_context(_general())
-    stack.enter_context(patch.object(flex, "needs_operators", lambda *given: True))
+    stack.enter_context(patch.object(general, "needs_operators", lambda *given: True))
     return stack
 
 

@@ -6,6 +6,7 @@ plan only where its settings are those of the plan, and everything else takes th
 which the fused operators are tested against.
 """
 
+from functools import partial
 from typing import Any, NamedTuple
 
 import torch
@@ -87,8 +88,8 @@ class _Normalize(torch.autograd.Function):
         x, weight, bias, mean, var, noise, correction = ctx.saved_tensors
         plan = ctx.plan
         if torch.is_grad_enabled() or needs_operators(dy):
-            renormalized = None if plan.limits[0] is None else _Renormalized(plan.eps, correction)
-            call = Call(renormalized or ctx.decide, ops.positions(x))
+            decide = ctx.decide if plan.limits[0] is None else partial(_renormalized, plan.eps, correction)
+            call = Call(decide, ops.positions(x))
             return *second_derivative(call, x, (weight, bias), dy), None, None, None
         needs_x = ctx.needs_input_grad[0]
         dx, g_weight, g_bias = ops.normalize_backward(
@@ -106,15 +107,10 @@ class _Normalize(torch.autograd.Function):
 _apply = eager_apply(_Normalize)
 
 
-class _Renormalized(NamedTuple):
-    """Batch renormalization with the r and d of the forward pass, whose running buffers have moved on."""
-
-    eps: float
-    correction: Tensor
-
-    def __call__(self, m: Moments, weight: Tensor | None, bias: Tensor | None) -> Affine:
-        r, d = self.correction.to(m.mean.dtype).unsqueeze(1)
-        return normalize(whole_batch(m), self.eps).then(r, d).then(weight, bias)
+def _renormalized(eps: float, correction: Tensor, m: Moments, weight: Tensor | None, bias: Tensor | None) -> Affine:
+    """Decide on batch renormalization with the r and d of the forward pass, whose running buffers have moved on."""
+    r, d = correction.to(m.mean.dtype).unsqueeze(1)
+    return normalize(whole_batch(m), eps).then(r, d).then(weight, bias)
 
 
 def inject(x: Tensor, indices: Tensor, noise_eps: float, shift: bool, scale: bool) -> Tensor:

@@ -10,11 +10,11 @@ from torch import Generator, Tensor
 
 from ghostnoise import checks
 from ghostnoise.engine import masks
+from ghostnoise.engine.ops import arithmetic_dtype
 from ghostnoise.masking import mask_of
 from ghostnoise.methods.base import zeroed
 from ghostnoise.methods.registry import MethodSpec, register
 from ghostnoise.randomness import drawn_by
-from ghostnoise.engine.ops import arithmetic_dtype
 from ghostnoise.tracing import Leaf
 
 __all__ = ["AdditiveGaussianNoise", "NoisyDropout", "additive_gaussian_noise", "noisy_dropout"]
