@@ -12,7 +12,8 @@ from torch import Tensor, nn
 
 from ghostnoise.bench import peers
 from ghostnoise.bench.rows import Row
-from ghostnoise.flex import Decide, flex_norm
+from ghostnoise.engine.general import Decide
+from ghostnoise.flex import flex_norm
 from ghostnoise.methods import registry
 from ghostnoise.methods.base import decide_batch_norm
 from ghostnoise.methods.exclusive_batch_norm import decide_exclusive_batch_norm
