@@ -12,7 +12,7 @@ CPU = torch.device("cpu")
 @pytest.fixture
 def found():
     passed = Comparison("BN", "general", "contiguous", "float32", 0.25)
-    failed = Comparison("GNI", "fused", "features", "float16", None, "RuntimeError: a | b")
+    failed = Comparison("GNI", "layer", "features", "float16", None, "RuntimeError: a | b")
     times = [{"row": "8x4", "mode": "eager", "name": "GBN-32", "ratio": 1.5, "p50": 2.0, "n": 3}]
     return check.Found({"torch": "2.13.0"}, [passed, failed], times, ["the operators run in plain PyTorch: not built"])
 
@@ -20,7 +20,7 @@ def found():
 def test_failures_come_first(found):
     lines = check.markdown(found).splitlines()
     assert lines[0] == "# ghostnoise check: 1 of 2 comparisons failed"
-    assert lines[4] == "| GNI | fused | features | float16 | RuntimeError: a \\| b |"
+    assert lines[4] == "| GNI | layer | features | float16 | RuntimeError: a \\| b |"
     assert "| general | float32 | 1 | 0 | 0.25 |" in lines
     assert "| 8x4 | eager | GBN-32 | 2.000 | 1.50 | 3 |" in lines
     assert lines[-1] == "- the operators run in plain PyTorch: not built"

@@ -25,17 +25,17 @@ def test_every_operator_and_every_method_is_compared():
 
 
 def test_layers_are_compared_as_they_run_and_at_the_general_level(monkeypatch):
-    general = {case.level for case in comparison.cases(CPU)} - {"fused"}
-    assert general == {"operator", "general"}
+    levels = {case.level for case in comparison.cases(CPU)} - {"layer"}
+    assert levels == {"operator", "general"}
     monkeypatch.setattr(fused, "covers", lambda *given: True)
     cases = [case for case in comparison.cases(CPU) if case.name == "BN" and case.layout == "features"]
-    assert [case.level for case in cases] == ["fused", "general"]
+    assert [case.level for case in cases] == ["layer", "general"]
     asked = []
     for case in cases:
         monkeypatch.setattr(fused, "covers", lambda *given: asked.append(given))
         before = len(asked)
         case.run(*comparison._inputs("features"))
-        assert (len(asked) > before) == (case.level == "fused")
+        assert (len(asked) > before) == (case.level == "layer")
 
 
 def test_the_reference_is_plain_pytorch_and_leaves_nothing_behind(monkeypatch):

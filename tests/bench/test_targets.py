@@ -104,3 +104,8 @@ def test_wrong_lists(path, old, new, message):
     path.write_text(LISTED.replace(old, new))
     with pytest.raises(UserError, match=message):
         targets(path)
+
+
+def test_another_value_can_be_measured(path):
+    path.write_text(LISTED.split("[[target]]")[1].join(["[[target]]", 'value = "p50_ms"\n']))
+    assert targets(path).splitlines()[2] == "| images | 1.00 | 0.50 | **201** |"

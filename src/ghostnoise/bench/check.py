@@ -93,7 +93,7 @@ def environment(device: torch.device) -> dict[str, str]:
 
 def replays_draw_anew(device: torch.device) -> Comparison:
     """Capture a layer with ghost noise in a CUDA graph, and check that each replay has other noise."""
-    about = "GNI in a CUDA graph", "fused", "contiguous", "float32"
+    about = "GNI in a CUDA graph", "layer", "contiguous", "float32"
     try:
         layer: Any = ghostnoise.GhostNoiseBatchNorm2d(8, ghost_size=4).to(device)
         x = torch.randn(16, 8, 4, 4, device=device)

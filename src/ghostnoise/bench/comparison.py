@@ -1,6 +1,6 @@
 """What a device computes, against plain PyTorch in float64: the operators, and the layers with the same draws.
 
-A layer is compared as it runs on the device, and if that is a fused operator, also at the general level.
+A layer is compared as it runs on the device, and where that may be a fused operator, also at the general level.
 """
 
 import inspect
@@ -45,7 +45,10 @@ Run = Callable[[Tensor, Tensor], list[Tensor]]
 
 
 class Case(NamedTuple):
-    """A function of x and dy, and the same in plain PyTorch; `level` is "operator", or "fused" or "general"."""
+    """A function of x and dy, and the same in plain PyTorch.
+
+    `level` is "operator", "layer" as the device runs it, or "general" for a layer at the general level.
+    """
 
     name: str
     level: str
@@ -76,7 +79,7 @@ def cases(device: torch.device) -> Iterator[Case]:
     """Yield every operator, and every method that normalizes or injects ghost noise, in every layout."""
     levels: dict[str, Block] = {"general": _general}
     if fused.covers(torch.empty(2, 3, 4, device=device)):
-        levels = {"fused": nullcontext} | levels
+        levels = {"layer": nullcontext} | levels
     for layout, (shape, channel_dim) in LAYOUTS.items():
         for name, (operator, plain, takes_dy, tables) in OPERATORS.items():
             runs = (_operator(function, takes_dy, tables, channel_dim) for function in (operator, plain))
