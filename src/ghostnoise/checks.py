@@ -4,7 +4,6 @@ import math
 import numbers
 import operator
 from collections.abc import Sequence
-from typing import Any
 
 import torch
 from torch import Generator, Tensor, nn
@@ -169,8 +168,8 @@ def layout(x: Tensor, name: str, channel_dim: int, per_channel: Sequence[Tensor 
             f"channel_dim={channel_dim}: must be a dimension of the input, of shape {tuple(shape)}, "
             "other than the batch; use 1, or -1 if channels come last"
         )
-    count: Any = shape[channel_dim]
-    if isinstance(count, Tensor):  # as `torch.jit.trace` records sizes
+    count = shape[channel_dim]
+    if is_recorded(count):
         return count, 0
     expected = (count,)
     for tensor in per_channel:
@@ -180,8 +179,7 @@ def layout(x: Tensor, name: str, channel_dim: int, per_channel: Sequence[Tensor 
                 f"{name} got {count} channels in dimension {channel_dim} of an input of shape {tuple(shape)}, and "
                 f"{wrong} of shape {tuple(tensor.shape)}: must be ({count},); check num_features or channel_dim"
             )
-    positions = math.prod(shape[1:]) // count if count else 0
-    return count, positions
+    return count, math.prod(shape[1:]) // count if count else 0
 
 
 def bools(mask: object, name: str) -> Tensor:
