@@ -3,7 +3,7 @@
 // Each sample has a pool of its own, so every table has a row for each sample. A tile of channels of a ghost batch is
 // copied to consecutive memory that fits a core's cache, and all steps between two passes run on it; only what the next
 // pass reads is written to tables (B, C). Rows of these are often a power of two apart, and would displace each other
-// from the first cache. The expressions are those of the steps (pools.cpp and coefficients.cpp), so that both round
+// from the first cache. The expressions are those of the steps (pools.h and coefficients.h), so that both round
 // alike.
 
 #pragma once
@@ -16,8 +16,8 @@ constexpr i64 EXCLUSIVE_WORK = 8;  // of an entry of these tables, in elements t
 
 // What the forward pass applies to x, from the moments of the samples.
 template <class A>
-Status exclusive_affine(i64 threads, i64 G, const i64 *starts, i64 C, const double *means, const double *vars, Floor floor,
-                     const A *weight, const A *bias, A *center, A *factor, A *shift) {
+Status exclusive_affine(i64 threads, i64 G, const i64 *starts, i64 C, const double *means, const double *vars,
+                        Floor floor, const A *weight, const A *bias, A *center, A *factor, A *shift) {
     const TileMemory<A> memory(threads, largest(G, starts), 0, 4);
     if (memory.failed())
         return Status::OUT_OF_MEMORY;
@@ -60,7 +60,7 @@ struct PooledTiles {
 // The centers (B, C) of the sums over dy and x.
 template <class A>
 Status exclusive_centers(i64 threads, i64 G, const i64 *starts, i64 C, const double *means, const double *vars,
-                      const PooledTiles &pooled, A *center) {
+                         const PooledTiles &pooled, A *center) {
     const TileMemory<A> memory(threads, largest(G, starts), 0, 2);
     if (memory.failed() || !pooled.at.at)
         return Status::OUT_OF_MEMORY;
@@ -85,9 +85,9 @@ Status exclusive_centers(i64 threads, i64 G, const i64 *starts, i64 C, const dou
 // the sums `total` and `moment` (B, C). `carried` has the sums (2, C) for weight and bias over the samples before
 // these, and then also over these. Without `slope`, only the gradients of weight and bias are made.
 template <class A>
-Status exclusive_terms(i64 threads, i64 G, const i64 *starts, i64 C, i64 S, const double *means, const PooledTiles &pooled,
-                    Floor floor, const A *weight, const A *total, const A *moment, A *to_weight, A *to_bias,
-                    double *carried, A *factor, A *center, A *slope, A *offset) {
+Status exclusive_terms(i64 threads, i64 G, const i64 *starts, i64 C, i64 S, const double *means,
+                       const PooledTiles &pooled, Floor floor, const A *weight, const A *total, const A *moment,
+                       A *to_weight, A *to_bias, double *carried, A *factor, A *center, A *slope, A *offset) {
     const TileMemory<A> memory(threads, largest(G, starts), 2, 1);
     if (memory.failed())
         return Status::OUT_OF_MEMORY;

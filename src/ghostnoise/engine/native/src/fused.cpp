@@ -459,7 +459,19 @@ Status ghost_noise(const GhostNoiseCall &call) {
 #define GN_TEXT_(name) #name
 #define GN_TEXT(name) GN_TEXT_(name)
 
-const Kernels kernels = {GN_TEXT(GN_ISA), moments,    transform,  gradient_sums,      input_gradient, convert,
-                         convert_linear,  widen_sums, normalize, normalize_backward, ghost_noise};
+const Kernels kernels = {GN_TEXT(GN_ISA),
+                         moments,
+                         transform,
+                         gradient_sums,
+                         input_gradient,
+                         convert,
+                         convert_linear,
+                         widen_sums,
+                         excluding_sample,
+                         excluding_sample_backward,
+                         pool_drawn,
+                         normalize,
+                         normalize_backward,
+                         ghost_noise};
 
 }  // namespace ghostnoise::GN_ISA

@@ -145,6 +145,18 @@ using convert_linear = void(bool wide, i64 threads, i64 R, i64 C, GivenTable cen
 using widen_sums = void(bool wide, i64 threads, i64 B, i64 C, GivenTable center, const void *total, const void *moment,
                         double *to_total, double *to_moment);
 
+// The moments (B, C) of each sample's ghost batch without the sample, and from their gradients, which are around the
+// pooled means, those of the samples' own moments.
+using excluding_sample = void(i64 threads, i64 G, const i64 *starts, i64 C, const double *mean, const double *var,
+                              double *to_mean, double *to_var);
+using excluding_sample_backward = void(i64 threads, i64 G, const i64 *starts, i64 C, const double *g_mean,
+                                       const double *g_var, const double *mean, const double *pooled, double *to_mean,
+                                       double *to_var);
+
+// The moments (K, C) of the samples in each of K rows of N indices of B samples.
+using pool_drawn = Status(i64 threads, i64 B, i64 C, i64 K, i64 N, const double *mean, const double *var,
+                          const i64 *indices, double *to_mean, double *to_var);
+
 using normalize = Status(const NormalizeCall &);
 using normalize_backward = Status(const NormalizeBackwardCall &);
 using ghost_noise = Status(const GhostNoiseCall &);
@@ -160,6 +172,9 @@ struct Kernels {
     signatures::convert *convert;
     signatures::convert_linear *convert_linear;
     signatures::widen_sums *widen_sums;
+    signatures::excluding_sample *excluding_sample;
+    signatures::excluding_sample_backward *excluding_sample_backward;
+    signatures::pool_drawn *pool_drawn;
     signatures::normalize *normalize;
     signatures::normalize_backward *normalize_backward;
     signatures::ghost_noise *ghost_noise;
@@ -184,6 +199,9 @@ signatures::input_gradient input_gradient;
 signatures::convert convert;
 signatures::convert_linear convert_linear;
 signatures::widen_sums widen_sums;
+signatures::excluding_sample excluding_sample;
+signatures::excluding_sample_backward excluding_sample_backward;
+signatures::pool_drawn pool_drawn;
 signatures::normalize normalize;
 signatures::normalize_backward normalize_backward;
 signatures::ghost_noise ghost_noise;
@@ -204,7 +222,8 @@ void pool(bool exclusive, i64 threads, i64 G, const i64 *starts, i64 C, Samples 
 
 // Noise (B, C) on samples whose pooled mean is `around` (C,): scale k = sqrt((pool_var + margin) / (var + margin)), and
 // shift m = mean * unit, each unless null. For a law, pool_var is the variance of the channel. Unless y is null, also
-// applies it to x, whose samples have a single position and are their own means; `affine` has the rows of a NoisyAffine.
+// applies it to x, whose samples have a single position and are their own means; `affine` has the rows of a
+// NoisyAffine.
 struct NoiseTables {
     bool wide_arithmetic;
     i64 threads, B, C;

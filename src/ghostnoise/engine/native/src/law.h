@@ -1,5 +1,5 @@
 // Draws from the law of ghost batches: a function of a seed, the sample and the channel, so that they depend neither on
-// the number of threads nor on the order of the work. statistics/laws.py has the same in PyTorch (Law.draws_from).
+// the number of threads nor on the order of the work. ghostnoise/laws.py has the same in PyTorch (Law.draws_from).
 
 #pragma once
 
@@ -98,7 +98,7 @@ template <class D> GN_INLINE Two<D> normals(u32 first, u32 second) {
 }
 
 // A chi-square number divided by its mean, from a normal one: a piecewise cubic of the cube root of the quantile, with
-// the coefficients of all intervals of one power after those of another (statistics/chi_square.py).
+// the coefficients of all intervals of one power after those of another (ghostnoise/chi_square.py).
 constexpr i64 INTERVALS = 224, POWERS = 4;
 constexpr int PER_UNIT = 16, LOWEST = -7;
 
@@ -111,10 +111,10 @@ template <class D> GN_INLINE D chi_square(const D *table, D z) {
     return root * root * root;
 }
 
-// What the law of ghost batches needs besides the moments of the samples; fused.py makes all of it. With a channel's
-// variances I within and B between samples, the mean of a ghost batch has the variance I * MEAN_WITHIN + B *
-// MEAN_BETWEEN; its variance is the sum of two chi-square numbers, of which each has the mean 1, times (B + I * AROUND)
-// * BETWEEN and I * WITHIN. Without SPATIAL, the law is that of fully connected layers: I = 0.
+// What the law of ghost batches needs besides the moments of the samples; `law_tables` makes it (ghostnoise/laws.py).
+// With a channel's variances I within and B between samples, the mean of a ghost batch has the variance I * MEAN_WITHIN
+// + B * MEAN_BETWEEN; its variance is the sum of two chi-square numbers, of which each has the mean 1, times (B + I *
+// AROUND) * BETWEEN and I * WITHIN. Without SPATIAL, the law is that of fully connected layers: I = 0.
 template <class D> struct Law {
     enum { SPATIAL, MEAN_WITHIN, MEAN_BETWEEN, AROUND, BETWEEN, WITHIN };
     const i64 *seed;  // null: there is no law

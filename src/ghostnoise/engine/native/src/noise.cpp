@@ -8,11 +8,11 @@
 namespace ghostnoise::GN_ISA {
 namespace {
 
-// Where the moments of ghost batches come from: rows of N indices of B samples, or a law.
+// Where the moments of K ghost batches come from: K rows of N indices of B samples, or a law.
 template <class M, class D> struct Source {
     const M *mean;
     const double *var;
-    i64 B, N;
+    i64 B, K, N;
     const i64 *indices;
     const double *around;
     Law<D> law;
@@ -53,7 +53,7 @@ void law_scales(i64 threads, i64 C, const Source<M, D> &source, const double *ch
     });
 }
 
-// Runs use(b, first channel, channels, mean, variance) over a ghost batch for each sample, drawn from a law.
+// Runs use(k, first channel, channels, mean, variance) over K ghost batches that are drawn from a law.
 template <i64 WIDE, class M, class D, class Use>
 Status for_law(i64 threads, i64 C, const Source<M, D> &source, const double *channel_var, Use use) {
     const i64 step = (C + WIDE - 1) / WIDE * WIDE;
@@ -64,23 +64,23 @@ Status for_law(i64 threads, i64 C, const Source<M, D> &source, const double *cha
     std::memset(scale, 0, sizeof(D) * 3 * step);
     law_scales(threads, C, source, channel_var, step, scale);
     const Law<D> law = source.law;
-    in_parallel(threads, source.B, [=](i64 begin, i64 end, i64) {
-        for (i64 b = begin; b < end; ++b)
+    in_parallel(threads, source.K, [=](i64 begin, i64 end, i64) {
+        for (i64 k = begin; k < end; ++k)
             for (i64 c0 = 0; c0 < C; c0 += WIDE) {
                 D mean[WIDE], var[WIDE], within[WIDE] = {};
-                law.template draw<WIDE>(b, c0, mean, var, within);
+                law.template draw<WIDE>(k, c0, mean, var, within);
 #pragma omp simd
                 for (i64 c = 0; c < WIDE; ++c) {
                     mean[c] *= scale[c0 + c];
                     var[c] = var[c] * scale[step + c0 + c] + within[c] * scale[2 * step + c0 + c];
                 }
-                use(b, c0, C - c0 < WIDE ? C - c0 : WIDE, mean, var);
+                use(k, c0, C - c0 < WIDE ? C - c0 : WIDE, mean, var);
             }
     });
     return Status::OK;
 }
 
-// Runs use(b, first channel, channels, mean, variance) over the drawn ghost batch of each sample, by tiles of P packs of
+// Runs use(k, first channel, channels, mean, variance) over K ghost batches of drawn samples, by tiles of P packs of
 // channels.
 template <i64 P, class M, class D, class Use>
 Status for_drawn(i64 threads, i64 C, const Source<M, D> &source, Use use) {
@@ -95,9 +95,9 @@ Status for_drawn(i64 threads, i64 C, const Source<M, D> &source, Use use) {
         const Copied<D, P> x(samples, source.around + c0, wide, copies.at + share * size);
         with_flag(source.var, [&](auto with_var) {
             D mean[WIDE], var[WIDE];
-            for (i64 b = 0; b < source.B; ++b) {
-                pool_drawn<decltype(with_var)::value>(x, source.indices + b * source.N, source.N, mean, var);
-                use(b, c0, wide, mean, var);
+            for (i64 k = 0; k < source.K; ++k) {
+                pool_drawn<decltype(with_var)::value>(x, source.indices + k * source.N, source.N, mean, var);
+                use(k, c0, wide, mean, var);
             }
         });
     });
@@ -106,7 +106,7 @@ Status for_drawn(i64 threads, i64 C, const Source<M, D> &source, Use use) {
 
 // The same with tiles that fit the number of channels.
 template <class M, class D, class Use> Status for_drawn(i64 threads, i64 C, const Source<M, D> &source, Use use) {
-    if (!in_range(source.indices, source.B * source.N, source.B))
+    if (!in_range(source.indices, source.K * source.N, source.B))
         return Status::INDEX_OUT_OF_RANGE;
     if (C <= Pack<D>::LANES)
         return for_drawn<1>(threads, C, source, use);
@@ -164,6 +164,7 @@ template <class M, class A> Status noise(const NoiseTables &n) {
     const Source<M, A> source = {x,
                                  n.samples.var,
                                  B,
+                                 B,
                                  n.source.N,
                                  n.source.indices,
                                  n.around,
@@ -176,6 +177,19 @@ template <class M, class A> Status noise(const NoiseTables &n) {
 }
 
 }  // namespace
+
+Status pool_drawn(i64 threads, i64 B, i64 C, i64 K, i64 N, const double *mean, const double *var, const i64 *indices,
+                  double *to_mean, double *to_var) {
+    const Scratch<double> zero(C);
+    if (!zero.at)
+        return Status::OUT_OF_MEMORY;
+    std::memset(zero.at, 0, sizeof(double) * C);
+    const Source<double, double> source = {mean, var, B, K, N, indices, zero.at, {}};
+    return for_drawn(threads, C, source, [=](i64 k, i64 c0, i64 wide, const double *drawn, const double *drawn_var) {
+        std::memcpy(to_mean + k * C + c0, drawn, sizeof(double) * wide);
+        std::memcpy(to_var + k * C + c0, drawn_var, sizeof(double) * wide);
+    });
+}
 
 Status noise_tables(const NoiseTables &n) {
     if (n.wide_arithmetic)

@@ -1,8 +1,8 @@
 // What the passes over x share: tensors in both layouts, the split of work over threads, and how results are written.
 //
-// The passes are plain C++ without Torch headers and without randomness, compiled once for each instruction set, whose
-// name GN_ISA is also that of their namespace. Loops are marked for vectorization; only marked reductions may be reassociated, since the statistics
-// rely on x - rough being computed as written.
+// The passes are plain C++ without torch's headers and without randomness, compiled once for each instruction set; its
+// name GN_ISA is also that of their namespace. Loops are marked for vectorization; only marked reductions may be
+// reassociated, since the statistics rely on x - rough being computed as written.
 //
 // A tensor is (B, C, S) in one of two layouts: rows, where the S positions of each (b, c) are contiguous, and
 // channels-last, where the C channels of each (b, s) are. Arithmetic is in float, and in double for double; long sums

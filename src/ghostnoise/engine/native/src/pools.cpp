@@ -33,4 +33,40 @@ void pool(bool exclusive, i64 threads, i64 G, const i64 *starts, i64 C, Samples 
         pools(exclusive, threads, G, starts, C, in<float>(samples.mean), samples.var, mean, var);
 }
 
+void excluding_sample(i64 threads, i64 G, const i64 *starts, i64 C, const double *mean, const double *var,
+                      double *to_mean, double *to_var) {
+    pools(true, threads, G, starts, C, mean, var, to_mean, to_var);
+}
+
+void excluding_sample_backward(i64 threads, i64 G, const i64 *starts, i64 C, const double *g_mean, const double *g_var,
+                               const double *mean, const double *pooled, double *to_mean, double *to_var) {
+    for_columns(G, C, threads, [=](i64 g, i64 c0, i64 wide, i64) {
+        const i64 n = starts[g + 1] - starts[g], first = starts[g] * C + c0;
+        const double share = 1.0 / double(n - 1);
+        double middle[CHUNK] = {}, vars[CHUNK] = {}, means[CHUNK] = {};
+        for (i64 k = 0; k < n; ++k)
+#pragma omp simd
+            for (i64 c = 0; c < wide; ++c)
+                middle[c] += mean[first + k * C + c];
+        for (i64 c = 0; c < wide; ++c)
+            middle[c] /= double(n);
+        for (i64 k = 0; k < n; ++k)
+#pragma omp simd
+            for (i64 c = 0; c < wide; ++c) {
+                const i64 at = first + k * C + c;
+                vars[c] += g_var[at];
+                means[c] += through_mean(g_mean[at], g_var[at], pooled[at] - middle[c]);
+            }
+        for (i64 k = 0; k < n; ++k)
+#pragma omp simd
+            for (i64 c = 0; c < wide; ++c) {
+                const i64 at = first + k * C + c;
+                const double own = (vars[c] - g_var[at]) * share;
+                const double rest = means[c] - through_mean(g_mean[at], g_var[at], pooled[at] - middle[c]);
+                to_mean[at] = rest * share + 2 * (mean[at] - middle[c]) * own;
+                to_var[at] = own;
+            }
+    });
+}
+
 }  // namespace ghostnoise::GN_ISA

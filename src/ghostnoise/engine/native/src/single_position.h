@@ -3,8 +3,8 @@
 //
 // The tables are then as large as x, and columns of them are spread over memory. A tile of channels of a ghost batch is
 // copied to consecutive memory that fits a core's cache, and all steps run on it: x is read once, and no table is
-// written but the noise, which the backward pass needs. The expressions are those of the steps (pools.cpp,
-// coefficients.cpp, noise.cpp and the passes), so that both round alike.
+// written but the noise, which the backward pass needs. The expressions are those of the steps (pools.h,
+// coefficients.h, noise.cpp and the passes), so that both round alike.
 
 #pragma once
 
@@ -141,7 +141,7 @@ void noisy_tile(const DrawnNoise<A> &noise, const A *own, i64 n, Count wide, i64
 // The forward pass with noise; the mean and variance of the batch (C,) are written to `means` and `vars`.
 template <class T, class A>
 Status noisy_forward(i64 threads, i64 B, i64 C, const T *x, i64 x_b, const A *weight, const A *bias, Floor floor,
-                  const DrawnNoise<A> &noise, double *means, double *vars, T *y, i64 y_b) {
+                     const DrawnNoise<A> &noise, double *means, double *vars, T *y, i64 y_b) {
     const TileMemory<A> memory(threads, B, 2, 0);
     if (memory.failed())
         return Status::OUT_OF_MEMORY;
@@ -171,8 +171,8 @@ Status noisy_forward(i64 threads, i64 B, i64 C, const T *x, i64 x_b, const A *we
 // half precision: the steps would first copy all of x to a table in float, and take less time where x has that type
 // already.
 template <class T, class A>
-Status inclusive_forward(i64 threads, i64 G, const i64 *starts, i64 C, const T *x, i64 x_b, const A *weight, const A *bias,
-                      Floor floor, double *means, double *vars, T *y, i64 y_b) {
+Status inclusive_forward(i64 threads, i64 G, const i64 *starts, i64 C, const T *x, i64 x_b, const A *weight,
+                         const A *bias, Floor floor, double *means, double *vars, T *y, i64 y_b) {
     const TileMemory<A> memory(threads, largest(G, starts), 1, 0);
     if (memory.failed())
         return Status::OUT_OF_MEMORY;
@@ -233,8 +233,8 @@ template <class A> struct OwnGradient {
 };
 
 template <class T, class A>
-Status exclusive_forward(i64 threads, i64 G, const i64 *starts, i64 C, const T *x, i64 x_b, const A *weight, const A *bias,
-                      Floor floor, T *y, i64 y_b) {
+Status exclusive_forward(i64 threads, i64 G, const i64 *starts, i64 C, const T *x, i64 x_b, const A *weight,
+                         const A *bias, Floor floor, T *y, i64 y_b) {
     const TileMemory<A> memory(threads, largest(G, starts), 1, 2);
     if (memory.failed())
         return Status::OUT_OF_MEMORY;
@@ -262,7 +262,7 @@ Status exclusive_forward(i64 threads, i64 G, const i64 *starts, i64 C, const T *
 
 template <class T, class A>
 Status exclusive_backward(i64 threads, i64 G, const i64 *starts, i64 C, const T *dy, i64 dy_b, const T *x, i64 x_b,
-                       const A *weight, Floor floor, A *to_weight, A *to_bias, T *dx, i64 dx_b) {
+                          const A *weight, Floor floor, A *to_weight, A *to_bias, T *dx, i64 dx_b) {
     const TileMemory<A> memory(threads, largest(G, starts), 5, 2);
     if (memory.failed())
         return Status::OUT_OF_MEMORY;
