@@ -22,7 +22,7 @@ LAYERS = [
     ["meter", "calibration"],
     ["inference"],
     ["conversion"],
-    ["functional", "layers"],
+    ["functional"],
     ["methods"],
     ["flex", "masking", "history", "laws"],
     ["engine"],
@@ -108,7 +108,7 @@ def test_every_public_name_is_there():
 def test_dir_lists_public_names_only():
     assert dir(ghostnoise) == sorted([*ghostnoise.__all__, "__version__"])
     assert set(registry.layers()) <= set(dir(ghostnoise))
-    modules = {"functional", "layers", "meter", "tables"}
+    modules = {"functional", "meter", "tables"}
     assert modules | {"flex_norm", "convert", "revert", "summary", "Meter"} <= set(dir(ghostnoise))
 
 

@@ -24,10 +24,11 @@ BEGIN, END = "# exports: begin, written by tools/exports.py\n", "# exports: end"
 def files() -> dict[Path, str]:
     """Return the generated files by path, with the text that each must have."""
     layers, functions = registry.layers(), registry.functions()
-    public = layers | {name: functions[name] for name in ghostnoise._FUNCTIONS}
+    methods = _imports(layers | {name: functions[name] for name in ghostnoise._FUNCTIONS})
+    others = [f"from ghostnoise.{home} import {name} as {name}" for name, home in ghostnoise._DEFINED_IN.items()]
+    modules = [f"from ghostnoise import {name} as {name}" for name in ghostnoise._MODULES]
     blocks = {
-        PACKAGE / "__init__.py": _imports(public),
-        PACKAGE / "layers.py": _imports(layers),
+        PACKAGE / "__init__.py": modules + sorted(others + methods, key=lambda line: line.split()[1]),
         PACKAGE / "functional.py": _imports(functions),
         PACKAGE / "conversion" / "options.py": _options(),
     }

@@ -9,8 +9,8 @@ from typing import TYPE_CHECKING, Any
 from ghostnoise.version import __version__ as __version__
 
 if TYPE_CHECKING:
+    # exports: begin, written by tools/exports.py
     from ghostnoise import functional as functional
-    from ghostnoise import layers as layers
     from ghostnoise import meter as meter
     from ghostnoise import tables as tables
     from ghostnoise.calibration import Calibration as Calibration
@@ -31,11 +31,6 @@ if TYPE_CHECKING:
     from ghostnoise.inference import sampling as sampling
     from ghostnoise.masking import masked as masked
     from ghostnoise.meter import Meter as Meter
-    from ghostnoise.tables import Affine as Affine
-    from ghostnoise.tables import Moments as Moments
-
-if TYPE_CHECKING:  # the layers, and `decompose`
-    # exports: begin, written by tools/exports.py
     from ghostnoise.methods.analytical import AnalyticalGhostNoise as AnalyticalGhostNoise
     from ghostnoise.methods.analytical import AnalyticalGhostNoiseBatchNorm as AnalyticalGhostNoiseBatchNorm
     from ghostnoise.methods.analytical import AnalyticalGhostNoiseBatchNorm1d as AnalyticalGhostNoiseBatchNorm1d
@@ -74,32 +69,35 @@ if TYPE_CHECKING:  # the layers, and `decompose`
     from ghostnoise.methods.weight_standardization import WSConv1d as WSConv1d
     from ghostnoise.methods.weight_standardization import WSConv2d as WSConv2d
     from ghostnoise.methods.weight_standardization import WSLinear as WSLinear
+    from ghostnoise.tables import Affine as Affine
+    from ghostnoise.tables import Moments as Moments
     # exports: end
 
 # Public names besides those of the methods, which the registry lists, and the modules that define them.
+# For type checkers and editors, `tools/exports.py` writes the same as imports.
 _DEFINED_IN = {
-    "Calibration": "calibration",
-    "ConstantSchedule": "conversion",
-    "CosineSchedule": "conversion",
-    "History": "history",
-    "LinearSchedule": "conversion",
-    "Meter": "meter",
-    "OffAfter": "conversion",
-    "flex_norm": "flex",
     "Affine": "tables",
+    "Calibration": "calibration",
+    "ConstantSchedule": "conversion.schedules",
+    "CosineSchedule": "conversion.schedules",
+    "History": "history",
+    "LinearSchedule": "conversion.schedules",
+    "Meter": "meter",
     "Moments": "tables",
+    "OffAfter": "conversion.schedules",
     "Prediction": "inference",
-    "Schedule": "conversion",
+    "Schedule": "conversion.schedules",
     "calibrate": "calibration",
-    "convert": "conversion",
+    "convert": "conversion.convert",
+    "flex_norm": "flex",
     "histories": "history",
     "masked": "masking",
     "predict": "inference",
-    "revert": "conversion",
+    "revert": "conversion.convert",
     "sampling": "inference",
-    "summary": "conversion",
+    "summary": "conversion.summary",
 }
-_MODULES = ("functional", "layers", "meter", "tables")
+_MODULES = ("functional", "meter", "tables")
 # Functions of methods that are public here too; the others are in `functional`.
 _FUNCTIONS = ("Decomposition", "decompose")
 

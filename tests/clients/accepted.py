@@ -6,9 +6,8 @@ import torch
 from torch import Tensor, nn
 
 import ghostnoise
-from ghostnoise import GhostNoise, functional, layers
+from ghostnoise import GhostNoise, WSConv2d, functional
 from ghostnoise.functional import noisy_dropout
-from ghostnoise.layers import WSConv2d
 
 # Converting.
 model = nn.Sequential(nn.Linear(20, 8), nn.BatchNorm1d(8))
@@ -37,8 +36,8 @@ assert_type(layer, ghostnoise.GhostNoiseBatchNorm2d)
 assert_type(layer.ghost_size, int | None)
 assert_type(layer.weight, nn.Parameter)
 norm: nn.BatchNorm2d = layer
-assert_type(layers.GhostBatchNorm1d(8, 1e-5, 0.1, ghost_size=None), ghostnoise.GhostBatchNorm1d)
-assert_type(GhostNoise(16, channel_dim=-1, components="scale"), layers.GhostNoise)
+assert_type(ghostnoise.GhostBatchNorm1d(8, 1e-5, 0.1, ghost_size=None), ghostnoise.GhostBatchNorm1d)
+assert_type(GhostNoise(16, channel_dim=-1, components="scale"), ghostnoise.GhostNoise)
 assert_type(WSConv2d(3, 8, kernel_size=3, padding=1).standardized_weight(), Tensor)
 x = torch.randn(16, 8, 4, 4)
 assert_type(layer.forward(x, mask=None), Tensor)

@@ -4,7 +4,7 @@ import torch
 from torch import nn
 
 import ghostnoise
-from ghostnoise import functional, layers
+from ghostnoise import functional
 
 model = nn.Sequential(nn.Linear(20, 8), nn.BatchNorm1d(8))
 x = torch.randn(16, 8)
@@ -16,9 +16,8 @@ ghostnoise.GhostNoise(16, components="mean")  # refused
 ghostnoise.GhostNoise(16, 1e-3, "shift")  # refused
 ghostnoise.EvalNorm1d(8, ghost_size=4, alpha="1/N")  # refused
 ghostnoise.WSConv2d(3, 8)  # refused
-layers.ExclusiveBatchNorm3d(8, ghost_size=4, clamp=3.0)  # refused
+ghostnoise.ExclusiveBatchNorm3d(8, ghost_size=4, clamp=3.0)  # refused
 ghostnoise.GhostNoisyBatchNorm2d(8, ghost_size=32)  # refused
-layers.GhostNoisyBatchNorm2d(8, ghost_size=32)  # refused
 functional.ghost_noise(x, ghost_sice=8)  # refused
 functional.ghost_noisy(x, 8)  # refused
 functional.batch_norm(x)  # refused

@@ -7,7 +7,7 @@ import pytest
 from torch import nn
 
 import ghostnoise
-from ghostnoise import functional, layers
+from ghostnoise import functional
 from ghostnoise.methods import registry
 from ghostnoise.methods.registry import MethodSpec
 from ghostnoise.torch_private import AnyBatchNorm
@@ -149,17 +149,15 @@ def test_a_specification_must_fit_its_layers(monkeypatch):
 
 def test_exports():
     for name, value in registry.exports().items():
-        assert getattr(layers if name in registry.layers() else functional, name) is value
-    assert set(layers.__all__) == set(registry.layers()) == set(dir(layers))
+        assert getattr(ghostnoise if name in registry.layers() else functional, name) is value
     assert set(functional.__all__) == set(registry.functions()) == set(dir(functional))
     for spec in SPECS.values():
         for layer in (spec.norm, spec.noise, *(spec.norms or ())):
             assert layer is None or getattr(ghostnoise, layer.__name__) is layer
         if spec.norm is not None:
             assert functional.__getattr__(spec.norm.function.__name__) is spec.norm.function
-    for module in (layers, functional):
-        with pytest.raises(AttributeError, match="has no attribute 'nothing'"):
-            _ = module.nothing
+    with pytest.raises(AttributeError, match="has no attribute 'nothing'"):
+        _ = functional.nothing
 
 
 def test_an_example_is_an_instance():

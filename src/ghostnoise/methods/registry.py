@@ -1,7 +1,7 @@
 """The registry of methods: the only list of them. Everything that enumerates methods is derived from it.
 
 Every module of this package is found automatically, so a new method is a new file that calls `register`. The public
-names of a module, its `__all__`, become public names of `ghostnoise.layers` and `ghostnoise`, or of
+names of a module, its `__all__`, become public names: layers of `ghostnoise`, and functions of
 `ghostnoise.functional`.
 """
 

@@ -8,10 +8,10 @@ import torch
 import torch.nn.functional as F
 from torch import nn
 
+from ghostnoise import WSConv1d
 from ghostnoise.lab import models
 from ghostnoise.lab.config.schema import ModelSettings, NormSettings
 from ghostnoise.lab.models.norm_free import RELU_GAMMA, NormFreeBlock
-from ghostnoise.layers import WSConv1d
 from support.lab_networks import build, images, parameters, trained
 
 

@@ -5,9 +5,9 @@ import torch
 import torch.nn.functional as F
 from torch import nn
 
+from ghostnoise import NoisyDropout
 from ghostnoise.lab import models
 from ghostnoise.lab.config.schema import ModelSettings, NormSettings
-from ghostnoise.layers import NoisyDropout
 from support.lab_networks import build, images, norm, parameters, trained
 
 PLAIN = NormSettings(method="bn")

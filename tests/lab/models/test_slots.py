@@ -10,11 +10,13 @@ from torch import nn
 from ghostnoise import (
     AdditiveGaussianNoise,
     AnalyticalGhostNoise,
+    AnalyticalGhostNoiseBatchNorm,
     BatchNorm2d,
     EvalNorm2d,
     ExclusiveBatchNorm2d,
     GhostBatchNorm2d,
     GhostNoise,
+    GhostNoiseBatchNorm,
     NoisyDropout,
 )
 from ghostnoise.lab import models
@@ -22,7 +24,6 @@ from ghostnoise.lab.errors import UserError
 from ghostnoise.lab.models.noisy import Noisy
 from ghostnoise.lab.models.norm_free import NormFreeBlock
 from ghostnoise.lab.models.slots import Slots
-from ghostnoise.layers import AnalyticalGhostNoiseBatchNorm, GhostNoiseBatchNorm
 from support.lab_networks import CASES, WIDTHS, baseline, batch, build, images, norm, trained
 
 NOISES = (GhostNoise, AnalyticalGhostNoise, AdditiveGaussianNoise, NoisyDropout)

@@ -6,7 +6,7 @@ from typing import Any
 import torch
 from torch import nn
 
-from ghostnoise.conversion import convert
+from ghostnoise.conversion.convert import convert
 from ghostnoise.lab.config.methods import NONE, Placement, methods
 from ghostnoise.lab.config.schema import ModelSettings, NormSettings
 from ghostnoise.lab.errors import UserError, import_failure
