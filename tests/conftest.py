@@ -5,6 +5,9 @@ import pytest
 import torch
 from hypothesis import settings
 
+# Programs that type checkers read; the second does not run.
+collect_ignore = ["clients"]
+
 # Two test processes share two cores; more threads only get in each other's way.
 torch.set_num_threads(1)
 settings.register_profile("ghostnoise", deadline=None, derandomize=True, max_examples=60, print_blob=True)

@@ -32,17 +32,17 @@ class Walk(NamedTuple):
 WALKS = (
     Walk("A batch, forward", "#e3f2fd", (
         Box("layer", "state, one call", "methods/base.py"),
-        Box("function", "checks, draws, plan", "methods/ghost_noise.py"),
-        Box("measure", "moments, two (B, C)", "engine/steps.py"),
-        Box("decide", "center, scale, shift", "statistics/samples.py"),
-        Box("apply", "y = scale·(x − c) + shift", "engine/backends"),
+        Box("function", "checks, draws", "methods/ghost_noise.py"),
+        Box("measure", "moments, two (B, C)", "engine/general.py"),
+        Box("decide", "center, scale, shift", "tables.py"),
+        Box("apply", "y = scale·(x − c) + shift", "engine/ops.py"),
     )),
     Walk("A batch, backward", "#fff3e0", (
-        Box("input gradient", "dx, one write", "engine/backends"),
-        Box("linear term", "slope, center, offset", "statistics/samples.py"),
-        Box("small gradients", "weight, bias, statistics", "engine/steps.py"),
-        Box("gradient sums", "Σ dy, Σ dy·(x − mean)", "engine/backends"),
-        Box("autograd", "dy, x, saved tables", "engine/op.py"),
+        Box("input gradient", "dx, one write", "engine/ops.py"),
+        Box("linear term", "slope, center, offset", "engine/general.py"),
+        Box("autograd", "decide, differentiated", "tables.py"),
+        Box("gradient sums", "Σ dy, Σ dy·(x − mean)", "engine/ops.py"),
+        Box("backward", "dy, x, tables", "engine/general.py"),
     ), backward=True),
     Walk("An experiment", "#e8f5e9", (
         Box("recipe", "settings and claims", "lab/config"),

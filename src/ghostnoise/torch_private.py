@@ -15,11 +15,13 @@ from torch.autograd import forward_ad
 from torch.nn.modules.batchnorm import _BatchNorm as AnyBatchNorm
 from torch.nn.modules.batchnorm import _LazyNormBase as AnyLazyNorm
 from torch.nn.modules.conv import _ConvNd as AnyConvolution
+from torch.utils._python_dispatch import TorchDispatchMode as DispatchMode
 
 __all__ = [
     "AnyBatchNorm",
     "AnyConvolution",
     "AnyLazyNorm",
+    "DispatchMode",
     "backward_hooks",
     "batch_norm_state",
     "break_graph",

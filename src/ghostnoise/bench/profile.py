@@ -10,7 +10,6 @@ from functools import partial
 from typing import Any
 
 import torch
-from torch.utils._python_dispatch import TorchDispatchMode
 
 from ghostnoise.bench.contenders import contenders
 from ghostnoise.bench.layers import check_contenders, synchronizer
@@ -18,6 +17,7 @@ from ghostnoise.bench.rows import SMALL, Row
 from ghostnoise.bench.settings import Record, Settings, conditions, plain
 from ghostnoise.bench.tables import PART, REST, STEP
 from ghostnoise.bench.timing import Length, interleave
+from ghostnoise.torch_private import DispatchMode
 
 DEFAULT = ("BN", "GBN-32", "XBN-32", "BN+GNI-32")
 ROWS = (Row(SMALL), Row((256, 512)), Row((1024, 1024)), Row((256, 512, 4, 4)))
@@ -70,7 +70,7 @@ def operators(step: Step) -> dict[str, Step]:
     """Return the operators of a step by name, each of which runs all of its calls with the same arguments."""
     calls: dict[str, list[Step]] = {}
 
-    class Recorded(TorchDispatchMode):
+    class Recorded(DispatchMode):
         def __torch_dispatch__(self, function: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
             run = partial(function, *args, **(kwargs or {}))
             if function.namespace == "ghostnoise" or torch.Tag.nondeterministic_seeded in function.tags:
