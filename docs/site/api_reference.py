@@ -9,9 +9,10 @@ from typing import Any
 
 # Titles of the pages of the API reference for modules outside ghostnoise.methods.
 TITLES = {
-    "calibration": "Statistics for inference", "conversion": "Converting models",
-    "engine.backends.select": "Choosing a backend", "inference": "Stochastic inference", "masking": "Padded batches",
-    "meter": "Measuring noise", "statistics.history": "Earlier samples",
+    "calibration": "Statistics for inference", "conversion.convert": "Converting models",
+    "conversion.schedules": "Schedules of the ghost size", "conversion.summary": "Summary of a model",
+    "flex": "Any normalization", "history": "Earlier samples", "inference": "Stochastic inference",
+    "masking": "Padded batches", "meter": "Measuring noise", "tables": "Tables of moments",
 }  # fmt: skip
 
 
@@ -37,12 +38,15 @@ def api_pages() -> Iterator[tuple[str, str]]:
         cards = [(spec.title, spec.card) for spec in known] or [(title, f"{page}.md")]
         links = " and ".join(f"[{name}](../methods/{card})" for name, card in cards)
         intro = f"Definition, cost and pitfalls are on the card: {links}.\n"
-        yield f"api/{page}.md", _reference(title, intro, [f"{module}.{name}" for name in names])
+        yield f"api/{page}.md", _reference(title, intro, [_path(module, name) for name in names])
         index.append(f"| [{title}]({page}.md) | {', '.join(f'`{name}`' for name in names)} |")
     for module, names in _other_names().items():
         title = TITLES.get(module, module.rpartition(".")[2].replace("_", " ").capitalize())
         page = title.lower().replace(" ", "-")
-        yield f"api/{page}.md", _reference(title, "", [_path(module, name) for name in names], members=True)
+        yield (
+            f"api/{page}.md",
+            _reference(title, "", [_path(f"ghostnoise.{module}", name) for name in names], members=True),
+        )
         index.append(f"| [{title}]({page}.md) | {', '.join(f'`{name}`' for name in names)} |")
     yield "api/index.md", "\n".join(index) + "\n"
 
@@ -65,7 +69,7 @@ def _other_names() -> dict[str, list[str]]:
 
 
 def _path(module: str, name: str) -> str:
-    value = getattr(importlib.import_module(f"ghostnoise.{module}"), name)
+    value = getattr(importlib.import_module(module), name)
     return f"{value.__module__}.{value.__qualname__}"
 
 

@@ -17,6 +17,22 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
+__all__ = [
+    "Affine",
+    "Moments",
+    "counts",
+    "drawn_samples",
+    "excluding_sample",
+    "ghost_batches",
+    "ghost_noise",
+    "ghost_rows",
+    "mix",
+    "normalize",
+    "over_channels",
+    "partition",
+    "whole_batch",
+]
+
 Components: TypeAlias = Literal["both", "shift", "scale"]
 COMPONENTS: tuple[Components, ...] = get_args(Components)
 
