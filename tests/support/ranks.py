@@ -52,13 +52,17 @@ def own_rows(rank, split):
 
 @contextmanager
 def collectives():
-    """Record the shapes of the tensors that this rank sends to all others."""
-    sent, run = [], dist.all_gather
+    """Record the names and the shapes of the tensors that this rank exchanges with all others."""
+    sent, gather, reduce = [], dist.all_gather, dist.all_reduce
 
-    def counted(received, tensor, *arguments):
-        sent.append(tuple(tensor.shape))
-        return run(received, tensor, *arguments)
+    def gathered(received, tensor, *arguments):
+        sent.append(("gather", *tensor.shape))
+        return gather(received, tensor, *arguments)
 
-    dist.all_gather = counted
+    def reduced(tensor, *arguments, **options):
+        sent.append(("reduce", *tensor.shape))
+        return reduce(tensor, *arguments, **options)
+
+    dist.all_gather, dist.all_reduce = gathered, reduced
     yield sent
-    dist.all_gather = run
+    dist.all_gather, dist.all_reduce = gather, reduce
