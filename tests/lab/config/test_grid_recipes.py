@@ -103,6 +103,7 @@ ROWS = {
         {**TABLE1, "BRN": ("norm.method=brn norm.warmup_steps=42 norm.transition_steps=168",),
          "XBN+GNI-16": ("norm.normalizer=exclusive",)},
     ),
+    "mnist1d-equal-noise": (10, fixed(("gbn", 16), ("gni", 24), ("gni", 32))),
     "mnist1d-gap": (10, {**BN, **fixed(("gbn", 16), ("xbn", 16), ("gni", 16))}),
     "mnist1d-table3-nfresnet": (10, {"baseline": ("norm.method=none",), "GNI": ("", N, TUNED_SIZES)}),
     "mnist1d-table3-vit": (10, {"baseline": ("norm.method=none",), "GNI": ("", N, TUNED_SIZES)}),
@@ -153,7 +154,7 @@ COUNTS = {
     "mnist1d-table3-nfresnet": (4, 50), "mnist1d-table3-vit": (4, 50), "mnist1d-table3-convmixer": (4, 50),
     "mnist1d-table4": (3, 30), "demo": (7, 42), "mnist1d-fig3": (49, 490), "mnist1d-fig3-agni": (33, 330),
     "mnist1d-fig3-dropout": (31, 310), "mnist1d-fig5": (9, 90), "mnist1d-fig7": (12, 120),
-    "mnist1d-stable-xbn": (31, 310), "mnist1d-history": (17, 170),
+    "mnist1d-stable-xbn": (31, 310), "mnist1d-history": (17, 170), "mnist1d-equal-noise": (3, 30),
 }  # fmt: skip
 # Smoke runs have at most two micro-batches.
 SAME_IN_SMOKE_RUNS = {"mnist1d-history": {"GNI 4x8", "GNI 8x4", "GNI history 4x8", "GNI history 8x4"}}
@@ -315,7 +316,7 @@ def test_the_report(name):
             assert best(PAPER[name][better]) > best(PAPER[name][worse])
     if form != "noise":
         baseline = next(cell for cell in made.cells() if cell.method == made.report.baseline)
-        known = {"mnist1d-gap": ("gbn",), "mnist1d-stable-xbn": ("xbn",)}
+        known = {"mnist1d-gap": ("gbn",), "mnist1d-equal-noise": ("gbn",), "mnist1d-stable-xbn": ("xbn",)}
         assert baseline.settings.norm.method in known.get(name, ("bn", "none"))
 
 

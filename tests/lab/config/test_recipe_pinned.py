@@ -29,6 +29,7 @@ PINNED = {
     "fig5": ("0fbc84e81385", "717b1462c220", "d41e4ebf9737"),
     "fig6": ("ac61cac13269", "18d6db6f53de", "ac1bcf81f574"),
     "fig7": ("5919304259b4", "ebaf924f151c", "20bcd1d54ae8"),
+    "mnist1d-equal-noise": ("e80bec179d4d", "af914871fc0a", "0f6fde91780a"),
     "mnist1d-fig3": ("b99f06f63b8c", "94d8edc16998", "7da67669137e"),
     "mnist1d-fig3-agni": ("e39918eb650a", "5ad05cb04609", "7af000c628a7"),
     "mnist1d-fig3-dropout": ("f6e76009cac3", "6ecc06d6c8e9", "64d85471a2a2"),
