@@ -103,6 +103,10 @@ def test_the_example_of_a_new_method(tmp_path):
     done = subprocess.run([sys.executable, "-m", "pytest", *options, "test_example.py"], cwd=tmp_path, env=environment,
                           capture_output=True, text=True, timeout=300)  # fmt: skip
     assert done.returncode == 0, done.stdout + done.stderr
-    listed = subprocess.run([sys.executable, "-m", "ghostnoise", "methods"], cwd=tmp_path, env=environment,
-                            capture_output=True, text=True, timeout=300)  # fmt: skip
-    assert "lobn" in listed.stdout
+    index = tmp_path / "README.md"
+    index.write_text((ROOT / "docs" / "methods" / "README.md").read_text())
+    for words in (("methods", "--write", str(index)), ("train", "digits", "norm.method=lobn", "norm.ghost_size=16")):
+        ran = subprocess.run([sys.executable, "-m", "ghostnoise", *words], cwd=tmp_path, env=environment,
+                             capture_output=True, text=True, timeout=300)  # fmt: skip
+        assert ran.returncode == 0, ran.stdout + ran.stderr
+    assert "| `lobn` | [Leave-one-ghost-out batch normalization](leave-out-batch-norm.md) |" in index.read_text()

@@ -12,7 +12,8 @@ TITLES = {
     "calibration": "Statistics for inference", "conversion.convert": "Converting models",
     "conversion.schedules": "Schedules of the ghost size", "conversion.summary": "Summary of a model",
     "flex": "Any normalization", "history": "Earlier samples", "inference": "Stochastic inference",
-    "masking": "Padded batches", "meter": "Measuring noise", "tables": "Tables of moments",
+    "laws": "Laws of ghost noise", "masking": "Padded batches", "meter": "Measuring noise",
+    "tables": "Tables of moments",
 }  # fmt: skip
 
 
@@ -63,8 +64,10 @@ def _other_names() -> dict[str, list[str]]:
     found: dict[str, list[str]] = {}
     for name, module in ghostnoise._DEFINED_IN.items():
         found.setdefault(module, []).append(name)
-    for module in set(ghostnoise._MODULES) & set(found):
-        found[module] += importlib.import_module(f"ghostnoise.{module}").__all__
+    for home in sorted(set(ghostnoise._MODULES) - {"functional", "meter"}):
+        known, public = vars(importlib.import_module(f"ghostnoise.{home}")), ghostnoise.functional
+        own = [name for name in known["__all__"] if getattr(public, name, None) is not known[name]]
+        found.setdefault(home, []).extend(own)
     return {module: sorted(set(names), key=lambda name: (name[0].isupper(), name)) for module, names in found.items()}
 
 

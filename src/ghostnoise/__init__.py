@@ -11,6 +11,7 @@ from ghostnoise.version import __version__ as __version__
 if TYPE_CHECKING:
     # exports: begin, written by tools/exports.py
     from ghostnoise import functional as functional
+    from ghostnoise import laws as laws
     from ghostnoise import meter as meter
     from ghostnoise import tables as tables
     from ghostnoise.calibration import Calibration as Calibration
@@ -97,7 +98,7 @@ _DEFINED_IN = {
     "sampling": "inference",
     "summary": "conversion.summary",
 }
-_MODULES = ("functional", "meter", "tables")
+_MODULES = ("functional", "laws", "meter", "tables")
 # Functions of methods that are public here too; the others are in `functional`.
 _FUNCTIONS = ("Decomposition", "decompose")
 

@@ -1,7 +1,7 @@
 """χ² numbers as a function of standard normal ones: the quantile of χ² at the normal number's probability.
 
-The function is tabulated once for each number of degrees of freedom, as a piecewise cubic polynomial, so that any
-backend computes it with a few operations. It is monotonic and has no rejections, so every draw takes equally long.
+The function is tabulated once for each number of degrees of freedom, as a piecewise cubic polynomial, so that every
+device computes it with a few operations. It is monotonic and has no rejections, so every draw takes equally long.
 """
 
 import functools
@@ -15,7 +15,7 @@ from torch import Tensor
 
 Floats = npt.NDArray[np.floating[Any]]
 
-# Also in the native library. Normal numbers that are computed from uniform ones of 32 bits lie within ±6.7.
+# Also in `engine/native/src/law.h`. Normal numbers that are computed from uniform ones of 32 bits lie within ±6.7.
 LOWEST, PER_UNIT, INTERVALS = -7, 16, 224
 EXPANDED = 2000  # degrees of freedom from which on the expansion of the quantile errs by at most 2e-8 of its deviation
 

@@ -11,8 +11,8 @@ batch of N samples with S positions each has
 
 The paper takes the squares around the true mean; a ghost batch takes them around its own mean.
 
-On a CPU, the draws are a function of one seed (`Law.draws_from`), which backends may compute where they are needed, in
-parallel. On other devices they are drawn by torch (`Law.draw`), whose generators are parallel there.
+On a CPU, the draws are a function of one seed (`Law.draws_from`), which the fused operators compute where they are
+needed, in parallel. On other devices they are drawn by torch (`Law.draw`), whose generators are parallel there.
 """
 
 import functools
@@ -26,6 +26,8 @@ from ghostnoise.chi_square import INTERVALS, chi_square_mean, root_table
 from ghostnoise.randomness import drawn_by, philox_normals
 from ghostnoise.tables import Moments, mean_count, table_dtype, whole_batch
 from ghostnoise.torch_private import standard_gamma
+
+__all__ = ["Law", "LawDraws"]
 
 SLICE = 2**14  # draws that are computed together, so that the steps of Philox stay in a core's cache
 
@@ -73,7 +75,7 @@ class Law:
         return LawDraws(normal, *(drawn(*counts) for counts in self.degrees(spatial)))
 
     def draws_from(self, seed: Tensor, shape: tuple[int, int], spatial: int) -> LawDraws:
-        """Return the draws of a seed (1,), as the native library computes them."""
+        """Return the draws of a seed (1,), as the C++ operators compute them."""
         batch_size, channels = shape
         dtype, step = table_dtype(seed.device), max(SLICE // max(channels, 1), 1)
 

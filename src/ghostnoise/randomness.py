@@ -70,7 +70,7 @@ def draw_seed(device: torch.device, generator: torch.Generator | None) -> Tensor
 
 
 def philox_normals(seed: Tensor, rows: range, columns: int, dtype: torch.dtype) -> tuple[Tensor, ...]:
-    """Draw four standard normal numbers for each row and column, as the native library draws them.
+    """Draw four standard normal numbers for each row and column, as the C++ operators draw them.
 
     The words of `_philox` are two pairs, and each pair becomes two independent normal numbers (Box and Muller). The
     uniform numbers are rounded to float32; the rest is computed in `dtype`.

@@ -16,6 +16,7 @@ if TYPE_CHECKING:
 PACKAGES = ("rich", "matplotlib", "filelock")
 KINDS = {
     "layers": "time forward + backward of single layers, and the bandwidth limit",
+    "flex": "time normalizations written with flex_norm, as ratios to what PyTorch has for them",
     "net": "time training steps of ResNet-20 and ResNet-18 on CIFAR-sized images",
     "recipe": "time a training step of each method of a recipe, as a ratio to its baseline",
     "memory": "count the bytes saved for the backward, and the peak",
@@ -29,10 +30,10 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     """Add a parser for each kind of measurement."""
     kinds: Any = parser.add_subparsers(dest="bench", required=True, metavar="|".join(KINDS))
     added = {name: kinds.add_parser(name, help=text) for name, text in KINDS.items()}
-    for name, formats in (("layers", "both"), ("net", "contiguous"), ("memory", "both"), ("lab", "contiguous"),
-                          ("recipe", "contiguous"), ("profile", "both")):  # fmt: skip
+    for name, formats in (("layers", "both"), ("flex", "both"), ("net", "contiguous"), ("memory", "both"),
+                          ("lab", "contiguous"), ("recipe", "contiguous"), ("profile", "both")):  # fmt: skip
         _add_shared(added[name], formats)
-    for name, length in (("layers", 15), ("net", 60), ("lab", 60), ("recipe", 60), ("profile", 15)):
+    for name, length in (("layers", 15), ("flex", 15), ("net", 60), ("lab", 60), ("recipe", 60), ("profile", 15)):
         _add_timing(added[name], length)
     added["recipe"].add_argument("recipe", metavar="RECIPE", help="the name of a recipe with a [grid], or its file")
     added["recipe"].add_argument("overrides", nargs="*", metavar="key=value", help="settings to change")

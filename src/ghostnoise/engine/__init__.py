@@ -1,1 +1,1 @@
-"""Measure and apply: the one differentiable op around a method, and its passes on each device."""
+"""The engine: the general level, the fused operators, and the operators on each device."""
