@@ -10,6 +10,8 @@ import torch
 from torch import nn
 
 from ghostnoise import functional
+from ghostnoise.methods.base import update_running
+from ghostnoise.tables import Moments
 from ghostnoise.torch_private import AnyBatchNorm
 from support import families
 from support.families import (
@@ -26,9 +28,18 @@ from support.families import (
     layer_class,
     plain,
 )
+from support.levels import LEVELS, running
 
 every_layer = pytest.mark.parametrize(("family", "dimensions"), LAYERS)
 every_family = pytest.mark.parametrize("family", FAMILIES)
+every_level = pytest.mark.parametrize("level", LEVELS)
+# Families whose running variance is another one than that of nn.BatchNorm, which is unbiased.
+OTHER_VARIANCE = ("gbn", "xbn", "en")
+
+
+def seeded(layer, x):
+    torch.manual_seed(0)
+    return layer(x)
 
 
 @every_layer
@@ -47,18 +58,30 @@ def test_subclasses_what_it_replaces(family, dimensions):
 
 
 @every_layer
-@pytest.mark.parametrize("affine", [True, False])
-@pytest.mark.parametrize("tracks", [True, False])
-def test_state_dict_is_that_of_plain_batch_norm(family, dimensions, affine, tracks):
-    options = {"affine": affine, "track_running_stats": tracks}
+@pytest.mark.parametrize(
+    "options",
+    [{}, {"affine": False}, {"track_running_stats": False}, {"affine": False, "track_running_stats": False},
+     {"bias": False}, {"dtype": torch.float64}, {"dtype": torch.bfloat16}],
+    ids=str,
+)  # fmt: skip
+def test_state_dict_and_eval_output_are_those_of_plain_batch_norm(family, dimensions, options):
+    """Bit for bit, after training; the state dict loads in both directions."""
+    tracks = options.get("track_running_stats", True)
     if not tracks and family not in UNTRACKED:
         with pytest.raises(ValueError, match="track_running_stats"):
             build(family, dimensions, **options)
         return
     layer, other = build(family, dimensions, **options), plain(dimensions, **options)
-    layer(example(dimensions))
+    x = example(dimensions, options.get("dtype", torch.float32))
+    for parameter in layer.parameters():
+        nn.init.normal_(parameter)
+    for _ in range(3):
+        assert layer(x).shape == x.shape
     other.load_state_dict(layer.state_dict(), strict=True)
-    other(example(dimensions))
+    layer.eval(), other.eval()
+    assert torch.equal(layer(x), other(x)) == (family in PLAIN_AT_INFERENCE or not tracks)
+    assert layer(x[:0]).shape == x[:0].shape
+    other.train()(x)
     layer.load_state_dict(other.state_dict(), strict=True)
     assert list(layer.state_dict()) == list(other.state_dict())
     for ours, theirs in zip(layer.state_dict().values(), other.state_dict().values(), strict=True):
@@ -66,84 +89,62 @@ def test_state_dict_is_that_of_plain_batch_norm(family, dimensions, affine, trac
         assert ours.dtype == theirs.dtype
 
 
-@every_layer
-@pytest.mark.parametrize("dtype", [torch.float32, torch.float64, torch.bfloat16])
-@pytest.mark.parametrize("tracks", [True, False])
-def test_eval_is_bit_equal_to_plain_batch_norm(family, dimensions, dtype, tracks):
-    options = {"dtype": dtype, "track_running_stats": tracks}
-    if not tracks and family not in UNTRACKED:
-        return
-    layer, other = build(family, dimensions, **options), plain(dimensions, **options)
-    x = example(dimensions, dtype)
-    nn.init.normal_(layer.weight)
-    for _ in range(3):
-        layer(x)
-    other.load_state_dict(layer.state_dict())
-    layer.eval(), other.eval()
-    same = torch.equal(layer(x), other(x))
-    assert same == (family in PLAIN_AT_INFERENCE or not tracks)
+@every_family
+def test_a_layer_for_any_rank(family):
+    free = SPECS[family].norm(3, **OPTIONS[family])
+    for dimensions in SHAPES:
+        y = seeded(free, example(dimensions))
+        assert torch.equal(y, seeded(build(family, dimensions), example(dimensions)))
+        free.reset_running_stats()
+    assert build(family, 1)(torch.randn(9, 3)).shape == (9, 3)
+    with pytest.raises(ValueError, match=r"shape \(3,\): expected 2 or 3 or 4 or 5D input"):
+        free(torch.randn(3))
 
 
-@pytest.mark.parametrize("family", UNTRACKED)
-def test_training_without_tracking_changes_no_buffer(family):
-    layer = build(family, 2, track_running_stats=False)
-    assert layer.running_mean is None
-    y = layer(example(2))
-    assert y.isfinite().all()
-    tracked = build(family, 2)
-    tracked.track_running_stats = False  # as users freeze the buffers of nn.BatchNorm2d
-    tracked(example(2))
-    assert tracked.num_batches_tracked.item() == 0
-    assert tracked.running_mean.abs().sum() == 0
+OTHER_VALUES = {
+    "noise_eps": 1e-2, "components": "scale", "law": "conv", "dof": "exact", "draw": "partition",
+    "normalizer": "exclusive", "min_std": 0.5, "clamp_output": 2.0, "self_weight": 0.1, "alpha": 0.3,
+    "running_var_from": "batch", "r_max": 1.5, "d_max": 0.5, "warmup_steps": 0, "transition_steps": 0, "eps": 1e-3,
+    "momentum": 0.3,
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("training", [True, False])
+@every_family
+def test_the_function_is_called_with_the_options_of_the_layer(family, training):
+    own = {option.name for option in SPECS[family].options} - {"history"}  # a function takes a History
+    assert own <= OTHER_VALUES.keys(), "give another value of the new option"
+    options = OPTIONS[family] | {name: OTHER_VALUES[name] for name in (*own, "eps", "momentum")}
+    layer = build(family, 2, **options).train(training)
+    nn.init.normal_(layer.weight), nn.init.uniform_(layer.running_var)
+    state = copy.deepcopy(layer.state_dict())
+    torch.manual_seed(0)
+    expected = SPECS[family].norm.function(
+        example(2), state["running_mean"], state["running_var"], state["weight"], state["bias"], training,
+        num_batches_tracked=state["num_batches_tracked"], **options,
+    )  # fmt: skip
+    torch.manual_seed(0)
+    assert torch.equal(layer(input=example(2)), expected)
+    assert all(torch.equal(tensor, state[name]) for name, tensor in layer.state_dict().items())
+    assert state["num_batches_tracked"] == training
 
 
 @every_family
-def test_buffers_are_updated_in_training(family):
-    layer = build(family, 2)
-    for _ in range(3):
-        layer(example(2))
-    assert layer.num_batches_tracked.item() == 3
-    expected = (1 - 0.9**3) * example(2).mean((0, 2, 3))
-    torch.testing.assert_close(layer.running_mean, expected)
-    layer.eval()
-    layer(example(2))
-    assert layer.num_batches_tracked.item() == 3
-
-
-@every_family
-def test_cumulative_average(family):
-    layer = build(family, 1, momentum=None)
-    batches = [example(1) + k for k in range(4)]
-    for batch in batches:
-        layer(batch)
-    torch.testing.assert_close(layer.running_mean, torch.stack(batches).mean((0, 1, 3)))
-
-
-@every_family
-def test_without_bias(family):
-    layer = build(family, 2, bias=False)
-    assert layer.bias is None
-    assert layer.weight is not None
-    plain(2, bias=False).load_state_dict(layer.state_dict(), strict=True)
-    assert layer(example(2)).shape == SHAPES[2]
-
-
-@every_family
-def test_two_dimensions_in_1d(family):
-    layer = build(family, 1)
-    assert layer(torch.randn(9, 3)).shape == (9, 3)
-
-
-@every_family
-def test_wrong_rank_and_channel_count(family):
+def test_wrong_inputs(family):
     with pytest.raises(ValueError, match=r"2d got an input of shape \(10, 3, 7\): expected 4D input .*use the 1d"):
         build(family, 2)(example(1))
     with pytest.raises(ValueError, match=r"got 3 channels .*: must be num_features=5; build the layer for 3"):
         build(family, 2, num_features=5)(example(2))
-    with pytest.raises(ValueError, match="must be float16, bfloat16, float32 or float64"):
-        build(family, 2)(example(2).long())
-    with pytest.raises(ValueError, match="empty input"):
-        build(family, 2)(torch.randn(0, 3, 4, 5))
+    nested = torch.nested.nested_tensor([torch.randn(3, 4, 5), torch.randn(3, 2, 5)], layout=torch.jagged)
+    for layer in (build(family, 2), build(family, 2).eval()):
+        for given, message in (
+            (example(2).numpy(), r"got a numpy.ndarray: must be a torch.Tensor; convert with torch.as_tensor"),
+            (example(2).tolist(), r"got a builtins.list: must be a torch.Tensor; convert with torch.as_tensor"),
+            (nested, r"nested tensor: must be a dense tensor; pad with torch.nested.to_padded_t"),
+            (example(2).to(torch.float8_e4m3fn), r"dtype torch.float8_e4m3fn: must be .*; convert with x.float\(\)"),
+        ):
+            with pytest.raises(ValueError, match=message):
+                layer(given)
 
 
 @every_family
@@ -163,59 +164,37 @@ def test_wrong_momentum(family, momentum):
 
 
 @every_family
-def test_an_empty_batch_in_eval(family):
-    assert build(family, 2).eval()(torch.randn(0, 3, 4, 5)).shape == (0, 3, 4, 5)
-
-
-@every_family
-def test_repr_shows_the_options(family):
-    text = repr(build(family, 2, eps=1e-4))
-    assert text.startswith(f"{SPECS[family].norm.__name__}2d(3, eps=0.0001, momentum=0.1, affine=True")
-    for name, value in OPTIONS[family].items():
-        assert f"{name}={value!r}" in text
-    assert "generator" not in text
-
-
-@every_family
-def test_pickle_and_deepcopy(family):
-    layer = build(family, 2)
+def test_repr_pickle_and_deepcopy(family):
+    layer = build(family, 2, eps=1e-4)
+    assert repr(layer).startswith(f"{SPECS[family].norm.__name__}2d(3, eps=0.0001, momentum=0.1, affine=True")
+    assert all(f"{name}={value!r}" in repr(layer) for name, value in OPTIONS[family].items())
+    assert "generator" not in repr(layer)
     layer(example(2))
     state = copy.deepcopy(layer.state_dict())
     for twin in (pickle.loads(pickle.dumps(layer)), copy.deepcopy(layer)):
         assert repr(twin) == repr(layer)
         layer.load_state_dict(state)
-        torch.manual_seed(0)
-        ours = layer(example(2))
-        torch.manual_seed(0)
-        assert torch.equal(twin(example(2)), ours)
+        assert torch.equal(seeded(twin, example(2)), seeded(layer, example(2)))
         for first, second in zip(layer.buffers(), twin.buffers(), strict=True):
             assert torch.equal(first, second)
 
 
+@every_level
 @every_family
-@pytest.mark.parametrize("memory_format", [torch.contiguous_format, torch.channels_last])
-def test_memory_format_is_kept(family, memory_format):
-    x = example(2).contiguous(memory_format=memory_format).requires_grad_()
-    layer = build(family, 2)
-    y = layer(x)
-    assert y.is_contiguous(memory_format=memory_format)
-    (gradient,) = torch.autograd.grad(y.sum(), x)
-    assert gradient.is_contiguous(memory_format=memory_format)
-    assert layer.eval()(x).is_contiguous(memory_format=memory_format)
-    volume = example(3).contiguous(memory_format=torch.channels_last_3d)
-    assert build(family, 3)(volume).is_contiguous(memory_format=torch.channels_last_3d)
-
-
-@every_family
-@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16])
-def test_half_inputs_beside_float32_parameters(family, dtype):
-    """As autocast leaves them: activations in half, parameters and buffers in float32."""
-    layer = build(family, 2)
-    y = layer(example(2, dtype))
-    assert y.dtype == dtype
-    assert layer.running_var.dtype == torch.float32
-    y.sum().backward()
-    assert layer.weight.grad.dtype == torch.float32
+def test_memory_formats_and_half_inputs_are_kept(family, level):
+    """Half inputs beside float32 parameters, as autocast leaves them."""
+    formats = ((2, torch.contiguous_format), (2, torch.channels_last), (3, torch.channels_last_3d))
+    for dimensions, memory_format in formats:
+        for dtype in (torch.float32, torch.bfloat16, torch.float16):
+            x = example(dimensions, dtype).contiguous(memory_format=memory_format).requires_grad_()
+            layer = build(family, dimensions)
+            with running(level):
+                y = layer(x)
+                y.float().square().sum().backward()
+            for each in (y, x.grad, layer.eval()(x)):
+                assert each.is_contiguous(memory_format=memory_format)
+                assert each.dtype == dtype
+            assert layer.running_var.dtype == layer.weight.grad.dtype == torch.float32
 
 
 @every_family
@@ -224,33 +203,27 @@ def test_a_generator_replaces_the_default_one(family):
         with pytest.raises(TypeError, match="generator"):
             build(family, 2, generator=torch.Generator())
         return
-    runs = [build(family, 2, generator=torch.Generator().manual_seed(4))(example(2)) for _ in range(2)]
-    assert torch.equal(*runs)
     layer = build(family, 2, generator=torch.Generator().manual_seed(4))
-    assert not torch.equal(layer(example(2)), layer(example(2)))
+    first = layer(example(2))
+    assert torch.equal(build(family, 2, generator=torch.Generator().manual_seed(4))(example(2)), first)
+    assert not torch.equal(layer(example(2)), first)
     copied = copy.deepcopy(layer)
     assert torch.equal(layer(example(2)), copied(example(2)))
 
 
-@every_family
-def test_training_goes_on_under_a_seed(family):
-    """Ten steps of a small network, twice: the same weights to the bit."""
-
-    def weights():
-        torch.manual_seed(0)
-        model = nn.Sequential(nn.Conv2d(3, 3, 3), build(family, 2), nn.ReLU(), nn.Flatten(), nn.LazyLinear(2))
-        x = example(2)
-        model(x)
-        optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
-        for _ in range(10):
-            optimizer.zero_grad()
-            model(x).square().mean().backward()
-            optimizer.step()
-        return [parameter.detach() for parameter in model.parameters()]
-
-    for first, second in zip(weights(), weights(), strict=True):
-        assert torch.equal(first, second)
-        assert first.isfinite().all()
+@pytest.mark.parametrize("family", [family for family in FAMILIES if SPECS[family].ghost_size != "none"])
+def test_ghost_size_none_disables_ghost_batches(family):
+    """The noise is off, or the whole batch is one ghost batch."""
+    spec, layer = SPECS[family], layer_class(family, 2)
+    if spec.ghost_size == "required":
+        with pytest.raises(TypeError, match="ghost_size"):
+            layer(3)
+    options = {"alpha": 0.25} if family == "en" else {}
+    ours, before = layer(3, ghost_size=None, **options), torch.get_rng_state()
+    assert "ghost_size=None" in repr(ours)
+    same = layer(3, ghost_size=10, **options) if spec.partitions else plain(2)
+    torch.testing.assert_close(ours(example(2)), same(example(2)))
+    assert torch.equal(torch.get_rng_state(), before)
 
 
 @every_family
@@ -262,79 +235,9 @@ def test_compiles_as_one_graph_for_any_batch_size(family, training):
     compiled = torch.compile(layer, fullgraph=True, backend="eager", dynamic=None)
     for batch_size in (10, 7, 9):
         x = torch.randn(batch_size, 3, 4, 5)
-        torch.manual_seed(0)
-        y = compiled(x)
-        torch.manual_seed(0)
-        torch.testing.assert_close(eager(x), y)
+        torch.testing.assert_close(seeded(compiled, x), seeded(eager, x))
     torch.testing.assert_close(layer.state_dict(), eager.state_dict())
     assert layer.num_batches_tracked.item() == (3 if training else 0)
-
-
-@pytest.mark.parametrize("family", [family for family in FAMILIES if SPECS[family].ghost_size != "none"])
-def test_ghost_size_none_disables_ghost_batches(family):
-    """The noise is off, or the whole batch is one ghost batch."""
-    spec, layer = SPECS[family], layer_class(family, 2)
-    if spec.ghost_size == "required":
-        with pytest.raises(TypeError, match="ghost_size"):
-            layer(3)
-    options = {"alpha": 0.25} if family == "en" else {}
-    ours = layer(3, ghost_size=None, **options)
-    assert "ghost_size=None" in repr(ours)
-    same = layer(3, ghost_size=10, **options) if spec.partitions else plain(2)
-    torch.testing.assert_close(ours(example(2)), same(example(2)))
-
-
-@pytest.mark.parametrize("family", [family for family in FAMILIES if SPECS[family].ghost_size != "none"])
-def test_ghost_sizes_are_bounded(family):
-    """65,537 samples are refused before anything is allocated, by the layer and by the function."""
-    spec, (function, options) = SPECS[family], families.function(family)
-    for size in (65_537, spec.least_ghost_size - 1):
-        with pytest.raises(
-            ValueError, match=rf"ghost_size={size}: must be an integer from {spec.least_ghost_size} to 65"
-        ):
-            build(family, 2, ghost_size=size)
-        with pytest.raises(ValueError, match=f"ghost_size={size}: must be an integer from"):
-            function(example(2), None, None, training=True, **(options | {"ghost_size": size}))
-
-
-@every_family
-def test_a_layer_for_any_rank(family):
-    free = SPECS[family].norm(3, **OPTIONS[family])
-    for dimensions in SHAPES:
-        torch.manual_seed(0)
-        y = free(example(dimensions))
-        torch.manual_seed(0)
-        assert torch.equal(y, build(family, dimensions)(example(dimensions)))
-        free.reset_running_stats()
-    with pytest.raises(ValueError, match=r"shape \(3,\): expected 2 or 3 or 4 or 5D input"):
-        free(torch.randn(3))
-    with pytest.raises(ValueError, match=r"got 4 channels .*: must be num_features=3"):
-        free(torch.randn(5, 4))
-
-
-@every_family
-def test_input_is_a_keyword(family):
-    layer, x = build(family, 2), example(2)
-    torch.manual_seed(0)
-    y = layer(input=x)
-    layer.reset_running_stats()
-    torch.manual_seed(0)
-    assert torch.equal(y, layer(x))
-    assert torch.equal(layer.eval()(input=x), layer(x))
-
-
-@every_family
-@pytest.mark.parametrize("training", [True, False])
-def test_inputs_that_are_not_dense_tensors(family, training):
-    layer, x = build(family, 2).train(training), example(2)
-    for given, name in ((x.numpy(), "numpy.ndarray"), (x.tolist(), "builtins.list")):
-        with pytest.raises(ValueError, match=rf"got a {name}: must be a torch.Tensor; convert with torch.as_tensor"):
-            layer(given)
-    nested = torch.nested.nested_tensor([torch.randn(3, 4, 5), torch.randn(3, 2, 5)], layout=torch.jagged)
-    with pytest.raises(ValueError, match=r"nested tensor: must be a dense tensor; pad with torch.nested.to_padded_t"):
-        layer(nested)
-    with pytest.raises(ValueError, match=r"dtype torch.float8_e4m3fn: must be float16, .*; convert with x.float\(\)"):
-        layer(x.to(torch.float8_e4m3fn))
 
 
 @pytest.mark.filterwarnings("ignore:`torch.jit:DeprecationWarning")
@@ -355,26 +258,90 @@ def test_torchscript(family):
     torch.testing.assert_close(traced(x[:7] + 1), layer(x[:7] + 1))
 
 
-DETERMINISTIC = [(*families.function(family),) for family in UNTRACKED if family not in NOISY]
+# Running statistics. Those of each method are compared with the naive loops in test_every_method.py.
 
 
-@pytest.mark.parametrize(
-    ("function", "options"),
-    [
-        *DETERMINISTIC,
-        (functional.ghost_batch_norm, {"ghost_size": 2}),
-        (functional.exclusive_batch_norm, {"ghost_size": 3}),
-        (functional.exclusive_batch_norm, {"min_std": 0.9}),
-        (functional.exclusive_batch_norm, {"clamp_output": 1.0}),
-    ],
-)
-def test_gradients_of_training(function, options):
-    torch.manual_seed(0)
-    x = torch.randn(7, 2, 3, dtype=torch.float64, requires_grad=True)
-    weight, bias = (torch.randn(2, dtype=torch.float64, requires_grad=True) for _ in range(2))
+@every_level
+@every_family
+@pytest.mark.parametrize("momentum", [0.1, 1.0, None])
+def test_running_statistics_are_those_of_nn_batch_norm(family, momentum, level):
+    """Within 8e-6 in float32, over batches of different sizes; of the variance, where it is the unbiased one."""
+    layer, other = build(family, 2, momentum=momentum), plain(2, momentum=momentum)
+    for seed, size in enumerate((16, 9, 33, 12, 128)):
+        x = torch.randn(size, 3, 5, 7, generator=torch.Generator().manual_seed(seed)) * 3 + 2
+        with running(level):
+            layer(x), other(x)
+    names = ["running_mean"] if family in OTHER_VARIANCE else ["running_mean", "running_var"]
+    for name in names:
+        torch.testing.assert_close(layer.get_buffer(name), other.get_buffer(name), rtol=8e-6, atol=8e-6)
+    assert layer.num_batches_tracked == other.num_batches_tracked == 5
+    before = copy.deepcopy(layer.state_dict())
+    layer.eval()(example(2))
+    assert all(torch.equal(value, before[name]) for name, value in layer.state_dict().items())
 
-    def run(x, weight, bias):
-        return function(x, None, None, weight, bias, True, **options)
 
-    assert torch.autograd.gradcheck(run, (x, weight, bias), check_forward_ad=True)
-    assert torch.autograd.gradgradcheck(run, (x, weight, bias))
+@every_family
+@pytest.mark.parametrize("bad", [float("nan"), float("inf")])
+@pytest.mark.parametrize("momentum", [0.1, None])
+def test_a_batch_that_is_not_finite_leaves_the_buffers_alone(family, bad, momentum):
+    layer = build(family, 1, momentum=momentum)
+    layer(example(1))
+    before, x = copy.deepcopy(layer.state_dict()), example(1)
+    x[4, 1, 2] = bad
+    for level in LEVELS:
+        with running(level):
+            assert not layer(x)[4, 1].isfinite().all()
+        assert all(torch.equal(value, before[name]) for name, value in layer.state_dict().items())
+    layer(example(1) + 1)
+    assert layer.num_batches_tracked == 2
+    assert not torch.equal(layer.running_mean, before["running_mean"])
+
+
+@every_level
+def test_statistics_that_are_too_large_for_a_half_type_leave_the_buffers_alone(level):
+    overflow = torch.full((4, 2, 4), 6e4, dtype=torch.float16) * 2
+    large = torch.randn(8, 2, 4).half() * 3000  # the variance, for buffers in half precision
+    for x, dtype in ((overflow, torch.float32), (large, torch.float16)):
+        mean, var, count = torch.zeros(2, dtype=dtype), torch.ones(2, dtype=dtype), torch.tensor(0)
+        with running(level):
+            functional.batch_norm(x, mean, var, training=True, num_batches_tracked=count)
+        assert (mean.tolist(), var.tolist(), count.item()) == ([0, 0], [1, 1], 0)
+
+
+@pytest.mark.parametrize("family", UNTRACKED)
+def test_training_without_tracking_changes_no_buffer(family):
+    assert build(family, 2, track_running_stats=False).running_mean is None
+    tracked = build(family, 2)
+    tracked.track_running_stats = False  # as users freeze the buffers of nn.BatchNorm2d
+    tracked(example(2))
+    assert tracked.num_batches_tracked.item() == 0
+    assert tracked.running_mean.abs().sum() == 0
+
+
+@every_level
+@every_family
+def test_buffers_of_any_dtype_are_updated_in_place(family, level):
+    function, options = families.function(family)
+    buffers = torch.zeros(3, dtype=torch.float16), torch.ones(3, dtype=torch.float64), torch.tensor(0)
+    addresses = [buffer.data_ptr() for buffer in buffers]
+    with running(level):
+        function(example(1).requires_grad_(), *buffers[:2], training=True, momentum=None,
+                 num_batches_tracked=buffers[2], **options)  # fmt: skip
+    assert [buffer.data_ptr() for buffer in buffers] == addresses
+    torch.testing.assert_close(buffers[0], example(1).mean((0, 2)).half())
+    assert buffers[2].item() == 1
+    assert not any(buffer.requires_grad for buffer in buffers)
+
+
+def test_a_missing_buffer_is_left_out_and_a_missing_count_is_an_error():
+    mean = torch.zeros(3)
+    functional.batch_norm(example(1), mean, None, training=True, momentum=1.0)
+    torch.testing.assert_close(mean, example(1).mean((0, 2)))
+    with pytest.raises(ValueError, match="momentum=None: needs num_batches_tracked"):
+        functional.batch_norm(example(1), mean, None, training=True, momentum=None)
+
+
+def test_a_full_step_replaces_the_buffer():
+    mean = torch.full((2,), 7.0)
+    update_running(mean, None, None, 1.0, Moments(torch.tensor([[1.0, 2.0]]), torch.ones(1, 2)))
+    assert mean.tolist() == [1.0, 2.0]

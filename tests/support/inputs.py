@@ -1,4 +1,4 @@
-"""Inputs for property tests: shapes, layouts, dtypes and ghost sizes that hypothesis chooses."""
+"""Inputs for property tests: shapes, layouts, dtypes, masks and ghost sizes that hypothesis chooses."""
 
 import math
 from dataclasses import dataclass
@@ -8,6 +8,7 @@ from hypothesis import strategies as st
 from torch import Tensor
 
 LAYOUTS = ("contiguous", "channels_last", "sliced", "transposed")
+ALL_DTYPES = (torch.float64, torch.float32, torch.bfloat16, torch.float16)
 
 
 @dataclass(frozen=True)
@@ -28,25 +29,36 @@ class Case:
         return self.shape[self.channel_dim]
 
     @property
+    def positions(self) -> tuple[int, ...]:
+        return self.shape[1:-1] if self.channel_dim == -1 else self.shape[2:]
+
+    @property
     def spatial(self) -> int:
-        return math.prod(self.shape) // (self.batch_size * self.channels)
+        return math.prod(self.positions)
+
+    def generator(self, offset: int) -> torch.Generator:
+        return torch.Generator().manual_seed(self.seed + offset)
 
     def tensor(self, offset: int = 0) -> Tensor:
         """Seeded normal values with a mean that is not zero, in this case's layout."""
-        generator = torch.Generator().manual_seed(self.seed + offset)
-        values = torch.randn(self.shape, dtype=torch.float64, generator=generator)
+        values = torch.randn(self.shape, dtype=torch.float64, generator=self.generator(offset))
         return lay_out(values.mul_(1.5).add_(0.7).to(self.dtype), self.layout)
 
     def vector(self, offset: int) -> Tensor:
-        generator = torch.Generator().manual_seed(self.seed + offset)
-        return torch.randn(self.channels, dtype=torch.float64, generator=generator).to(self.dtype)
+        return torch.randn(self.channels, dtype=torch.float64, generator=self.generator(offset)).to(self.dtype)
 
     def indices(self) -> Tensor:
-        generator = torch.Generator().manual_seed(self.seed + 9)
-        return torch.randint(self.batch_size, (self.batch_size, self.ghost_size), generator=generator)
+        return torch.randint(self.batch_size, (self.batch_size, self.ghost_size), generator=self.generator(9))
 
     def permutation(self) -> Tensor:
-        return torch.randperm(self.batch_size, generator=torch.Generator().manual_seed(self.seed + 9))
+        return torch.randperm(self.batch_size, generator=self.generator(9))
+
+    def mask(self) -> Tensor:
+        """A mask with two thirds of the positions, some samples without any, and some complete."""
+        mask = torch.rand(self.batch_size, *self.positions, generator=self.generator(11)) < 0.67
+        mask[::3] = True
+        mask[2::5] = False
+        return mask
 
 
 def lay_out(x: Tensor, layout: str) -> Tensor:
@@ -70,16 +82,19 @@ def cases(draw, least_batch: int = 1, least_values: int = 2, least_ghost: int = 
     spatial = draw(st.lists(st.integers(1, 4), max_size=3))
     ghost_size = draw(st.integers(least_ghost, 12))
     last = draw(st.booleans())
-    shape = (batch_size, *spatial, channels) if last else (batch_size, channels, *spatial)
     positions = math.prod(spatial)
     while min(ghost_size, batch_size) * positions < least_values:
         ghost_size, batch_size = max(ghost_size, least_values), max(batch_size, least_values)
-        shape = (batch_size, *shape[1:])
     return Case(
-        shape,
+        (batch_size, *spatial, channels) if last else (batch_size, channels, *spatial),
         -1 if last else 1,
         draw(st.sampled_from(LAYOUTS)),
         draw(st.sampled_from(dtypes)),
         ghost_size,
         draw(st.integers(0, 10**6)),
     )
+
+
+def enough_values(dtypes=ALL_DTYPES):
+    """Cases in which rounding is not amplified by small variances, for all dtypes."""
+    return cases(least_batch=8, least_values=16, least_ghost=8, dtypes=dtypes)
