@@ -23,7 +23,7 @@ def test_non_finite_samples_stay_in_their_ghost_batch():
     assert functional.batch_norm(x, None, None, training=True)[:, 1].isnan().all()
 
 
-def test_a_ragged_batch_loses_no_sample():
+def test_an_uneven_batch_loses_no_sample():
     """17 samples in ghost batches of 8: 8 and 9."""
     x = torch.randn(17, 3, 4)
     y = GhostBatchNorm1d(3, ghost_size=8)(x)
