@@ -91,6 +91,18 @@ def markdown(
     return _table(path, records, texts) + "\n" + _conditions(records) + "\n"
 
 
+def single(path: Path, value: str | None, only: Sequence[str], contenders: Sequence[str]) -> str:
+    """Return one number of a file with two decimals: the one that `value`, `only` and `contenders` select."""
+    found = [
+        float(each[value or "ratio_p50"])
+        for each in read(path)
+        if name(each) in contenders and any(text in each["row"] for text in only)
+    ]
+    if len(found) != 1:
+        raise UserError(f"{path}: --number selects {len(found)} numbers; give --only and --contender of a single one")
+    return number(found[0])
+
+
 def profile(path: Path) -> str:
     """Return the tables of a file of `bench profile`."""
     records = read(path)

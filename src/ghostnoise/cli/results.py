@@ -69,11 +69,14 @@ def bench_renderers(root: Path) -> dict[str, Callable[[list[str]], str]]:
     parser.add_argument("--backend")
     parser.add_argument("--contender", action="append", default=[])
     parser.add_argument("--only", action="append", default=[])
+    parser.add_argument("--number", action="store_true")
 
     def render_bench(words: list[str]) -> str:
-        from ghostnoise.bench.markdown import markdown
+        from ghostnoise.bench.markdown import markdown, single
 
         options = parser.parse_args(words)
+        if options.number:
+            return single(root / options.file, options.value, options.only, options.contender)
         return markdown(root / options.file, options.value, options.backend, options.only, options.contender)
 
     def render_profile(words: list[str]) -> str:
