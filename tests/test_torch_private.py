@@ -1,9 +1,12 @@
 import ast
+import contextlib
 from pathlib import Path
 
 import pytest
 import torch
+from torch._subclasses.fake_tensor import FakeTensorMode
 from torch.autograd import forward_ad
+from torch.fx.experimental.proxy_tensor import make_fx
 from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils.checkpoint import checkpoint
 
@@ -90,10 +93,13 @@ def test_tangents():
         assert not torch_private.has_tangent(x)
 
 
-def test_dispatch_modes():
-    assert not torch_private.intercepted()
-    with TorchDispatchMode():
-        assert torch_private.intercepted()
+def test_tensors_without_values():
+    seen = []
+    for mode in (contextlib.nullcontext(), TorchDispatchMode(), FakeTensorMode()):
+        with mode:
+            seen.append(torch_private.is_symbolic())
+    make_fx(lambda x: seen.append(torch_private.is_symbolic()) or x + 1)(torch.ones(2))
+    assert seen == [False, False, True, True]
 
 
 @pytest.mark.filterwarnings("ignore:`torch.jit:DeprecationWarning")

@@ -8,7 +8,7 @@ from collections.abc import Sequence
 import torch
 from torch import Generator, Tensor, nn
 
-from ghostnoise.torch_private import intercepted, is_symbolic, is_traced, transformed, vmap_levels
+from ghostnoise.torch_private import is_symbolic, is_traced, transformed, vmap_levels
 
 MOST_SAMPLES = 65_536  # in a ghost batch
 DTYPES = (torch.float16, torch.bfloat16, torch.float32, torch.float64)
@@ -237,7 +237,7 @@ def readable(tensor: Tensor, on: str | None = "cpu") -> bool:
     """Return whether the values of a tensor can be read: outside of graphs, and on this type of device, if any."""
     if torch.compiler.is_compiling() or on not in (None, tensor.device.type):
         return False
-    return not (is_traced() or transformed() or intercepted())
+    return type(tensor) is Tensor and not (is_traced() or transformed() or is_symbolic())
 
 
 def is_recorded(size: object) -> bool:

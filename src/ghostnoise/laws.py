@@ -19,10 +19,11 @@ import functools
 from dataclasses import astuple, dataclass
 from typing import Any, Literal, NamedTuple
 
+import numpy as np
 import torch
 from torch import Tensor
 
-from ghostnoise.chi_square import INTERVALS, chi_square_mean, root_table
+from ghostnoise.chi_square import INTERVALS, Floats, chi_square_mean, root_table
 from ghostnoise.randomness import drawn_by, philox_normals
 from ghostnoise.tables import Moments, mean_count, table_dtype, whole_batch
 from ghostnoise.torch_private import standard_gamma
@@ -114,20 +115,21 @@ def law_tables(seed: Tensor, law: Law, spatial: int, dtype: torch.dtype) -> tupl
     if torch.compiler.is_compiling():
         made: tuple[Tensor, Tensor] = torch.ops.ghostnoise.law_tables(seed, *astuple(law), spatial, dtype)
         return made
-    return _law_tables(law, spatial, dtype)
+    # Tensors of their own: those of a FakeTensorMode, or of inference mode, must not reach later calls.
+    numbers, quantiles = (torch.from_numpy(array) for array in _law_arrays(law, spatial, dtype))
+    return numbers, quantiles
 
 
 @functools.lru_cache(maxsize=256)
-def _law_tables(law: Law, spatial: int, dtype: torch.dtype) -> tuple[Tensor, Tensor]:
+def _law_arrays(law: Law, spatial: int, dtype: torch.dtype) -> tuple[Floats, Floats]:
     (between, samples), (within, values) = law.degrees(spatial)
     exact, conv = law.dof == "exact", law.law == "conv"
     numbers = (spatial if conv else 0, conv / values, 1 / samples, exact / spatial, between / samples, within / values)
-    with torch.inference_mode(False):  # later calls may run outside of it
-        quantiles = torch.zeros((2, 4, INTERVALS), dtype=dtype, device="cpu")
-        for made, degrees in zip(quantiles, (between, within), strict=True):
-            if degrees:
-                made.copy_(torch.from_numpy(root_table(degrees)))
-        return torch.tensor(numbers, dtype=torch.float64, device="cpu"), quantiles
+    quantiles = np.zeros((2, 4, INTERVALS), np.float32 if dtype == torch.float32 else np.float64)
+    for made, degrees in zip(quantiles, (between, within), strict=True):
+        if degrees:
+            made[:] = root_table(degrees)
+    return np.array(numbers, np.float64), quantiles
 
 
 # In graphs of `torch.compile`, whose tensors cannot come from a cache.
@@ -140,8 +142,8 @@ _LIBRARY.define(
 def _make_law_tables(
     seed: Tensor, ghost_size: int, law: LawName, dof: Dof, spatial: int, dtype: torch.dtype
 ) -> tuple[Tensor, Tensor]:
-    numbers, quantiles = _law_tables(Law(ghost_size, law, dof), spatial, dtype)
-    return numbers.clone(), quantiles.clone()
+    numbers, quantiles = _law_arrays(Law(ghost_size, law, dof), spatial, dtype)
+    return torch.tensor(numbers), torch.tensor(quantiles)
 
 
 def _fake_law_tables(

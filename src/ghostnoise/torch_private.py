@@ -26,23 +26,21 @@ __all__ = [
     "batch_norm_state",
     "break_graph",
     "call_module",
-    "checkpoint_frames",
+    "checkpoints",
     "children",
     "current_backward",
-    "current_node",
     "eager_apply",
     "forward_hooks",
     "has_saved_tensor_hooks",
     "has_tangent",
     "in_backward",
     "input_check",
-    "intercepted",
+    "is_compiled_checkpoint",
     "is_lazy_hook",
     "is_symbolic",
     "is_traced",
     "may_run_again",
     "needs_operators",
-    "next_node_number",
     "process_group_by_name",
     "standard_gamma",
     "transformed",
@@ -136,11 +134,6 @@ def eager_apply(function: type[torch.autograd.Function]) -> Callable[..., Any]:
     return apply
 
 
-def intercepted() -> bool:
-    """Return whether a dispatch mode (FakeTensorMode, make_fx, a flop counter, ...) intercepts torch's operators."""
-    return torch._C._len_torch_dispatch_stack() != 0
-
-
 def is_symbolic() -> bool:
     """Return whether tensors have no values, or operators are recorded: in FakeTensorMode, `make_fx` and export."""
     keys = torch._C._TorchDispatchModeKey
@@ -176,12 +169,6 @@ def current_backward() -> int:
     return torch._C._current_graph_task_id()
 
 
-def next_node_number() -> int:
-    """Return the sequence number that the next autograd node of this thread will have."""
-    number: int = torch._C._autograd._get_sequence_nr()
-    return number
-
-
 def standard_gamma(concentration: Tensor, **generator: torch.Generator) -> Tensor:
     """Draw from Gamma(concentration, 1); `torch.distributions.Gamma` does not accept a generator."""
     return torch._standard_gamma(concentration, **generator)
@@ -190,6 +177,22 @@ def standard_gamma(concentration: Tensor, **generator: torch.Generator) -> Tenso
 def break_graph(message: str) -> None:
     """Break the graph that `torch.compile` captures, and give the reason."""
     torch._dynamo.graph_break(msg=message)
+
+
+@torch.compiler.assume_constant_result  # type: ignore[untyped-decorator]
+def is_compiled_checkpoint() -> bool:
+    """Return whether `torch.compile` captures a region of a checkpoint; it then runs this while it captures."""
+    from torch._dynamo.symbolic_convert import InstructionTranslator
+
+    try:
+        tracer: Any = InstructionTranslator.current_tx().output.current_tracer
+    except AttributeError:  # an export without Dynamo
+        return False
+    while tracer is not None:
+        if tracer.source_target is torch.ops.higher_order.tag_activation_checkpoint:
+            return True
+        tracer = tracer.parent
+    return False
 
 
 def process_group_by_name(name: str) -> Any:
@@ -202,11 +205,13 @@ def has_saved_tensor_hooks() -> bool:
     return torch._C._autograd._top_saved_tensors_default_hooks(True) is not None
 
 
-def checkpoint_frames() -> tuple[list[Any], Any]:
-    """Return the frames of the checkpoints that this pass is the first one of, and that of which it runs again.
+def checkpoints() -> tuple[list[Any], Any]:
+    """Return what identifies the checkpoints that this pass is the first one of, and that of which it runs again.
 
-    The latter is None if the pass does not run again. Frames of checkpoints around a recomputation are not returned:
-    they have run before. Reentrant checkpoints have no frames.
+    The latter is None if the pass does not run again. Checkpoints around a recomputation are not returned: they have
+    run before. A checkpoint without reentrant autograd has an object, its frame, which its hooks for saved tensors
+    hold. A reentrant one, of torch or of a library that has copied it, is an autograd function: its context is an
+    argument on the call stack.
     """
     hooks: list[Any] = []
     top: Any = torch._C._autograd._top_saved_tensors_default_hooks(True)
@@ -216,15 +221,25 @@ def checkpoint_frames() -> tuple[list[Any], Any]:
         top = torch._C._autograd._top_saved_tensors_default_hooks(True)
     for pack, unpack in reversed(hooks):
         torch._C._autograd._push_saved_tensors_default_hooks(pack, unpack)
-    frames: list[Any] = []
+    found: list[Any] = []
     for pack, _ in hooks:  # the innermost first
         target = _captured(pack, "target_frame_ref")
         if target is not None:
-            return frames, target()
+            return found, target()
         frame = _captured(pack, "frame")
         if frame is not None:
-            frames.append(frame)
-    return frames, None
+            found.append(frame)
+    call = inspect.currentframe()
+    while call is not None:
+        name = call.f_code.co_name
+        if name in ("forward", "backward") and call.f_code.co_qualname == f"CheckpointFunction.{name}":
+            context = call.f_locals.get("ctx")
+            if name == "backward":
+                return found, context
+            if context is not None:
+                found.append(context)
+        call = call.f_back
+    return found, None
 
 
 def _captured(function: Any, name: str) -> Any:
@@ -234,9 +249,3 @@ def _captured(function: Any, name: str) -> Any:
     if code is None or name not in code.co_freevars or function.__module__ != "torch.utils.checkpoint":
         return None
     return function.__closure__[code.co_freevars.index(name)].cell_contents
-
-
-def current_node() -> tuple[str, int]:
-    """Return the name and the sequence number of the autograd node that this thread runs; ("", -1) if there is none."""
-    node = torch._C._current_autograd_node()
-    return ("", -1) if node is None else (node.name(), node._sequence_nr())

@@ -11,7 +11,7 @@ from ghostnoise.engine import fused, general, masks, ranks
 from ghostnoise.engine.fused import Plan
 from ghostnoise.engine.ops import arithmetic_dtype
 from ghostnoise.engine.ranks import Extent, Group, Ranks
-from ghostnoise.engine.recompute import remembered
+from ghostnoise.engine.recompute import drawing
 from ghostnoise.laws import Dof, Law, LawDraws, LawName, law_tables
 from ghostnoise.masking import mask_of
 from ghostnoise.methods.base import NormLayer, Sampled, checked, decide_batch_norm, zeroed
@@ -193,8 +193,7 @@ def _drawn(
     """Return draws from the law of ghost batches of the input: the given ones, checked, or new ones, or their seed."""
     shape = (input.shape[0], input.shape[channel_dim])
     if draws is None:
-        draw = partial(_draw, law, shape, input.device, extent, generator, in_kernel)
-        return draw() if generator is None else remembered(draw)  # checkpoints do not restore a generator
+        return _draw(law, shape, input.device, extent, drawing(generator), in_kernel)
     draws = LawDraws(*(table.clone() for table in draws))  # the backward pass needs them unchanged
     for name, table in zip(draws._fields, draws, strict=True):
         if table.shape != shape:

@@ -11,6 +11,7 @@ from torch import Generator, Tensor
 from ghostnoise import checks
 from ghostnoise.engine import masks
 from ghostnoise.engine.ops import arithmetic_dtype
+from ghostnoise.engine.recompute import drawing
 from ghostnoise.masking import mask_of
 from ghostnoise.methods.base import zeroed
 from ghostnoise.methods.registry import MethodSpec, register
@@ -54,11 +55,11 @@ def noisy_dropout(
     # In half precision, neither p nor noise close to 1 has enough digits; the default dtype may be half precision too.
     dtype = arithmetic_dtype(input)
     if distribution == "gaussian":
-        noise = torch.randn(shape, dtype=dtype, device=input.device, **drawn_by(generator))
+        noise = torch.randn(shape, dtype=dtype, device=input.device, **drawn_by(drawing(generator)))
         std = (p / (1 - p)) ** 0.5 if p_sets == "variance" else p / (1 - p)
         noise.mul_(std).add_(1)
     else:
-        kept = torch.rand(shape, dtype=dtype, device=input.device, **drawn_by(generator)) >= p
+        kept = torch.rand(shape, dtype=dtype, device=input.device, **drawn_by(drawing(generator))) >= p
         noise = kept.to(dtype).mul_(1 / (1 - p) if p < 1 else 0)
     return (input * noise).to(input.dtype)
 
@@ -81,7 +82,7 @@ def additive_gaussian_noise(
     input = zeroed(input, mask, "additive_gaussian_noise", channel_dim)
     if std == 0:
         return input
-    noise = torch.randn(input.shape, dtype=arithmetic_dtype(input), device=input.device, **drawn_by(generator))
+    noise = torch.randn(input.shape, dtype=arithmetic_dtype(input), device=input.device, **drawn_by(drawing(generator)))
     y = (input + noise.mul_(std)).to(input.dtype)
     return y if mask is None else masks.zero(y, mask, channel_dim)
 

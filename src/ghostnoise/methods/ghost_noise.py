@@ -9,7 +9,7 @@ from torch import Generator, Tensor, nn
 from ghostnoise import checks
 from ghostnoise.engine import fused, general, masks, ranks
 from ghostnoise.engine.ranks import Extent, Group, Ranks
-from ghostnoise.engine.recompute import remembered
+from ghostnoise.engine.recompute import drawing, remembered
 from ghostnoise.history import History
 from ghostnoise.masking import mask_of
 from ghostnoise.methods.base import NormLayer, checked, decide_batch_norm, zeroed
@@ -286,10 +286,8 @@ def _drawn(
         else:
             checks.index_table(indices, rows, ghost_size, size)
         drawn = indices.to(device, torch.int64, copy=True)  # the backward pass needs them unchanged
-    elif generator is not None:  # which checkpoints do not restore
-        drawn = remembered(partial(_draw, rows, size, extent, stored, weighted, ghost_size, draw, device, generator))
     else:
-        drawn = _draw(rows, size, extent, stored, weighted, ghost_size, draw, device, None)
+        drawn = _draw(rows, size, extent, stored, weighted, ghost_size, draw, device, drawing(generator))
     return DrawnNoise(float(noise_eps), components, drawn, ghost_size if draw == "partition" else None, stored)
 
 
