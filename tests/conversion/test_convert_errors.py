@@ -6,6 +6,7 @@ from torch import nn
 
 import ghostnoise
 from ghostnoise.methods import registry
+from ghostnoise.methods.base import NormLayer
 from support.models import SIZES, convolutional, images, state, transformer
 
 
@@ -30,27 +31,6 @@ class EmptySlots(nn.BatchNorm2d):
     __slots__ = ()
 
 
-@pytest.mark.parametrize("method", ["gni", "en"])
-def test_a_layer_that_cannot_be_converted_leaves_all_others_unchanged(method):
-    model = nn.Sequential(convolutional(), OwnForward(5))
-    refuses(model, r"'1' \(OwnForward\) is a .*OwnForward, which defines its own forward.*where=", method, 4)
-
-
-def test_noise_that_cannot_be_inserted_leaves_all_others_unchanged():
-    model = ghostnoise.convert(transformer(), "gni", 4, after=nn.LayerNorm)
-    model.append(nn.LayerNorm([5, 2]))
-    refuses(model, "channel_dim is not known for '5'", "gni", 16, after=nn.LayerNorm)
-
-
-def test_a_warning_that_is_an_error_changes_nothing():
-    relu = nn.ReLU()
-    model = nn.Sequential(nn.Linear(3, 3), relu, nn.Linear(3, 3), relu)
-    before = state(model)
-    with pytest.raises(UserWarning, match="several names"):
-        ghostnoise.convert(model, "gni", 4, before=nn.ReLU)
-    assert state(model) == before
-
-
 @pytest.mark.parametrize(
     ("arguments", "message"),
     [
@@ -60,12 +40,13 @@ def test_a_warning_that_is_an_error_changes_nothing():
         (("gni",), "ghost_size is missing: 'gni' needs the number of samples in a ghost batch; use ghost_size=32"),
         (("en",), "ghost_size is missing"),
         (("gbn", "4"), "ghost_size='4': must be an integer from 1 to 65536"),
-        (("gbn", 0), "ghost_size=0: must be an integer from 1 to 65536"),
         (("gbn", 65537), "ghost_size=65537: must be an integer from 1 to 65536"),
         (("xbn", 1), "ghost_size=1: must be an integer from 2 to 65536"),
+        (("gni", {"1": 4, "*": 0}), "ghost_size=0: must be an integer"),
         (("en", None), "alpha=None with ghost_size=None"),
         (("bn", 4), "ghost_size=4: 'bn' normalizes the whole batch; leave it out, or use 'gbn'"),
         (("bn", None), "ghost_size=None: 'bn'"),
+        (("bn", {"*": 4}), "'bn' normalizes the whole batch"),
     ],
 )
 def test_methods_and_sizes(arguments, message):
@@ -77,7 +58,6 @@ def test_methods_and_sizes(arguments, message):
     [
         ({"noise": 1}, "noise=1: GhostNoiseBatchNorm has no such option here; it takes noise_eps, components, draw, "),
         ({"eps": 1}, "eps=1: GhostNoiseBatchNorm has no such option here; it takes noise_eps"),
-        ({"noise_eps": -1}, r"noise_eps=-1: must be a number in \[0, inf\)"),
         ({"noise_eps": "small"}, r"noise_eps='small': must be a number in \[0, inf\)"),
         ({"draw": "shuffle"}, "draw='shuffle': must be one of 'replacement', 'partition'"),
         ({"after": nn.ReLU, "draw": "all"}, "draw='all': must be one of 'replacement', 'partition'"),
@@ -107,9 +87,8 @@ def test_options(options, message):
 @pytest.mark.parametrize(
     ("given", "nearest"),
     [
-        ("nois_eps", "noise_eps"), ("component", "components"), ("ghostsize", "ghost_size"),
-        ("afer", "after"), ("procces_group", "process_group"), ("channels_dim", "channel_dim"),
-        ("generater", "generator"),
+        ("nois_eps", "noise_eps"), ("ghostsize", "ghost_size"), ("afer", "after"), ("procces_group", "process_group"),
+        ("channels_dim", "channel_dim"), ("generater", "generator"),
     ],
 )  # fmt: skip
 def test_a_misspelt_keyword_suggests_the_nearest(given, nearest):
@@ -119,16 +98,9 @@ def test_a_misspelt_keyword_suggests_the_nearest(given, nearest):
     refuses(transformer(), message, "gni", 4, **{given: 1})
 
 
-@pytest.mark.usefixtures("one_rank")
-def test_a_partition_of_global_scope():
-    message = "draw='partition' with process_group='world': must be None, .*; use draw='replacement'"
-    refuses(convolutional(), message, "gni", 4, draw="partition", scope="global")
-
-
 @pytest.mark.parametrize("name", [name for spec in registry.specs().values() for name in spec.shorthands])
 def test_a_shorthand_does_not_accept_the_option_that_it_stands_for(name):
-    _, fixed = registry.find(name)
-    for option, value in fixed.items():
+    for option, value in registry.find(name)[1].items():
         message = f"{option}='both': .* has no such option here; .*; '{name}' stands for {option}='{value}'"
         refuses(convolutional(), message, name, 4, **{option: "both"})
 
@@ -145,55 +117,66 @@ def test_values_that_are_not_models():
             function({})
 
 
-def test_scripted_models_and_layers():
-    with pytest.raises(ValueError, match=r"convert got a ScriptModule, .*: pass the model before torch.jit"):
-        ghostnoise.convert(torch.jit.script(convolutional()), "gni", 4)
-    model = nn.Sequential(nn.BatchNorm2d(3), torch.jit.script(nn.BatchNorm2d(3)))
-    with pytest.raises(
-        ValueError, match=r"'1' \(RecursiveScriptModule\) is a ScriptModule, .*: convert before torch.jit"
-    ):
-        ghostnoise.convert(model, "gni", 4)
-    assert type(model[0]) is nn.BatchNorm2d
+# Layers whose class, parameters or forward cannot be changed in place; all others are unchanged, too.
 
 
-def test_a_forward_set_on_the_instance():
-    model = convolutional()
-    model[1].forward = lambda x: x
-    refuses(model, r"'1' \(BatchNorm2d\) has a forward of its own, set on the instance", "gni", 4)
-    ghostnoise.convert(model, "gbn", 4, where=lambda name, module: name != "1")
-    assert type(model[1]) is nn.BatchNorm2d
-    assert type(model[4][1]) is ghostnoise.GhostBatchNorm1d
+@pytest.mark.parametrize("method", ["gni", "en"])
+@pytest.mark.parametrize(
+    ("layer", "message"),
+    [
+        (OwnForward(5), r"'5' \(OwnForward\) is a .*OwnForward, which defines its own forward.*where="),
+        (Slotted(3), r"'5' \(Slotted\) is a .*, which defines __slots__, so its class cannot be changed .*where="),
+        (nn.BatchNorm2d(3, eps=-1e-5), r"has eps=.*: must be a number in \[0, inf\); set its eps"),
+        (nn.BatchNorm2d(3, eps=float("nan")), r"has eps=.*: must be a number in \[0, inf\); set its eps"),
+        (nn.BatchNorm2d(3, momentum=7), r"has momentum=.*: must be a number in \[0, 1\]; set its momentum"),
+        (nn.BatchNorm2d(3, momentum="a"), r"has momentum=.*: must be a number in \[0, 1\]; set its momentum"),
+    ],
+)
+def test_layers_that_cannot_be_converted(layer, message, method):
+    model = convolutional().append(layer)
+    refuses(model, message, method, 4)
+    ghostnoise.convert(model, method, 4, where=lambda name, module: name == "1")
+    assert not isinstance(layer, NormLayer)
 
 
-# Layers whose class or parameters cannot be changed in place.
-
-
-@pytest.mark.parametrize("method", list(registry.names()))
-def test_slots(method):
-    model = nn.Sequential(nn.BatchNorm2d(3), Slotted(3))
-    message = r"'1' \(Slotted\) is a .*\.Slotted, which defines __slots__, so its class cannot be changed .*where="
-    refuses(model, message, method, **SIZES[method])
-    ghostnoise.convert(model, method, **SIZES[method], where=lambda name, module: type(module) is nn.BatchNorm2d)
-    assert type(model[1]) is Slotted
-
-
-def test_empty_slots_do_not_matter():
-    model = nn.Sequential(EmptySlots(3))
+def test_layers_that_can_be_converted():
+    model = nn.Sequential(EmptySlots(3), nn.BatchNorm2d(3, momentum=None))
     ghostnoise.revert(ghostnoise.convert(model, "gni", 4))
     assert type(model[0]) is EmptySlots
 
 
-@pytest.mark.parametrize("eps", [-1e-5, float("nan")])
-def test_eps_of_the_layer(eps):
-    model = nn.Sequential(nn.BatchNorm2d(3), nn.BatchNorm2d(3, eps=eps))
-    refuses(model, r"'1' \(BatchNorm2d\) has eps=.*: must be a number in \[0, inf\); set its eps", "gni", 4)
+def test_a_forward_set_on_the_instance():
+    for model, name, place in ((convolutional(), "1", {}), (transformer(), "0", {"after": nn.LayerNorm})):
+        model.get_submodule(name).forward = lambda x: x
+        refuses(model, rf"'{name}' \(\w+\) has a forward of its own, set on the instance", "gni", 4, **place)
 
 
-@pytest.mark.parametrize("momentum", [7, "a"])
-def test_momentum_of_the_layer(momentum):
-    model = nn.Sequential(nn.BatchNorm2d(3), nn.BatchNorm2d(3, momentum=momentum))
-    refuses(model, r"'1' \(BatchNorm2d\) has momentum=.*: must be a number in \[0, 1\]; set its momentum", "gni", 4)
-    ghostnoise.convert(nn.Sequential(nn.BatchNorm2d(3, momentum=None)), "gni", 4)
+def test_noise_that_cannot_be_inserted_leaves_all_others_unchanged():
+    model = ghostnoise.convert(transformer(), "gni", 4, after=nn.LayerNorm)
+    model.append(nn.LayerNorm([5, 2]))
+    refuses(model, "channel_dim is not known for '5'", "gni", 16, after=nn.LayerNorm)
+
+
+def test_a_warning_that_is_an_error_changes_nothing():
+    relu = nn.ReLU()
+    model = nn.Sequential(nn.Linear(3, 3), relu, nn.Linear(3, 3), relu)
+    before = state(model)
+    with pytest.raises(UserWarning, match="several names"):
+        ghostnoise.convert(model, "gni", 4, before=nn.ReLU)
+    assert state(model) == before
+
+
+def test_scripted_models_and_layers():
+    with pytest.raises(ValueError, match=r"convert got a ScriptModule, .*: pass the model before torch.jit"):
+        ghostnoise.convert(torch.jit.script(convolutional()), "gni", 4)
+    model = nn.Sequential(nn.BatchNorm2d(3), torch.jit.script(nn.BatchNorm2d(3)))
+    message = r"'1' \(RecursiveScriptModule\) is a ScriptModule, .*: convert before torch.jit"
+    with pytest.raises(ValueError, match=message):
+        ghostnoise.convert(model, "gni", 4)
+    assert type(model[0]) is nn.BatchNorm2d
+
+
+# FSDP, before and after a conversion.
 
 
 @pytest.mark.usefixtures("one_rank")
@@ -211,18 +194,10 @@ def test_fully_shard():
     fully_shard(model[1], mesh=mesh)
     refuses(model, r"'1' \(FSDPBatchNorm2d\) is managed by FSDP", "gni", 4)
 
-
-@pytest.mark.usefixtures("one_rank")
-def test_fully_shard_after_conversion():
-    from torch.distributed.device_mesh import init_device_mesh
-    from torch.distributed.fsdp import fully_shard
-
-    mesh = init_device_mesh("cpu", (1,))
     model = fully_shard(ghostnoise.convert(convolutional().append(nn.Linear(5, 2)), "gni", 4), mesh=mesh)
     model(images()).square().sum().backward()
     assert model[1].weight.grad is not None
-    ghostnoise.revert(model)
-    assert type(model[1]) is nn.BatchNorm2d
+    assert type(ghostnoise.revert(model)[1]) is nn.BatchNorm2d
     model = ghostnoise.convert(convolutional(), "gni", 4)
     fully_shard(model[1], mesh=mesh)
     before = state(model)

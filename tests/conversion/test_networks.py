@@ -1,4 +1,4 @@
-"""Conversion of whole timm networks."""
+"""Conversion of whole networks of timm."""
 
 import copy
 import io
@@ -12,33 +12,57 @@ from ghostnoise.methods.base import NormLayer
 from support import networks
 from support.models import state
 
-WITH_BATCH_NORM = ["resnet18", "mobilenetv3_small_050", "efficientnet_b0", "resnetv2_50", "regnetx_002", "test_byobnet"]
+FEW = ["resnet18", "mobilenetv3_small_050", "resnetv2_50", "regnetx_002", "test_byobnet"]
+# One or more of every family that has batch norm.
+MANY = """""
+    cs3darknet_s cspresnet50 darknet17 densenet121 dla34 dpn48b efficientformer_l1 efficientformerv2_s0
+    efficientnet_b0 efficientnet_lite0 efficientvit_b0 ese_vovnet19b_slim fasternet_t0 fastvit_t8 fbnetc_100
+    gernet_s ghostnet_050 ghostnetv2_100 hardcorenas_a hgnet_tiny hgnetv2_b0 hrnet_w18_small lcnet_050
+    legacy_seresnet18 levit_128s mixnet_s mnasnet_050 mobilenet_edgetpu_100 mobilenetv2_050
+    mobilenetv4_conv_small_050 mobileone_s0 regnety_002 repghostnet_050 repvgg_a0 repvit_m0_9 res2net50_14w_8s
+    resnest14d resnetrs50 rexnet_100 semnasnet_075 seresnext26t_32x4d skresnet18 spnasnet_100 starnet_s1 tinynet_e
+    tresnet_m vgg11_bn xception41
+"""
 
 
-def pixels(batch_size=4):
-    return torch.randn(batch_size, 3, 64, 64, generator=torch.Generator().manual_seed(0))
+def pixels(batch_size=4, size=64):
+    return torch.randn(batch_size, 3, size, size, generator=torch.Generator().manual_seed(0))
 
 
-@pytest.mark.parametrize("name", WITH_BATCH_NORM)
-def test_all_batch_norms_are_converted_and_reverted(name):
+def check(name, size=64):
+    """Convert a network, train it for a step, and revert it."""
     torch.manual_seed(0)
     model = networks.build(name)
-    before = state(model)
+    expected = model.eval()(pixels(size=size))
     norms = [each for each in model.modules() if isinstance(each, nn.modules.batchnorm._BatchNorm)]
-    expected = model.eval()(pixels())
-    keys = list(model.state_dict())
+    keys, kinds = list(model.state_dict()), [type(module) for module in model.modules()]
+    before = [state(norm) for norm in norms]
+    assert len(norms) > 3
     ghostnoise.convert(model, "gni", 2)
-    assert len(norms) > 10
     assert all(isinstance(norm, NormLayer) for norm in norms)
     assert len(ghostnoise.summary(model)) == len(norms)
     assert list(model.state_dict()) == keys
-    assert torch.equal(model(pixels()), expected)
-    ghostnoise.revert(model)
-    model.train()
-    assert state(model) == before
+    assert torch.equal(model(pixels(size=size)), expected)
+    with torch.no_grad():
+        model.train()(pixels(size=size))
+    assert all(int(norm.num_batches_tracked) == 1 for norm in norms if norm.num_batches_tracked is not None)
+    ghostnoise.revert(model.eval())
+    assert [state(norm) for norm in norms] == before
+    assert [type(module) for module in model.modules()] == kinds
 
 
-@pytest.mark.parametrize("name", ["resnet18", "mobilenetv3_small_050", "test_byobnet"])
+@pytest.mark.parametrize("name", FEW)
+def test_all_batch_norms_are_converted_and_reverted(name):
+    check(name)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("name", MANY.split())
+def test_networks_of_every_family(name):
+    check(name, 224)
+
+
+@pytest.mark.parametrize("name", ["resnet18", "mobilenetv3_small_050"])
 def test_converted_networks_train_copy_and_save(name):
     torch.manual_seed(0)
     model = networks.build(name)
@@ -55,16 +79,17 @@ def test_converted_networks_train_copy_and_save(name):
     file = io.BytesIO()
     torch.save(model, file)
     file.seek(0)
+    expected = copy.deepcopy(model).eval()(pixels())
     for twin in (copy.deepcopy(model), torch.load(file, weights_only=False)):
-        assert torch.equal(twin.eval()(pixels()), copy.deepcopy(model).eval()(pixels()))
+        assert torch.equal(twin.eval()(pixels()), expected)
     networks.build(name).load_state_dict(model.state_dict(), strict=True)
 
 
 @pytest.mark.parametrize(
-    ("name", "options", "channel_dim", "kind"),
-    [("vit_tiny_patch16_224", {"img_size": 64, "depth": 2}, -1, nn.LayerNorm), ("convnext_atto", {}, 1, nn.LayerNorm)],
+    ("name", "options", "channel_dim"),
+    [("vit_tiny_patch16_224", {"img_size": 64, "depth": 2}, -1), ("convnext_atto", {}, 1)],
 )
-def test_noise_in_networks_without_batch_norm(name, options, channel_dim, kind):
+def test_noise_in_networks_without_batch_norm(name, options, channel_dim):
     torch.manual_seed(0)
     model = networks.build(name, **options)
     before, expected = state(model), model.eval()(pixels())
@@ -72,8 +97,8 @@ def test_noise_in_networks_without_batch_norm(name, options, channel_dim, kind):
     with pytest.raises(ValueError, match=r"no batch norm in this .*, whose norm layers are: .*LayerNorm.* give after="):
         ghostnoise.convert(model, "gni", 4)
     with pytest.raises(ValueError, match=r"channel_dim is not known for .*: give channel_dim=1, or channel_dim=-1"):
-        ghostnoise.convert(model, "gni", 4, after=kind)
-    ghostnoise.convert(model, "gni", 4, after=kind, channel_dim=channel_dim)
+        ghostnoise.convert(model, "gni", 4, after=nn.LayerNorm)
+    ghostnoise.convert(model, "gni", 4, after=nn.LayerNorm, channel_dim=channel_dim)
     assert torch.equal(model(pixels()), expected)
     assert list(model.state_dict()) == keys
     assert not torch.equal(model.train()(pixels()), model(pixels()))

@@ -6,6 +6,7 @@ import pytest
 import torch
 from torch import nn
 from torch._dynamo.testing import CompileCounterWithBackend
+from torch.utils.checkpoint import checkpoint
 
 import ghostnoise
 from support.converted import assert_same, converted, step, twins
@@ -36,6 +37,13 @@ def test_inserted_noise_is_in_the_graph():
     torch.manual_seed(0)
     torch.testing.assert_close(y, model(tokens()))
     assert torch.equal(compiled.eval()(tokens()), ghostnoise.revert(model)(tokens()))
+
+
+def test_checkpoints_inside_of_a_graph():
+    model, plain = twins("gni", torch.float64)
+    run = torch.compile(lambda x: checkpoint(model, x, use_reentrant=False), backend="aot_eager", fullgraph=True)
+    x = images().double()
+    assert_same(step(run, model, x), step(plain, plain, x), rtol=1e-9, atol=1e-9)
 
 
 def test_inductor():
