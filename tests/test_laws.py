@@ -109,9 +109,8 @@ def test_a_single_position_has_no_variance_within():
 
 
 def test_without_degrees_of_freedom_there_is_no_variance():
-    for draws in (
-        Law(1, "conv", "exact").draw((5, 2), 1, CPU, None), Law(1, "conv", "exact").draws_from(torch.tensor([1]), (5, 2), 1)
-    ):  # fmt: skip
+    law = Law(1, "conv", "exact")
+    for draws in (law.draw((5, 2), 1, CPU, None), law.draws_from(torch.tensor([1]), (5, 2), 1)):
         assert not draws.between.any()
         assert not draws.within.any()
 

@@ -179,7 +179,6 @@ def break_graph(message: str) -> None:
     torch._dynamo.graph_break(msg=message)
 
 
-@torch.compiler.assume_constant_result  # type: ignore[untyped-decorator]
 def is_compiled_checkpoint() -> bool:
     """Return whether `torch.compile` captures a region of a checkpoint; it then runs this while it captures."""
     from torch._dynamo.symbolic_convert import InstructionTranslator
@@ -193,6 +192,10 @@ def is_compiled_checkpoint() -> bool:
             return True
         tracer = tracer.parent
     return False
+
+
+# What `torch.compiler.assume_constant_result` sets, which takes a second to import Dynamo.
+is_compiled_checkpoint._dynamo_marked_constant = True  # type: ignore[attr-defined]
 
 
 def process_group_by_name(name: str) -> Any:

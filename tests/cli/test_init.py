@@ -38,7 +38,7 @@ GUIDES = Path(__file__).parents[2] / "docs" / "guides"
         (["train", "digits", "--ghost-size"], "did you mean norm.ghost_size=...?"),
         (["train", "digits", "--resume"], "the same command resumes an interrupted run, without an option; see"),
         (["methods", "foo"], "ghostnoise methods: unrecognized arguments: foo; see ghostnoise methods --help"),
-        (["bench"], "required: layers|net|recipe|memory|profile|lab"),
+        (["bench"], "required: layers|flex|net|recipe|memory|profile|lab"),
         (["bench", "layers", "--rounds", "0"], "--rounds: 0: must be an integer of 1 or more"),
         (["bench", "layers", "--rounds", "many"], "--rounds: many: must be an integer"),
         (["bench", "layers", "--seconds", "-1"], "--seconds: -1: must be a number above 0"),
