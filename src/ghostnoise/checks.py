@@ -169,7 +169,7 @@ def layout(x: Tensor, name: str, channel_dim: int, per_channel: Sequence[Tensor 
             "other than the batch; use 1, or -1 if channels come last"
         )
     count = shape[channel_dim]
-    if is_recorded(count):
+    if isinstance(count, Tensor):
         return count, 0
     expected = (count,)
     for tensor in per_channel:
@@ -238,11 +238,6 @@ def readable(tensor: Tensor, on: str | None = "cpu") -> bool:
     if torch.compiler.is_compiling() or on not in (None, tensor.device.type):
         return False
     return type(tensor) is Tensor and not (is_traced() or transformed() or is_symbolic())
-
-
-def is_recorded(size: object) -> bool:
-    """Return whether a size of a tensor is itself a tensor, as under `torch.jit.trace`."""
-    return isinstance(size, Tensor)
 
 
 def traced() -> bool:
