@@ -78,23 +78,23 @@ class _Normalize(torch.autograd.Function):
         eps, ghost_size, exclusive, min_std, *noise, reference, limits = plan
         given = (*state, ghost_size, exclusive, eps, min_std, *noise, *reference, *limits)
         y: Tensor
-        y, *tables = ops.normalize(x, weight, bias, *given)
-        ctx.save_for_backward(x, weight, bias, *tables)
+        y, stats, extra = ops.normalize(x, weight, bias, *given)
+        ctx.save_for_backward(x, weight, bias, stats, extra)
         ctx.plan, ctx.decide = plan, decide
         return y
 
     @staticmethod
     def backward(ctx: Any, dy: Tensor) -> tuple[Tensor | None, ...]:
-        x, weight, bias, mean, var, noise, correction = ctx.saved_tensors
+        x, weight, bias, stats, extra = ctx.saved_tensors
         plan = ctx.plan
         if torch.is_grad_enabled() or needs_operators(dy):
-            decide = ctx.decide if plan.limits[0] is None else partial(_renormalized, plan.eps, correction)
+            decide = ctx.decide if plan.limits[0] is None else partial(_renormalized, plan.eps, extra)
             call = Call(decide, ops.positions(x))
             return *second_derivative(call, x, (weight, bias), dy), None, None, None
         needs_x = ctx.needs_input_grad[0]
         dx, g_weight, g_bias = ops.normalize_backward(
-            dy, x, weight, mean, var, noise, correction, plan.ghost_size, plan.exclusive, plan.eps, plan.min_std,
-            plan.shift, plan.scale, needs_x,
+            dy, x, weight, stats, extra, plan.ghost_size, plan.exclusive, plan.eps, plan.min_std, plan.shift,
+            plan.scale, needs_x,
         )  # fmt: skip
         # `to` is not free, even where it changes nothing.
         if weight is None or g_weight.dtype is not weight.dtype:
@@ -107,9 +107,9 @@ class _Normalize(torch.autograd.Function):
 _apply = eager_apply(_Normalize)
 
 
-def _renormalized(eps: float, correction: Tensor, m: Moments, weight: Tensor | None, bias: Tensor | None) -> Affine:
+def _renormalized(eps: float, extra: Tensor, m: Moments, weight: Tensor | None, bias: Tensor | None) -> Affine:
     """Decide on batch renormalization with the r and d of the forward pass, whose running buffers have moved on."""
-    r, d = correction.to(m.mean.dtype).unsqueeze(1)
+    r, d = extra.to(m.mean.dtype)
     return normalize(whole_batch(m), eps).then(r, d).then(weight, bias)
 
 

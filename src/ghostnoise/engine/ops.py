@@ -14,7 +14,9 @@ float64 where the device has it. The center is rounded to the arithmetic of x; t
     gradient_sums     Σ dy                  Σ dy·(x - center)
     input_gradient    dx = scale·dy + slope·(x - center) + offset
 
-`normalize`, `normalize_backward` and `ghost_noise` are whole methods in one call; `engine.fused` calls them.
+`normalize`, `normalize_backward` and `ghost_noise` are whole methods in one call; `engine.fused` calls them. `stats` has
+the means and variances (2, R, C) of the R pools, or of the samples, with R = 0 where these are x itself. `extra` has the
+noise, shift and scale as far as there are any (0 to 2, B, C), or r and d of Batch Renormalization (2, 1, C).
 """
 
 import functools
@@ -42,9 +44,9 @@ _SCHEMAS = (
     "Tensor(c!)? num_batches_tracked, float? momentum, str running, int? ghost_size, bool exclusive, float eps, "
     "float min_std, Tensor? indices, Tensor? seed, Tensor? law, Tensor? quantiles, float noise_eps, bool shift, "
     "bool scale, Tensor? reference_mean, Tensor? reference_var, Tensor? reference_count, float? r_max, float d_max, "
-    "int warmup_steps, int transition_steps) -> (Tensor y, Tensor mean, Tensor var, Tensor noise, Tensor correction)",
-    "normalize_backward(Tensor dy, Tensor x, Tensor? weight, Tensor mean, Tensor var, Tensor noise, Tensor correction, "
-    "int? ghost_size, bool exclusive, float eps, float min_std, bool shift, bool scale, bool needs_x) -> "
+    "int warmup_steps, int transition_steps) -> (Tensor y, Tensor stats, Tensor extra)",
+    "normalize_backward(Tensor dy, Tensor x, Tensor? weight, Tensor stats, Tensor extra, int? ghost_size, "
+    "bool exclusive, float eps, float min_std, bool shift, bool scale, bool needs_x) -> "
     "(Tensor dx, Tensor g_weight, Tensor g_bias)",
     "ghost_noise(Tensor x, Tensor indices, float noise_eps, bool shift, bool scale) -> (Tensor y, Tensor factor)",
 )
@@ -192,17 +194,13 @@ def _fake_normalize(x: Tensor, weight: Tensor | None, bias: Tensor | None, *rest
     rows = max(batch_size // ghost_size, 1) if ghost_size is not None else 1
     if exclusive:
         rows = batch_size if positions(x) > 1 else 0
-    return (
-        torch.empty_like(x),
-        x.new_empty((rows, channels), dtype=wide),
-        x.new_empty((rows, channels), dtype=wide),
-        x.new_empty((shift + scale, batch_size, channels), dtype=dtype),
-        x.new_empty((0 if r_max is None else 2, channels), dtype=dtype),
-    )
+    extra = (shift + scale, batch_size) if r_max is None else (2, 1)
+    stats = x.new_empty((2, rows, channels), dtype=wide)
+    return torch.empty_like(x), stats, x.new_empty((*extra, channels), dtype=dtype)
 
 
 def _fake_normalize_backward(dy: Tensor, x: Tensor, weight: Tensor | None, *rest: Any) -> tuple[Tensor, ...]:
-    _check_devices(x, dy, weight, *rest[:4])
+    _check_devices(x, dy, weight, *rest[:2])
     gradients = (x.new_empty(x.shape[1], dtype=arithmetic_dtype(x)) for _ in range(2))
     return torch.empty_like(x) if rest[-1] else x.new_empty(0), *gradients
 

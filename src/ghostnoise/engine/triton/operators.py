@@ -118,7 +118,7 @@ def normalize(
     d_max: float,
     warmup_steps: int,
     transition_steps: int,
-) -> tuple[Tensor, Tensor, Tensor, Tensor, Tensor]:
+) -> tuple[Tensor, Tensor, Tensor]:
     """Normalize in training, and update the running statistics: y, and what the backward pass needs."""
     like, x, (B, C) = x, _regular(x), x.shape[:2]
     sizes, dtype, noisy = _Sizes.of(x, ghost_size), _arithmetic(x), indices is not None
@@ -134,23 +134,23 @@ def normalize(
     samples = _Samples.of(x)
     update, *rate = _update(x, running_mean, running_var, num_batches_tracked, momentum, running == "unbiased")
     floor, affine, offset = (eps, min_std**2), (_vector(weight), _vector(bias)), None if bias is None else bias[None]
-    noise = x.new_empty((shift + scale, B, C), dtype=dtype)
-    correction = x.new_empty((0 if r_max is None else 2, C), dtype=dtype)
+    extra = x.new_empty((shift + scale, B, C) if r_max is None else (2, 1, C), dtype=dtype)
     if exclusive:
         center, factor = tables = x.new_empty((2, B, C), dtype=torch.float64)
-        mean, var = samples.own()
-        kept = (mean, var) if samples.in_parts else None
+        stats = samples.own()
+        kept = (stats[0], stats[1]) if samples.in_parts else None
         given = samples.argument, kept, tables, affine[0], update, 1 / B, *floor, *rate
         _launch_pools(exclusive_kernel, x, sizes, True, *given)
-        return _combined(like, x, center, factor, offset, update=update), mean, var, noise, correction
-    mean, var, factor = (x.new_empty((sizes.ghosts, C), dtype=torch.float64) for _ in range(3))
+        return _combined(like, x, center, factor, offset, update=update), stats, extra
+    mean, var = stats = x.new_empty((2, sizes.ghosts, C), dtype=torch.float64)
+    factor = torch.empty_like(mean)
     if indices is not None:
-        m, k = noise[0] if shift else None, noise[-1] if scale else None
+        m, k = extra[0] if shift else None, extra[-1] if scale else None
         if m is not None:
             offset = x.new_empty((B, C), dtype=torch.float64)
         given = (mean, var), (m, k), factor, None if m is None else offset, *affine, update, noise_eps, *floor, *rate
         _launch_drawn(x, samples, indices, *given)
-        return _combined(like, x, mean, factor, offset, gain=k, update=update), mean, var, noise, correction
+        return _combined(like, x, mean, factor, offset, gain=k, update=update), stats, extra
     renorm = None
     if r_max is not None:
         offset = x.new_empty((1, C), dtype=torch.float64)
@@ -158,20 +158,18 @@ def normalize(
         if any(table is None for table in reference):
             raise ValueError("Batch Renormalization needs running statistics or a reference, a mean and a variance")
         count = num_batches_tracked if reference_count is None else reference_count
-        renorm = *map(_vector, reference), correction[0], correction[1], offset, count, warmup_steps, transition_steps
+        renorm = *map(_vector, reference), extra[0, 0], extra[1, 0], offset, count, warmup_steps, transition_steps
     given = samples.argument, (mean, var), factor, *affine, renorm, update, 1 / B, *floor, *rate
     _launch_pools(pools_kernel, x, sizes, False, *given, r_max or 1.0, d_max, running == "ghosts")
-    return _combined(like, x, mean, factor, offset, per_row=sizes.per_row, update=update), mean, var, noise, correction
+    return _combined(like, x, mean, factor, offset, per_row=sizes.per_row, update=update), stats, extra
 
 
 def normalize_backward(
     dy: Tensor,
     x: Tensor,
     weight: Tensor | None,
-    mean: Tensor,
-    var: Tensor,
-    noise: Tensor,
-    correction: Tensor,
+    stats: Tensor,
+    extra: Tensor,
     ghost_size: int | None,
     exclusive: bool,
     eps: float,
@@ -182,19 +180,19 @@ def normalize_backward(
 ) -> tuple[Tensor, Tensor, Tensor]:
     """Return the gradients of x, weight and bias."""
     like, x = x, _regular(x)
-    dy, sizes = _aligned(dy, x), _Sizes.of(x, ghost_size)
+    dy, sizes, (mean, var) = _aligned(dy, x), _Sizes.of(x, ghost_size), stats
     center = mean if len(mean) else x.flatten(1)
     g_weight, g_bias = (x.new_empty(x.shape[1], dtype=_arithmetic(x)) for _ in range(2))
     rows, per_row = (len(x), 1) if exclusive else (sizes.ghosts, sizes.per_row)
     tables = x.new_empty((3, rows, x.shape[1]), dtype=torch.float64) if needs_x else None
-    m, k = noise[0] if shift else None, noise[-1] if scale else None
+    m, k = extra[0] if shift else None, extra[-1] if scale else None
     sums = _Samples(*_summed(dy, x, center, per_row)).argument
     given = g_weight, g_bias, tables, 1 / _positions(x), eps, min_std**2
     if exclusive:
         own = _Samples(center, var if len(mean) else None, None).argument
         _launch_pools(exclusive_gradient_kernel, x, sizes, True, sums, own, _vector(weight), *given)
     else:
-        renorm = (correction[0], correction[1]) if len(correction) else None
+        renorm = (extra[0, 0], extra[1, 0]) if len(extra) and not (shift or scale) else None
         known = sums, _table(var), (_table(m), _table(k)), _vector(weight), renorm
         _launch_pools(pools_gradient_kernel, x, sizes, False, *known, *given)
     if tables is None:

@@ -55,15 +55,10 @@ void draw(const char *name, const Tensor &indices, i64 B, Tensor &copied, NoiseS
 void draw_from_law(const char *name, const Tensor &seed, const Tensor &law, const Tensor &quantiles,
                    const Batch &batch, NoiseSource &to) {
     const auto dense = [](const Tensor &x, std::int32_t dtype, i64 count) {
-        i64 next = 1;
-        if (!x || x.dtype != dtype)
-            return false;
-        for (i64 d = x.dims - 1; d >= 0; --d) {
-            if (x.sizes[d] != 1 && x.strides[d] != next)
-                return false;
-            next *= x.sizes[d];
-        }
-        return next == count;
+        i64 values = 1;
+        for (i64 d = 0; d < x.dims; ++d)
+            values *= x.sizes[d];
+        return x && x.dtype == dtype && values == count && is_contiguous(x);
     };
     constexpr i64 NUMBERS = 6, QUANTILES = 2 * 4 * 224;
     if (!dense(seed, INT64, 1) || !dense(law, FLOAT64, NUMBERS) || !dense(quantiles, batch.arithmetic(), QUANTILES))
@@ -123,18 +118,15 @@ void normalize(StableIValue *stack, std::uint64_t given, std::uint64_t) {
         draw_from_law(name, seed, law, quantiles, batch, call.noise);
 
     const i64 kept = exclusive ? S > 1 ? B : 0 : call.geometry.G;
-    Tensor mean = table(kept, C, FLOAT64), var = table(kept, C, FLOAT64);
-    const i64 components = i64(shift) + i64(scale);
-    const i64 noise_sizes[] = {components, B, C}, noise_strides[] = {B * C, C, 1};
-    Tensor noise = empty(3, noise_sizes, noise_strides, batch.arithmetic());
-    Tensor correction = table(r_max ? 2 : 0, C, batch.arithmetic());
+    Tensor stats = tables(2, kept, C, FLOAT64);
+    Tensor extra = tables(r_max ? 2 : i64(shift) + i64(scale), r_max ? 1 : B, C, batch.arithmetic());
     if (kept) {
-        call.mean = static_cast<double *>(mean.write());
-        call.var = static_cast<double *>(var.write());
+        call.mean = static_cast<double *>(stats.write());
+        call.var = call.mean + kept * C;
     }
-    char *const noise_at = static_cast<char *>(components ? noise.write() : nullptr);
-    call.m = shift ? noise_at : nullptr;
-    call.k = scale ? noise_at + (shift ? B * C * batch.arithmetic_bytes() : 0) : nullptr;
+    char *const extra_at = static_cast<char *>(extra.write());
+    call.m = shift ? extra_at : nullptr;
+    call.k = scale ? extra_at + (shift ? B * C * batch.arithmetic_bytes() : 0) : nullptr;
     if (r_max) {
         const bool live = !reference_mean && !reference_var;
         const Tensor &from_mean = live ? running_mean : reference_mean, &from_var = live ? running_var : reference_var;
@@ -144,9 +136,8 @@ void normalize(StableIValue *stack, std::uint64_t given, std::uint64_t) {
         Renormalization &to = call.renormalization;
         to.mean = values<double>(name, "a reference mean", from_mean, C, memory);
         to.var = values<double>(name, "a reference variance", from_var, C, memory);
-        char *at = static_cast<char *>(correction.write());
-        to.r = at;
-        to.d = at + C * batch.arithmetic_bytes();
+        to.r = extra_at;
+        to.d = extra_at + C * batch.arithmetic_bytes();
         limit(to, *r_max, d_max, count, count ? count_of(name, "a count of batches", count) : 0, warmup_steps,
               transition_steps);
     }
@@ -170,15 +161,14 @@ void normalize(StableIValue *stack, std::uint64_t given, std::uint64_t) {
             call.population.var[c] *= bessel;
         running.update(name, C, call.population.mean, call.population.var);
     }
-    give(stack, batch.made, mean, var, noise, correction);
+    give(stack, batch.made, stats, extra);
 }
 
 void normalize_backward(StableIValue *stack, std::uint64_t given, std::uint64_t) {
     constexpr const char *name = "normalize_backward";
-    Arguments arguments(stack, given, 14);
+    Arguments arguments(stack, given, 12);
     const Tensor dy = arguments.tensor(), x = arguments.tensor(), weight = arguments.optional_tensor();
-    const Tensor mean = arguments.tensor(), var = arguments.tensor(), noise = arguments.tensor();
-    const Tensor correction = arguments.tensor();
+    const Tensor stats = arguments.tensor(), extra = arguments.tensor();
     const auto ghost_size = arguments.take<std::optional<i64>>();
     const bool exclusive = arguments.take<bool>();
     const double eps = arguments.take<double>(), min_std = arguments.take<double>();
@@ -189,41 +179,31 @@ void normalize_backward(StableIValue *stack, std::uint64_t given, std::uint64_t)
     const i64 B = batch.n.B, C = batch.n.C, S = batch.n.S;
     NormalizeBackwardCall call = {};
     call.geometry = geometry(name, batch, ghost_size, exclusive, memory);
-    Tensor copied, copied_mean, copied_var, copied_noise, copied_correction;
+    Tensor copied, copied_stats, copied_extra;
     const Input gradient = batch.gradient(name, dy, copied), input = batch.input();
     call.weight = parameter(name, "weight", weight, batch, memory);
     call.eps = eps;
     call.least = min_std * min_std;
     const i64 kept = exclusive ? S > 1 ? B : 0 : call.geometry.G;
-    call.mean = statistics(name, "mean", mean, kept, C, copied_mean);
-    call.var = statistics(name, "var", var, kept, C, copied_var);
-    const auto dense = [&](const char *what, const Tensor &table, i64 rows, i64 size, Tensor &copy) -> const char * {
-        i64 count = 1;
-        for (i64 d = 0; d < table.dims; ++d)
-            count *= table.sizes[d];
-        if (table.dtype != batch.arithmetic() || table.dims < 2 || table.sizes[0] != rows || count != rows * size)
-            fail(name, what, " of shape ", shape(table), "; it must be what `normalize` has returned");
-        if (!rows)
-            return nullptr;
-        i64 next = 1;
-        bool contiguous = true;
-        for (i64 d = table.dims - 1; d >= 0; --d) {
-            contiguous = contiguous && (table.sizes[d] == 1 || table.strides[d] == next);
-            next *= table.sizes[d];
-        }
-        if (!contiguous)
-            copy = copy_in_layout(table, false);
-        return static_cast<const char *>((contiguous ? table : copy).read());
+    const auto saved = [&](const char *what, const Tensor &x, i64 count, i64 rows, std::int32_t dtype, Tensor &copy) {
+        if (x.dtype != dtype || x.dims != 3 || x.sizes[0] != count || x.sizes[1] != rows || x.sizes[2] != C)
+            fail(name, what, " of shape ", shape(x), "; it must be what `normalize` has returned");
+        const bool dense = !count || !rows || is_contiguous(x);
+        if (!dense)
+            copy = copy_in_layout(x, false);
+        return static_cast<const char *>((dense ? x : copy).read());
     };
-    const i64 bytes = batch.arithmetic_bytes();
-    const char *noise_at = dense("noise", noise, i64(shift) + i64(scale), B * C, copied_noise);
-    call.m = shift ? noise_at : nullptr;
-    call.k = scale ? noise_at + (shift ? B * C * bytes : 0) : nullptr;
-    const char *correction_at =
-        dense("correction", correction, correction.dims && correction.sizes[0] ? 2 : 0, C, copied_correction);
-    call.r = correction_at;
-    call.d = correction_at ? correction_at + C * bytes : nullptr;
-    if ((call.m || call.k || call.r) && (call.geometry.G > 1 || exclusive))
+    call.mean = reinterpret_cast<const double *>(saved("stats", stats, 2, kept, FLOAT64, copied_stats));
+    call.var = kept ? call.mean + kept * C : nullptr;
+    const i64 components = i64(shift) + i64(scale), bytes = batch.arithmetic_bytes();
+    const bool renormalized = !components && extra.dims && extra.sizes[0];
+    const char *extra_at = saved("extra", extra, renormalized ? 2 : components, renormalized ? 1 : B,
+                                 batch.arithmetic(), copied_extra);
+    call.m = shift ? extra_at : nullptr;
+    call.k = scale ? extra_at + (shift ? B * C * bytes : 0) : nullptr;
+    call.r = renormalized ? extra_at : nullptr;
+    call.d = renormalized ? extra_at + C * bytes : nullptr;
+    if ((components || renormalized) && (call.geometry.G > 1 || exclusive))
         fail(name, "noise and renormalization need one pool of all samples");
     Tensor g_weight = channels(C, batch.arithmetic()), g_bias = channels(C, batch.arithmetic());
     call.dy = gradient.at;

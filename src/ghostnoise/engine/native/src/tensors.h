@@ -179,9 +179,24 @@ inline Tensor table(i64 R, i64 C, std::int32_t dtype) {
     return empty(2, sizes, strides, dtype);
 }
 
+inline Tensor tables(i64 count, i64 R, i64 C, std::int32_t dtype) {
+    const i64 sizes[] = {count, R, C}, strides[] = {R * C, C, 1};
+    return empty(3, sizes, strides, dtype);
+}
+
 inline Tensor channels(i64 C, std::int32_t dtype) {
     const i64 stride = 1;
     return empty(1, &C, &stride, dtype);
+}
+
+inline bool is_contiguous(const Tensor &x) {
+    i64 next = 1;
+    for (i64 d = x.dims - 1; d >= 0; --d) {
+        if (x.sizes[d] != 1 && x.strides[d] != next)
+            return false;
+        next *= x.sizes[d];
+    }
+    return true;
 }
 
 // Whether each element has memory of its own, and all together have no gaps; then results have the same strides.
