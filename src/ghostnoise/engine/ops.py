@@ -14,9 +14,9 @@ float64 where the device has it. The center is rounded to the arithmetic of x; t
     gradient_sums     Σ dy                  Σ dy·(x - center)
     input_gradient    dx = scale·dy + slope·(x - center) + offset
 
-`normalize`, `normalize_backward` and `ghost_noise` are whole methods in one call; `engine.fused` calls them. `stats` has
-the means and variances (2, R, C) of the R pools, or of the samples, with R = 0 where these are x itself. `extra` has the
-noise, shift and scale as far as there are any (0 to 2, B, C), or r and d of Batch Renormalization (2, 1, C).
+`normalize`, `normalize_backward` and `ghost_noise` are whole methods in one call; `engine.fused` calls them. `stats`
+has the means and variances (2, R, C) of the R pools, or of the samples, with R = 0 where these are x itself. `extra`
+has the noise, shift and scale as far as there are any (0 to 2, B, C), or r and d of Batch Renormalization (2, 1, C).
 """
 
 import functools
