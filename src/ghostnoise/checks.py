@@ -4,6 +4,7 @@ import math
 import numbers
 import operator
 from collections.abc import Sequence
+from typing import Any
 
 import torch
 from torch import Generator, Tensor, nn
@@ -168,9 +169,9 @@ def layout(x: Tensor, name: str, channel_dim: int, per_channel: Sequence[Tensor 
             f"channel_dim={channel_dim}: must be a dimension of the input, of shape {tuple(shape)}, "
             "other than the batch; use 1, or -1 if channels come last"
         )
-    count = shape[channel_dim]
+    count: Any = shape[channel_dim]
     if isinstance(count, Tensor):
-        return count, 0
+        return count, 0  # type: ignore[return-value]  # recorded by torch.jit.trace
     expected = (count,)
     for tensor in per_channel:
         if tensor is not None and tensor.shape != expected:

@@ -383,7 +383,7 @@ def test_renormalization(live, count, warmup, transition, progress, dtype):
         given |= {**known, "reference_count": batches}
     y, *saved = normalize(x, weight, bias, (mean, var, batches if live else None), **given)
     close(y, wanted.detach(), dtype)
-    assert saved[-1].shape == (2, 5)
+    assert saved[1].shape == (2, 1, 5)
     assert not torch.equal(mean.double(), known["reference_mean"])  # updated after use
     found = normalize_backward(dy, x, weight, saved)
     for one, other in zip(found, torch.autograd.grad(wanted, wide, dy.double()), strict=True):
@@ -412,7 +412,7 @@ def test_noise_from_a_law(law, spatial, dtype, shift, scale, channels):
     m = ghost.mean if shift else torch.zeros_like(ghost.mean)
     k = ((1 + NOISE_EPS) / (ghost.var + NOISE_EPS)).sqrt() if scale else torch.ones_like(m)
     close(y, (normal - per_sample(m, x)) * per_sample(k, x), dtype, 20 if dtype is not torch.float64 else 1e6)
-    assert saved[2].shape == (shift + scale, 16, channels)
+    assert saved[1].shape == (shift + scale, 16, channels)
     dx, g_weight, g_bias = normalize_backward(dy, x, None, saved, **plan)
     assert all(torch.isfinite(one).all() for one in (dx, g_weight, g_bias))
 
@@ -571,8 +571,8 @@ ERRORS = [
     (lambda: ops.gradient_sums(x[:2], x, torch.zeros(1, 3)), "dy of shape"),
     (lambda: ops.gradient_sums(x.double(), x, torch.zeros(1, 3)), "dy of shape"),
     (lambda: ops.ghost_noise(x, rows, 1e-3, False, False), "neither shift nor scale"),
-    (lambda: normalize_backward(x, x, None, normalize(x)[1:], ghost_size=2), "mean of shape"),
-    (lambda: normalize_backward(x, x, None, normalize(x)[1:], shift=True), "noise of shape"),
+    (lambda: normalize_backward(x, x, None, normalize(x)[1:], ghost_size=2), "stats of shape"),
+    (lambda: normalize_backward(x, x, None, normalize(x)[1:], shift=True), "extra of shape"),
 ]
 
 

@@ -59,7 +59,8 @@ def moments(x: Tensor) -> tuple[Tensor, Tensor]:
     """Measure the moments of each sample over its positions: (B, C) in float64."""
     if not x.numel():
         return _empty_sum(x) / 0, _empty_sum(x) / 0
-    mean, var, part = _measured(_regular(x))
+    x = _regular(x)
+    mean, var, part = _measured(x, *_tables(x, _Part.of(x, reduce=True)))
     if part.K == 1:
         return mean, var
     share = mean.new_full((part.K, 1), part.P * part.BLOCK_S / part.S)
@@ -228,28 +229,32 @@ class _Samples(NamedTuple):
     mean: Tensor
     var: Tensor | None
     part: "_Part | None"
+    both: Tensor | None = None  # mean and var as one tensor
 
     @classmethod
     def of(cls, x: Tensor) -> "_Samples":
         """Measure the samples, unless they have a single position."""
-        return cls(x.flatten(1), None, None) if _positions(x) == 1 else cls(*_measured(x))
+        if _positions(x) == 1:
+            return cls(x.flatten(1), None, None)
+        both = x.new_empty((2, *_Part.of(x, reduce=True).table(len(x))), dtype=torch.float64)
+        return cls(*_measured(x, *both), both)
 
     @property
     def in_parts(self) -> bool:
         """Whether kernels must combine several rows per sample."""
         return self.part is not None and self.part.K > 1
 
-    def own(self) -> tuple[Tensor, Tensor]:
-        """Return the tables (B, C) that are kept for the backward pass: (0, C) for x itself, to fill for parts."""
-        if self.var is not None and not self.in_parts:
-            return self.mean, self.var
-        shape = (0 if self.var is None else len(self.mean), self.mean.shape[-1])
-        return self.mean.new_empty(shape, dtype=torch.float64), self.mean.new_empty(shape, dtype=torch.float64)
+    def own(self) -> Tensor:
+        """Return the tables (2, B, C) kept for the backward pass: (2, 0, C) for x itself, to fill for parts."""
+        if self.both is not None and not self.in_parts:
+            return self.both
+        shape = (2, 0 if self.var is None else len(self.mean), self.mean.shape[-1])
+        return self.mean.new_empty(shape, dtype=torch.float64)
 
     @property
     def argument(self) -> tuple[Any, ...]:
         """What kernels take."""
-        mean, var, part = self
+        mean, var, part, _ = self
         strides = mean.stride(0), mean.stride(-1)
         if part is None or part.K == 1:
             return mean, var, *strides, None
@@ -312,11 +317,14 @@ class _Part(NamedTuple):
         K = triton.cdiv(tiles, P)
         return cls(C, S, P, K, BLOCK_C, BLOCK_S, programs * K)
 
+    def table(self, batch_size: int) -> tuple[int, ...]:
+        """Return the shape of a table with a row for each part of each sample."""
+        return (batch_size, self.C) if self.K == 1 else (batch_size, self.K, self.C)
 
-def _measured(x: Tensor) -> tuple[Tensor, Tensor, _Part]:
+
+def _measured(x: Tensor, mean: Tensor, var: Tensor) -> tuple[Tensor, Tensor, _Part]:
     """Measure the moments of each part of each sample: tables (B, C), or (B, K, C) with several parts."""
     part = _Part.of(x, reduce=True)
-    mean, var = _tables(x, part)
     _launch_tiles(moments_kernel, x, part, _spatial(x), mean, var)
     return mean, var, part
 
@@ -464,5 +472,5 @@ def _table(table: Tensor | None, per_row: int = 1) -> tuple[Tensor, int, int, in
 
 def _tables(x: Tensor, part: _Part) -> tuple[Tensor, Tensor]:
     """Allocate two tables, each in memory of its own, as outputs of an operator must be."""
-    shape = (len(x), part.C) if part.K == 1 else (len(x), part.K, part.C)
+    shape = part.table(len(x))
     return x.new_empty(shape, dtype=torch.float64), x.new_empty(shape, dtype=torch.float64)
