@@ -14,7 +14,7 @@ from support.models import state
 
 FEW = ["resnet18", "mobilenetv3_small_050", "resnetv2_50", "regnetx_002", "test_byobnet"]
 # One or more of every family that has batch norm.
-MANY = """""
+MANY = """
     cs3darknet_s cspresnet50 darknet17 densenet121 dla34 dpn48b efficientformer_l1 efficientformerv2_s0
     efficientnet_b0 efficientnet_lite0 efficientvit_b0 ese_vovnet19b_slim fasternet_t0 fastvit_t8 fbnetc_100
     gernet_s ghostnet_050 ghostnetv2_100 hardcorenas_a hgnet_tiny hgnetv2_b0 hrnet_w18_small lcnet_050
