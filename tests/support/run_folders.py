@@ -4,6 +4,7 @@ import json
 from pathlib import Path
 
 from ghostnoise.lab.config import grid, plan
+from ghostnoise.lab.report.claims import judge
 from ghostnoise.lab.report.collect import collect
 from ghostnoise.lab.report.statistics import aggregate
 
@@ -110,5 +111,5 @@ def fill(runs, made, scores, **options):
             write(runs, point, accuracy, **options)
 
 
-def findings(runs, made, warn=lambda line: None):
-    return aggregate(collect(made, Path(runs) / "tiny", warn))
+def findings(runs, made, warn=lambda line: None, further=None):
+    return judge(aggregate(collect(made, Path(runs) / "tiny", warn)), further)

@@ -1,12 +1,12 @@
-"""The table of the paper's claims: verdicts from records, and mistakes in the file of claims."""
+"""The table of the paper's claims: verdicts from records and files, when they were stated, and mistakes in the file."""
 
+import json
 import math
 
-import numpy as np
 import pytest
 
 from ghostnoise.lab.errors import UserError
-from ghostnoise.lab.report import evidence, fragments
+from ghostnoise.lab.report import evidence
 from ghostnoise.lab.report.published import Publisher
 from support.run_folders import experiment, fill, findings
 
@@ -14,13 +14,14 @@ CLAIMS = """
 [[claim]]
 text = "A helps"
 paper = "table 1"
-tests = ["A > BN in tiny", "B > BN in tiny", "ratio A : B over BN in tiny", "gap A < BN in tiny",
-         "A below the baseline in tiny", "A above the baseline in tiny", "A > B in other"]
+stated = "before"
+tests = ["A > BN in tiny", { test = "A < B in tiny", stated = "post hoc" }, "A gains twice B over BN in tiny",
+         "A ~ BN in tiny", "A > B in other"]
 
 [[claim]]
 text = "more without augmentation"
 paper = "table 3"
-verdict = "needs a GPU"
+verdict = "untested"
 note = "`ghostnoise sweep table3-vit`"
 """
 SEEDS = range(12)
@@ -28,6 +29,7 @@ METHODS = "".join(
     f'[[grid.methods]]\nlabel = "{label}"\nset = {{ norm.method = "gbn", norm.ghost_size = {size} }}\n'
     for label, size in (("A", 4), ("B", 8))
 )
+GOOD = {"BN": 90, "A": 92, "B": 91}
 
 
 def rows(text):
@@ -40,117 +42,116 @@ def noisy(mean, scale=0.1):
 
 @pytest.fixture
 def claims(tmp_path):
-    path = tmp_path / "claims.toml"
+    (tmp_path / "results").mkdir()
+    path = tmp_path / "results" / "claims.toml"
     path.write_text(CLAIMS)
     return path
 
 
-def table(claims, accuracies, gaps=None, render=evidence.table, also=None):
-    folder = claims.parent / str(len(list(claims.parent.iterdir())))
+def table(claims, accuracies, render=evidence.table, also=None):
+    folder = claims.parents[1] / str(len(list(claims.parents[1].iterdir())))
     folder.mkdir()
     recipe = experiment(folder, seeds=str(list(SEEDS)), claims=["A > BN", "B > BN"], more=METHODS)
     fill(folder, recipe, accuracies)
-    made = findings(folder, recipe)
-    gaps = gaps or {"BN": noisy(3), "A": noisy(1)}
-    by_measure = gaps if "relative" in gaps else {"relative": gaps}
-    with pytest.MonkeyPatch.context() as patch:
-
-        def own(row, measure):
-            found = by_measure.get(measure, {}).get(row.name, {})
-            return {seed: value / 100 for seed, value in found.items()}
-
-        patch.setattr(fragments, "_own", own)
-        return rows(render(claims, {"tiny": made, also: made}.get))
+    further = {test: late for test, where, late in evidence.tests_of(claims) if where.startswith("tiny")}
+    made = findings(folder, recipe, further=further)
+    return rows(render(claims, {"tiny": made, also: made}.get))
 
 
-def test_verdicts(claims):
-    first, second, ratio, gap, cell, above, other, last = table(
-        claims, {"BN": noisy(90), "A": noisy(92), "B": noisy(91)}
-    )
+def filled(**means):
+    return {name: noisy(mean) for name, mean in (GOOD | means).items()}
+
+
+def test_each_test_has_its_numbers_its_verdict_and_when_it_was_stated(claims):
+    first, second, ratio, similar, other, last = table(claims, filled())
     assert first[:2] == ["A helps", "table 1"]
     assert first[2] == "[tiny](../results/tiny/README.md): A > BN"
-    assert (first[3], first[-1], second[-1]) == ("12", "supported", "supported")
-    assert ratio[4].startswith("ratio 2.0 [")
+    assert first[3:5] == ["before", "12"]
+    assert first[5].startswith("+1.99 [")
+    assert (first[-1], second[-1], similar[-1]) == ("supported", "refuted", "refuted")
+    assert (second[0], second[3]) == ("", "post hoc")
+    assert ratio[5].startswith("ratio 2.0")
     assert ratio[-1] == "supported"
-    assert gap[4] == "-1.99 [-2.05, -1.93] of the gap"
-    assert gap[-1] == "supported"
-    assert (cell[4], cell[-1]) == (first[4], "not supported")
-    assert (above[4], above[-1]) == (first[4], "supported")
-    assert other[2:] == ["`other`: A > B", "0", "–", "–", "not run yet"]
-    assert last[0] == "more without augmentation"
-    assert last[-1] == "needs a GPU"
+    assert similar[2].endswith("A ≈ BN")
+    assert other[2:] == ["`other`: A > B", "before", "0", "–", "–", "untested: no runs yet"]
+    assert last == [
+        "more without augmentation",
+        "table 3",
+        "`ghostnoise sweep table3-vit`",
+        "–",
+        "–",
+        "–",
+        "–",
+        "untested",
+    ]
 
 
-def test_the_systematic_part_of_the_gap_has_a_test_of_its_own(claims):
-    """In the Holm correction, it counts beside the gap: the smaller of the two p-values is doubled."""
-    claims.write_text(CLAIMS.replace('"gap A < BN in tiny"', '"gap A < BN in tiny", "systematic gap A < BN in tiny"'))
-    smaller, larger = {"BN": noisy(2.1, 2), "A": noisy(1.5, 2)}, {"BN": noisy(1, 3), "A": noisy(1.5, 3)}
-    accuracies = {"BN": noisy(90), "A": noisy(92), "B": noisy(91)}
-    _, _, _, gap, systematic, *_ = table(claims, accuracies, {"relative": larger, "systematic": smaller})
-    assert (gap[4][0], systematic[4][0]) == ("+", "-")
-    assert systematic[4].endswith(" of the systematic gap")
-    _, _, _, missing, alone, *_ = table(claims, accuracies, {"relative": {}, "systematic": smaller})
-    assert float(systematic[5]) == pytest.approx(2 * float(alone[5]), rel=0.1)
-    assert float(systematic[5]) < float(gap[5])
-    assert missing[3:] == ["0", "–", "–", "not run yet"]
+def test_later_tests_do_not_weaken_earlier_ones(claims):
+    """The same test has the same interval with and without tests of the same experiment that were stated later."""
+    several, *_ = table(claims, filled())
+    alone = CLAIMS.replace('{ test = "A < B in tiny", stated = "post hoc" }, ', "")
+    claims.write_text(alone)
+    assert table(claims, filled())[0] == several
+    claims.write_text(alone.replace('"A > BN in tiny", ', '"A > BN in tiny", "A > B in tiny", "B > A in tiny", '))
+    assert table(claims, filled())[0] != several
+
+
+def test_which_side_refutes_about_twice(claims):
+    assert table(claims, filled(A=95))[2][-1] == "refuted: more"
+    assert table(claims, filled(A=91))[2][-1] == "refuted: less"
 
 
 def test_an_experiment_may_have_options(claims):
     claims.write_text(CLAIMS.replace("A > B in other", "A > BN in tiny --only A x.y=1"))
-    accuracies = {"BN": noisy(90), "A": noisy(92), "B": noisy(91)}
-    rows = table(claims, accuracies, also="tiny --only A x.y=1")
-    assert rows[6][2:] == rows[0][2:]
+    made = table(claims, filled(), also="tiny --only A x.y=1")
+    assert made[4][2:] == made[0][2:]
 
 
 def test_the_short_table_counts_verdicts(claims):
-    short = table(claims, {"BN": noisy(90), "A": noisy(92), "B": noisy(91)}, render=evidence.summary)
-    assert short == [
-        ["A helps", "table 1", "5 supported, 1 not supported, 1 not run yet"],
-        ["more without augmentation", "table 3", "needs a GPU"],
+    assert table(claims, filled(A=95), render=evidence.summary) == [
+        ["A helps", "table 1", "1 supported, 3 refuted, 1 untested"],
+        ["more without augmentation", "table 3", "untested"],
     ]
 
 
-def test_a_significant_loss_is_not_supported_and_noise_is_inconclusive(claims):
-    first, second, ratio, gap, cell, above, *_ = table(
-        claims, {"BN": noisy(90), "A": noisy(88), "B": noisy(90, 2)}, {"BN": noisy(1), "A": noisy(3)}
-    )
-    assert (first[-1], second[-1], gap[-1], cell[-1]) == ("not supported", "inconclusive", "not supported", "supported")
-    assert above[-1] == "not supported"
-    assert ratio[-1] != "supported"
-
-
-def test_ratios_that_are_clearly_not_two(claims):
-    for own, verdict in ((95, "not supported"), (91.02, "not supported")):
-        *_, ratio = table(claims, {"BN": noisy(90), "A": noisy(own), "B": noisy(91)})[:3]
-        assert ratio[-1] == verdict, own
-
-
-def test_the_interval_of_a_ratio_covers_it_about_as_often_as_it_should():
-    random, covered, repeats = np.random.default_rng(0), 0, 200
-    for _ in range(repeats):
-        low, high = evidence._bootstrap(2 + random.normal(0, 0.5, 20), 1 + random.normal(0, 0.2, 20))
-        covered += low <= 2 <= high
-    # 95 % in theory; the percentile interval of 20 seeds covers a little less. 5 standard deviations of a count.
-    assert covered / repeats > 0.92 - 5 * math.sqrt(0.92 * 0.08 / repeats)
-
-
-def test_a_method_without_runs(claims):
-    first, second, ratio, gap, *_ = table(claims, {"BN": noisy(90), "A": noisy(91)}, {"A": noisy(1)})
+def test_a_method_without_runs_is_untested(claims):
+    first, second, ratio, *_ = table(claims, {"BN": noisy(90), "A": noisy(91)})
     assert first[-1] == "supported"
-    assert (second[3], second[-1], ratio[-1], gap[-1]) == ("0", "not run yet", "not run yet", "not run yet")
+    assert second[4:] == ["0", "–", "–", "untested: no runs yet"]
+    assert ratio[4:] == second[4:]
 
 
 @pytest.mark.parametrize("lacking", ["A", "B", "BN"])
 def test_verdicts_without_some_runs_are_preliminary(claims, lacking):
-    accuracies = {"BN": noisy(90), "A": noisy(92), "B": noisy(91)}
+    accuracies = filled()
     accuracies[lacking] = {seed: value for seed, value in accuracies[lacking].items() if seed < 8}
-    first, second, ratio, gap, below, above, *_ = table(claims, accuracies)
+    first, second, ratio, *_ = table(claims, accuracies)
     for row, methods, verdict in (
-        (first, {"A", "BN"}, "supported"), (second, {"B", "BN"}, "supported"), (ratio, {"A", "B", "BN"}, "supported"),
-        (gap, {"A", "BN"}, "supported"), (below, {"A", "BN"}, "not supported"), (above, {"A", "BN"}, "supported"),
+        (first, {"A", "BN"}, "supported"), (second, {"A", "B"}, "refuted"), (ratio, {"A", "B", "BN"}, "supported"),
     ):  # fmt: skip
         assert row[-1] == (f"{verdict} (preliminary)" if lacking in methods else verdict)
-    assert ratio[3] == "8"
+    assert ratio[4] == "8"
+
+
+@pytest.mark.parametrize(
+    ("limit", "sign", "verdict"),
+    [(0.5, "<", "supported"), (0.5, ">", "refuted"), (0.1, "<", "refuted"), (0.1, ">", "supported"),
+     (0.25, "<", "inconclusive")],
+)  # fmt: skip
+def test_files_are_compared_with_limits(claims, limit, sign, verdict):
+    head = '[[claim]]\ntext = "x"\npaper = "y"\nstated = "post hoc"\n'
+    (claims.parent / "noise.csv").write_text("layer,ks\na,0.2\nb,0.3\n")
+    records = [
+        {"contender": "A", "ratio_low": 0.2, "ratio_high": 0.3},
+        {"contender": "B", "ratio_low": 9, "ratio_high": 9},
+    ]
+    (claims.parent / "bench.json").write_text(json.dumps({"records": records}))
+    tests = [f"ks {sign} {limit} in results/noise.csv", f"ratio_paired of A {sign} {limit} in results/bench.json"]
+    claims.write_text(f"{head}tests = {tests}\n")
+    layers, ratio = table(claims, filled())
+    assert layers[2].startswith("[noise.csv](../results/noise.csv): ks")
+    assert layers[4:] == ["2", "0.2 to 0.3", "–", verdict]
+    assert ratio[4:] == ["1", "0.2 to 0.3", "–", verdict]
 
 
 @pytest.mark.parametrize(
@@ -158,16 +159,18 @@ def test_verdicts_without_some_runs_are_preliminary(claims, lacking):
     [
         ("[[claim]]\ntext = 'x'\npaper = 'y'\n", "must have either tests or a verdict"),
         ("[[claim]]\ntext = 'x'\npaper = 'y'\nverdict = 'true'\n", "verdict"),
-        ("[[claim]]\ntext = 'x'\npaper = 'y'\ntests = ['A beats B']\n", "'A beats B': must be 'A > B in EXPERIMENT'"),
-        ("[[claim]]\ntext = 'x'\npaper = 'y'\ntests = ['A > C in tiny']\n", "'A > C': must be a claim of the recipe"),
+        ("[[claim]]\ntext = 'x'\npaper = 'y'\ntests = ['A > B in tiny']\n", "stated: missing"),
+        ("[[claim]]\ntext = 'x'\npaper = 'y'\nstated = 'before'\ntests = ['A beats B']\n", "must be a test and where"),
+        ("[[claim]]\ntext = 'x'\npaper = 'y'\nstated = 'before'\ntests = ['A beats B in tiny']\n", "must be 'A > B'"),
         (
-            "[[claim]]\ntext = 'x'\npaper = 'y'\ntests = ['gap A < B in tiny']\n",
-            "must be a method among .* and the baseline, BN",
+            "[[claim]]\ntext = 'x'\npaper = 'y'\nstated = 'before'\ntests = ['A > C in tiny']\n",
+            "C is no method or cell",
         ),
         (
-            "[[claim]]\ntext = 'x'\npaper = 'y'\ntests = ['C below the baseline in tiny']\n",
-            "'C': must be a cell of the",
+            "[[claim]]\ntext = 'x'\npaper = 'y'\nstated = 'before'\ntests = ['x in a.csv']\n",
+            "must be 'COLUMN < NUMBER'",
         ),
+        ("[[claim]]\ntext = 'x'\npaper = 'y'\nstated = 'before'\ntests = ['x < 1 in a.csv']\n", "cannot be tested"),
         ("claim = 3\n", "cannot be read as a file of claims"),
         ("[[claim\n", "cannot be read as a file of claims"),
     ],
@@ -175,7 +178,7 @@ def test_verdicts_without_some_runs_are_preliminary(claims, lacking):
 def test_mistakes_in_the_file(claims, text, message):
     claims.write_text(text)
     with pytest.raises(UserError, match="(?s)" + message.replace("(", r"\(")):
-        table(claims, {"BN": noisy(90), "A": noisy(92), "B": noisy(91)})
+        table(claims, filled())
 
 
 def test_the_block_names_its_file(tmp_path):

@@ -24,20 +24,22 @@ def test_a_verdict_is_explained_with_its_numbers(tmp_path):
     fill(tmp_path, made, GOOD)
     text = line(tmp_path, made)
     assert text.startswith("GNI > BN: supported. GNI ghost_size=16 (93.27 ± 0.31, n = 3) against BN (90.20 ± 0.20")
-    assert "+3.07 points over 3 common seeds" in text
-    assert "Only 3 seeds: interpret with caution." in text
+    assert "+3.10 points over 2 common seeds" in text
+    assert "Cells chosen by seeds 0, tested on seeds 1, 2." in text
+    assert "Only 2 seeds: interpret with caution." in text
     assert "Preliminary" not in text
 
 
 @pytest.mark.parametrize(
     ("ours", "words"),
     [
-        ({0: 93.0, 1: 93.6, 2: 93.2}, ", p < 0.001)"),
+        ({0: 93.0, 1: 93.4, 2: 93.2001}, ", p < 0.001)"),
         ({0: 93.0, 1: 93.9, 2: 93.2}, ", p = 0.0"),
         ({0: 96.0, 1: 90.0, 2: 90.1}, ", p = 0."),
         ({0: 90.0, 1: 90.4, 2: 90.2}, "equal for every seed: no spread to test against"),
         ({0: 80.0, 1: 85.0, 2: 83.2}, ", p = 0."),
-        ({0: 95.0}, "one seed: no interval and no test"),
+        ({0: 95.0}, "no common seed is left for the test: cells chosen by seeds 0, tested on seeds 1, 2."),
+        ({0: 95.0, 1: 91.0}, "one seed: no interval and no test"),
         ({0: 91.0, 1: 91.4, 2: 91.2}, "equal for every seed: no spread to test against"),
         ({}, "no finished runs of GNI."),
     ],
@@ -55,7 +57,10 @@ def test_no_finished_runs_are_inconclusive(tmp_path):
 def test_no_common_seeds_are_inconclusive(tmp_path):
     made = experiment(tmp_path)
     fill(tmp_path, made, {BN: {0: 90.0}, SIXTEEN: {1: 92.0}})
-    assert line(tmp_path, made) == "GNI > BN: inconclusive: no seed finished with both methods."
+    assert line(tmp_path, made) == (
+        "GNI > BN: inconclusive: no cell can be chosen: the first half of the seeds has no finished runs of a cell "
+        "that was tested."
+    )
 
 
 def test_a_method_that_is_not_included_is_named(tmp_path):
@@ -86,11 +91,13 @@ def test_notes_on_the_runs(tmp_path):
     assert notes(findings(tmp_path, made)) == [
         "0 of 9 runs finished; 9 missing.",
         "No run has finished yet, so there are no results.",
-        "The best cell of each method is chosen by the same runs that are compared, which favours methods with more "
-        "cells.",
     ]
     fill(tmp_path, made, {BN: {0: 90.0}})
     assert "One seed per cell: no standard deviations, no intervals, no tests." in notes(findings(tmp_path, made))
+    fill(tmp_path, made, {BN: {1: 90.5}})
+    assert (
+        "All seeds share the same training images: intervals cover initialization, order and noise, and not other data."
+    ) in notes(findings(tmp_path, made))
 
 
 def test_notes_on_folders_that_are_ignored(tmp_path):

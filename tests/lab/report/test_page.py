@@ -33,7 +33,15 @@ def test_well_formed_and_self_contained(tmp_path, form):
     reader = read(html())
     check(reader)
     shown = " ".join(reader.texts)
-    for words in ("noise helps", "GNI > BN", "Supported", "93.30 ± 0.42 (2)", "90.1 ± 0.2", "4 missing", "2030-01-02"):
+    for words in (
+        "noise helps",
+        "GNI > BN",
+        "Inconclusive",
+        "93.30 ± 0.42 (2)",
+        "90.1 ± 0.2",
+        "4 missing",
+        "2030-01-02",
+    ):
         assert words in shown, words
     assert ("No run has recorded its noise" in shown) == (form == "noise")
     groups = json.loads(reader.scripts[0])["training"]["groups"]

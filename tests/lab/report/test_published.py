@@ -52,7 +52,7 @@ def test_a_page_is_built_once_and_is_then_up_to_date(root):
         in page
     )
     assert "commit 0123456789." in page
-    assert "- GNI \\> BN: inconclusive:" in page
+    assert "- GNI \\> BN: inconclusive. " in page
     assert page.endswith("<!-- end generated -->\n\nInterpretation.\n")
     assert (folder / "figure.svg").read_bytes().startswith(b"<?xml")
     assert rebuilt(root) == []
@@ -105,7 +105,7 @@ def test_records_without_a_page_get_one(root):
         ("seconds BN tiny", "10.2 s"),
         ("verdict 'GNI > BN' tiny", "inconclusive"),
         ("difference 'GNI > BN' tiny", "+0.86 (no spread)"),
-        ("n 'GNI > BN' tiny", "3"),
+        ("n 'GNI > BN' tiny", "2"),
     ],
 )
 def test_numbers_within_a_line(root, arguments, text):
@@ -229,7 +229,8 @@ def test_the_result_of_a_cell(root):
     assert f"-->BN {link}: test accuracy 90.14 ± 0.14 % (n = 3, 95 % interval 89.79 to 90.50).<!--" in first
     assert f"-->GNI ghost\\_size=4 {link}: test accuracy " in second
     assert ", difference to BN " in second
-    assert " points, p (Holm) " in second
+    assert second.count(" points") == 1
+    assert "Holm" not in second  # it is no test
 
 
 @pytest.mark.parametrize(

@@ -22,10 +22,11 @@ def found(tmp_path):
 def test_markdown(found):
     head, line, *rows = tables.markdown(found).splitlines()
     assert head.startswith("| method | ghost\\_size | test accuracy, % ± std (n) | paper | difference to BN")
-    assert line == "| " + " | ".join(["---"] * 7) + " |"
-    assert rows[0] == "| BN | – | 90.20 ± 0.20 (3) | 90.1 ± 0.2 | – | – |  |"
+    assert line == "| " + " | ".join(["---"] * 6) + " |"
+    assert rows[0] == "| BN | – | 90.20 ± 0.20 (3) | 90.1 ± 0.2 | – |  |"
     assert "| 93.30 ± 0.42 (2) | – | +3.10 \\[" in rows[2]
-    assert rows[1].endswith("| – | – | – | – | 3 missing |")
+    assert rows[2].endswith(" (n = 2) | 1 missing |")  # fewer pairs than runs of BN
+    assert rows[1].endswith("| – | – | – | 3 missing |")
 
 
 def test_numbers_in_csv_have_all_digits(found):

@@ -1,61 +1,89 @@
-"""The paper's claims, each with the comparisons that test it: a table that is generated from records.
+"""The paper's claims, each with the tests of it: a table that is generated from records.
 
-A file of claims has an entry for each of them:
-
-    [[claim]]
-    text = "ghost noise injection gains about twice what ghost batch norm gains"
-    paper = "figure 3"
-    tests = ["GNI-16 > GBN-16 in mnist1d-table1", "ratio GNI-16 : GBN-16 over BN in mnist1d-table1"]
+A file of claims has an entry for each statement of the paper:
 
     [[claim]]
-    text = "the gain is larger without augmentation"
-    paper = "table 3"
-    verdict = "needs a GPU"
+    text = "Ghost noise injection beats ghost batch norm"
+    paper = "figure 3, table 1"
+    stated = "before the runs"
+    tests = [
+        "GNI-16 > GBN-16 in mnist1d-table1",
+        { test = "GNI ~ XBN in mnist1d-fig3", stated = "post hoc" },
+    ]
 
-EXPERIMENT is a recipe, which may be followed by options of `ghostnoise report`, such as `--variant released`.
-"A > B in EXPERIMENT" is a claim of the recipe. "CELL below the baseline in EXPERIMENT" and "CELL above the baseline in
-EXPERIMENT" are rows of its table.
-"ratio A : B over C in EXPERIMENT" is the gain of A over C divided by that of B; it supports the claim if its interval
-contains 2 and excludes 1. "gap A < B in EXPERIMENT" compares how far outputs in training differ from those at
-inference, and "systematic gap A < B in EXPERIMENT" how far their mean over random ghost batches does; B is the
-baseline. A verdict is preliminary while runs of its methods are missing.
+    [[claim]]
+    text = "ResNet-50 on ImageNet gains"
+    paper = "table 2"
+    verdict = "untested"
+    note = "`ghostnoise sweep table2-i1k`"
+
+`stated` says when a test was stated: before the runs, after some of them, or after all of them (post hoc). EXPERIMENT
+is a recipe, which may be followed by options of `ghostnoise report`, such as `--variant released`. The forms of tests
+are those of `claims`. The tests of an experiment that were stated before its runs, and the claims of its recipe, are
+one family; those whose `stated` does not start with "before" are another one.
+
+"COLUMN < NUMBER in FILE.csv" compares each row of a file of the noise meter with a limit, and "COLUMN of LAYER < NUMBER
+in FILE.json" each record of a benchmark, or the interval of its ratio; supported if all are below, refuted if all are
+above. Such tests have no p-value. A verdict is preliminary while runs of its methods are missing.
 """
 
+import csv
+import json
 import re
 import tomllib
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping
 from pathlib import Path
-from typing import Annotated, Literal, NamedTuple, Self
+from typing import Annotated, Any, Literal, NamedTuple, Self
 
-import numpy as np
-from pydantic import BaseModel, ConfigDict, Field, ValidationError, model_validator
+from pydantic import BaseModel, BeforeValidator, ConfigDict, Field, ValidationError, model_validator
 
 from ghostnoise.lab.errors import UserError
 from ghostnoise.lab.report import fragments, tables
 from ghostnoise.lab.report.notes import without_result
-from ghostnoise.lab.report.statistics import ALPHA, Corrected, Difference, Findings
+from ghostnoise.lab.report.statistics import Findings
 from ghostnoise.lab.report.tables import NOTHING
 
-Verdict = Literal["supported", "not supported", "inconclusive", "needs a GPU"]
-NOT_RUN = "not run yet"
+UNTESTED = "untested"
+NO_RUNS = "untested: no runs yet"
+BEFORE = "before"
+HEADINGS = [
+    "the paper", "where", "our test", "stated", "n", "difference, points [corrected 95 % interval]", "p (Holm)",
+    "verdict",
+]  # fmt: skip
+IN = re.compile(r"(?P<test>.+?) in (?P<where>.+)")
+LIMIT = re.compile(r"(?P<column>[\w-]+)(?: of (?P<layer>.+?))? (?P<sign>[<>]) (?P<limit>\d[\d.]*)")
+FILES = (".csv", ".json")
 
-COMPARISON = re.compile(r"(?P<claim>.+? > .+?) in (?P<experiment>.+)")
-RATIO = re.compile(r"ratio (?P<ours>.+?) : (?P<theirs>.+?) over (?P<base>.+?) in (?P<experiment>.+)")
-CELL = re.compile(r"(?P<cell>.+?) (?P<side>below|above) the baseline in (?P<experiment>.+)")
-GAP = re.compile(rf"(?P<kind>{'|'.join(fragments.GAPS)}) (?P<ours>.+?) < (?P<theirs>.+?) in (?P<experiment>.+)")
-HEADINGS = ["the paper", "where", "our test", "n", "difference, points [95 % interval]", "p (Holm)", "verdict"]
-RESAMPLES = 10_000
+Load = Callable[[str], Findings | None]
 
 
-class Statement(BaseModel):
-    """A claim of the paper."""
+class Part(BaseModel):
+    """A table of the file."""
 
     model_config = ConfigDict(extra="forbid", frozen=True, strict=True)
 
+
+class Test(Part):
+    """A test, and when it was stated if that is not when its claim was."""
+
+    __test__ = False  # not for pytest
+
+    test: Annotated[str, Field(min_length=1)]
+    stated: str | None = None
+
+
+def _as_test(given: object) -> object:
+    return {"test": given} if isinstance(given, str) else given
+
+
+class Statement(Part):
+    """A claim of the paper."""
+
     text: Annotated[str, Field(min_length=1)]
     paper: str
-    tests: list[str] = []
-    verdict: Verdict | None = None
+    tests: list[Annotated[Test, BeforeValidator(_as_test)]] = []
+    stated: str = ""
+    verdict: Literal["untested"] | None = None
     """Only for claims without tests."""
     note: str = ""
     """Replaces the name of the test for claims without tests."""
@@ -64,17 +92,19 @@ class Statement(BaseModel):
     def _decided(self) -> Self:
         if bool(self.tests) == bool(self.verdict):
             raise ValueError("must have either tests or a verdict")
+        if any(not (test.stated or self.stated) for test in self.tests):
+            raise ValueError("stated: missing; say when the tests were stated")
         return self
 
 
 class Outcome(NamedTuple):
-    """What a comparison found, as text."""
+    """What a test found, as text."""
 
-    test: str
+    name: str
     n: str = "0"
     effect: str = NOTHING
     p: str = NOTHING
-    verdict: str = "inconclusive"
+    verdict: str = NO_RUNS
 
 
 def statements(path: Path) -> list[Statement]:
@@ -86,25 +116,35 @@ def statements(path: Path) -> list[Statement]:
         raise UserError(f"{path}: cannot be read as a file of claims ({error}); correct it") from None
 
 
-def table(path: Path, load: Callable[[str], Findings | None]) -> str:
+def tests_of(path: Path) -> Iterator[tuple[str, str, bool]]:
+    """Yield the tests of a file of claims that concern experiments, with the experiment, and whether it is late."""
+    for statement in statements(path):
+        for each in statement.tests:
+            test, where = _split(each.test)
+            if not where.endswith(FILES):
+                yield test, where, not (each.stated or statement.stated).startswith(BEFORE)
+
+
+def table(path: Path, load: Load) -> str:
     """Return the table in Markdown. `load` returns the findings of an experiment, None if it has no records yet."""
     rows = []
     for each in statements(path):
         if each.verdict is not None:
-            rows.append([each.text, each.paper, each.note or NOTHING, NOTHING, NOTHING, NOTHING, each.verdict])
+            rows.append([each.text, each.paper, each.note or NOTHING, *[NOTHING] * 4, each.verdict])
         for at, test in enumerate(each.tests):
-            found = outcome(test, load)
-            rows.append([*(("", "") if at else (each.text, each.paper)), *found])
+            name, *found = outcome(test.test, load, path.parents[1])
+            rows.append([*(("", "") if at else (each.text, each.paper)), name, test.stated or each.stated, *found])
     return _markdown(HEADINGS, rows)
 
 
-def summary(path: Path, load: Callable[[str], Findings | None]) -> str:
+def summary(path: Path, load: Load) -> str:
     """Return a short table in Markdown: a line for each claim, with the number of tests that have each verdict."""
     rows = []
     for each in statements(path):
-        verdicts: list[str] = [each.verdict] if each.verdict else [outcome(test, load).verdict for test in each.tests]
-        counts = {verdict: verdicts.count(verdict) for verdict in verdicts}
-        words = [verdict if len(verdicts) == 1 else f"{count} {verdict}" for verdict, count in counts.items()]
+        verdicts = (outcome(test.test, load, path.parents[1]).verdict for test in each.tests)
+        found = [verdict.partition(":")[0] for verdict in verdicts] or [UNTESTED]
+        counts = {verdict: found.count(verdict) for verdict in found}
+        words = [verdict if len(found) == 1 else f"{count} {verdict}" for verdict, count in counts.items()]
         rows.append([each.text, each.paper, ", ".join(words)])
     return _markdown(["the paper's claim", "where", "our tests of it"], rows)
 
@@ -114,104 +154,65 @@ def _markdown(headings: list[str], rows: list[list[str]]) -> str:
     return "".join(f"| {' | '.join(cell.replace('|', chr(92) + '|') for cell in line)} |\n" for line in lines)
 
 
-def outcome(test: str, load: Callable[[str], Findings | None]) -> Outcome:
+def outcome(text: str, load: Load, root: Path) -> Outcome:
     """Return what the records give for a test."""
-    kinds = ((RATIO, _ratio), (GAP, _gap), (CELL, _cell), (COMPARISON, _comparison))
-    match, compare = next(((match, each) for kind, each in kinds if (match := kind.fullmatch(test))), (None, None))
-    if match is None or compare is None:
-        raise UserError(
-            f"{test!r}: must be 'A > B in EXPERIMENT', 'CELL below the baseline in …' (or above), "
-            "'ratio A : B over C in …', 'gap A < B in …' or 'systematic gap A < B in …'"
-        )
-    words = match.groupdict()
-    findings = load(words["experiment"])
-    title = test.removesuffix(f" in {words['experiment']}")
+    test, where = _split(text)
+    if where.endswith(FILES):
+        return _of_file(test, where, root)
+    findings = load(where)
     if findings is None:
-        return Outcome(f"`{words['experiment']}`: {title}", verdict=NOT_RUN)
-    name = findings.collected.experiment.recipe.name
-    return compare(f"[{name}](../results/{name}/README.md): {title}", words, findings)
-
-
-def _comparison(name: str, words: Mapping[str, str], findings: Findings) -> Outcome:
-    known = [each.text for each in findings.claims]
-    if words["claim"] not in known:
-        raise UserError(f"{words['claim']!r}: must be a claim of the recipe, one of {', '.join(known)}")
-    claim = findings.claims[known.index(words["claim"])]
-    if claim.difference is None:
-        return Outcome(name, verdict=NOT_RUN)
-    return _so_far(_difference(name, claim.difference, 1), findings, claim.ours, claim.theirs)
-
-
-def _cell(name: str, words: Mapping[str, str], findings: Findings) -> Outcome:
-    known = {row.name: row for row in findings.rows}
-    if words["cell"] not in known:
-        raise UserError(f"{words['cell']!r}: must be a cell of the experiment, one of {', '.join(known)}")
-    row, expected = known[words["cell"]], 1 if words["side"] == "above" else -1
-    return _so_far(_difference(name, row.difference, expected), findings, row.method, findings.baseline)
-
-
-def _difference(name: str, difference: Difference | None, expected: int) -> Outcome:
-    """Return the outcome of a difference whose sign should be `expected`."""
-    if difference is None or difference.paired is None:
+        return Outcome(f"`{where}`: {_shown(test)}")
+    recipe = findings.collected.experiment.recipe.name
+    name = f"[{recipe}](../results/{recipe}/README.md): {_shown(test)}"
+    claim = next(each for each in findings.claims if each.text == test)
+    if claim.paired is None:
         return Outcome(name)
-    verdict = _verdict(expected * difference.paired.mean, difference.corrected)
-    effect = tables.difference_text(difference)
-    return Outcome(name, str(difference.paired.n), effect, tables.holm_text(difference), verdict)
+    preliminary = " (preliminary)" if without_result(findings, claim.methods) else ""
+    unit = "" if claim.unit == "points" or claim.gains else f" {claim.unit}"
+    p = tables.p_text(claim.corrected.p if claim.corrected else None)
+    verdict = f"{claim.verdict}: {claim.side}" if claim.side else claim.verdict
+    return Outcome(name, str(claim.paired.n), f"{fragments.effect_text(claim)}{unit}", p, verdict + preliminary)
 
 
-def _gap(name: str, words: Mapping[str, str], findings: Findings) -> Outcome:
-    known = {gap.name: gap for gap in fragments.gaps(findings)[words["kind"]]}
-    if words["ours"] not in known or words["theirs"] != findings.baseline:
-        raise UserError(
-            f"{words['kind']} {words['ours']} < {words['theirs']}: must be a method among {', '.join(known)} and the "
-            f"baseline, {findings.baseline}"
-        )
-    gap = known[words["ours"]]
-    if gap.paired is None:
-        return Outcome(name, verdict=NOT_RUN)
-    p = tables.p_text(gap.corrected.p if gap.corrected else None)
-    verdict = _verdict(-gap.paired.mean, gap.corrected)
-    method = next(row.method for row in findings.rows if row.name == gap.name)
-    found = Outcome(name, str(gap.paired.n), f"{fragments.gap_text(gap)} of the {words['kind']}", p, verdict)
-    return _so_far(found, findings, method, findings.baseline)
+def _shown(test: str) -> str:
+    """Return a test as Markdown; two tildes would strike out what is between them."""
+    return test.replace("~", "≈").replace("_", r"\_")
 
 
-def _ratio(name: str, words: Mapping[str, str], findings: Findings) -> Outcome:
-    methods = [words[part] for part in ("ours", "theirs", "base")]
-    values = [score.comparable for score in map(findings.best, methods) if score is not None]
-    if len(values) < 3:
-        return Outcome(name, verdict=NOT_RUN)
-    seeds = sorted(set(values[0]) & set(values[1]) & set(values[2]), key=repr)
-    if len(seeds) < 3:
-        return Outcome(name, str(len(seeds)))
-    ours, theirs, base = (np.array([each[seed] for seed in seeds]) for each in values)
-    ratio = (ours - base).mean() / (theirs - base).mean()
-    low, high = _bootstrap(ours - base, theirs - base)
-    verdict: Verdict = "inconclusive"
-    if low > 1:
-        verdict = "supported" if low <= 2 <= high else "not supported"
-    elif high < 2:
-        verdict = "not supported"
-    found = Outcome(name, str(len(seeds)), f"ratio {ratio:.1f} [{low:.1f}, {high:.1f}]", NOTHING, verdict)
-    return _so_far(found, findings, *methods)
+def _split(text: str) -> tuple[str, str]:
+    match = IN.fullmatch(text)
+    if match is None:
+        raise UserError(f"{text!r}: must be a test and where, such as 'GNI > GBN in mnist1d-fig3'")
+    return match["test"], match["where"]
 
 
-def _so_far(found: Outcome, findings: Findings, *methods: str) -> Outcome:
-    """Mark a verdict as preliminary while runs of its methods are missing."""
-    return found._replace(verdict=f"{found.verdict} (preliminary)") if without_result(findings, methods) else found
+def _of_file(test: str, where: str, root: Path) -> Outcome:
+    """Compare what is in a file with a limit."""
+    match, path = LIMIT.fullmatch(test), root / where
+    if match is None:
+        raise UserError(f"{test!r}: must be 'COLUMN < NUMBER' or 'COLUMN of LAYER < NUMBER', for {where}")
+    try:
+        ranges = (_of_csv if where.endswith(".csv") else _of_bench)(path, match["column"], match["layer"])
+    except (OSError, ValueError, KeyError, TypeError) as error:
+        raise UserError(f"{where}: {test!r} cannot be tested ({type(error).__name__}: {error}); correct one") from None
+    if not ranges:
+        raise UserError(f"{where}: nothing fits {test!r}; correct one of them")
+    limit = float(match["limit"])
+    below, above = all(high < limit for _, high in ranges), all(low > limit for low, _ in ranges)
+    decided = "supported" if below == (match["sign"] == "<") else "refuted"
+    verdict = decided if below or above else "inconclusive"
+    values = [value for each in ranges for value in each]
+    name = f"[{Path(where).name}](../{where}): {_shown(test)}"
+    return Outcome(name, str(len(ranges)), f"{min(values):.3g} to {max(values):.3g}", NOTHING, verdict)
 
 
-def _bootstrap(first: Sequence[float] | np.ndarray, second: Sequence[float] | np.ndarray) -> tuple[float, float]:
-    """Return the 95 % percentile interval of the ratio of two means, over resampled seeds."""
-    first, second = np.asarray(first), np.asarray(second)
-    drawn = np.random.Generator(np.random.PCG64(0)).integers(len(first), size=(RESAMPLES, len(first)))
-    with np.errstate(divide="ignore", invalid="ignore"):
-        ratios = first[drawn].mean(1) / second[drawn].mean(1)
-    low, high = np.nanpercentile(ratios, [2.5, 97.5])
-    return float(low), float(high)
+def _of_csv(path: Path, column: str, layer: str | None) -> list[tuple[float, float]]:
+    rows = csv.DictReader(path.read_text(encoding="utf-8").splitlines())
+    return [(float(row[column]),) * 2 for row in rows if layer in (None, row["layer"])]
 
 
-def _verdict(mean: float, corrected: Corrected | None) -> Verdict:
-    if corrected is None or corrected.p >= ALPHA:
-        return "inconclusive"
-    return "supported" if mean > 0 else "not supported"
+def _of_bench(path: Path, column: str, layer: str | None) -> list[tuple[float, float]]:
+    """Return the values of a layer, or the intervals of its ratio if they were measured."""
+    records: list[Mapping[str, Any]] = json.loads(path.read_bytes())["records"]
+    ends = ("ratio_low", "ratio_high") if column == "ratio_paired" else (column, column)
+    return [(float(each[ends[0]]), float(each[ends[1]])) for each in records if each["contender"] == layer]

@@ -9,6 +9,7 @@ from rich.table import Table
 from ghostnoise.lab.config.grid import Experiment
 from ghostnoise.lab.errors import UserError
 from ghostnoise.lab.report import figures, noise_figures, noise_tables, page, page_figures, tables
+from ghostnoise.lab.report.claims import judge
 from ghostnoise.lab.report.collect import collect
 from ghostnoise.lab.report.noise import noise_runs
 from ghostnoise.lab.report.notes import claim_line, notes
@@ -38,7 +39,7 @@ class ExperimentReport:
         found: Mapping[str, Found] | None = None,
     ) -> None:  # fmt: skip
         self.provenance = provenance
-        self.findings = aggregate(collect(experiment, folder, warn, found))
+        self.findings = judge(aggregate(collect(experiment, folder, warn, found)))
         self.noise = noise_runs(self.findings.collected, warn)
 
     def file(self, name: str, tag: str = "") -> bytes:

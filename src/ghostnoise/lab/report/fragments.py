@@ -9,9 +9,11 @@ from typing import NamedTuple
 
 from ghostnoise.lab.errors import UserError
 from ghostnoise.lab.report import tables
-from ghostnoise.lab.report.collect import Run, number
+from ghostnoise.lab.report.claims import KINDS, Claim, own
+from ghostnoise.lab.report.collect import Run
+from ghostnoise.lab.report.measures import of_network
 from ghostnoise.lab.report.notes import claim_line, notes
-from ghostnoise.lab.report.statistics import Claim, Corrected, Findings, Paired, ResultRow, holm, paired
+from ghostnoise.lab.report.statistics import Findings, Paired, ResultRow, paired
 from ghostnoise.lab.report.tables import NOTHING, counted
 
 FIELDS = ("accuracy", "mean", "n", "interval", "difference", "p", "seconds")
@@ -122,8 +124,9 @@ def result(findings: Findings, name: str, link: str) -> str:
     interval = tables.mean_interval_text(row.score)
     text = f"{tables.split(findings)} {tables.mean_text(row.score)} % (n = {row.score.n}, 95 % interval {interval})"
     if row.difference is not None:
-        difference = f"{tables.difference_text(row.difference)} points, p (Holm) {tables.holm_text(row.difference)}"
-        text += f", difference to {findings.baseline} {difference}"
+        text += f", difference to {findings.baseline} {tables.difference_text(row.difference)} points"
+        if row.difference.corrected is not None:
+            text += f", p (Holm) {tables.holm_text(row.difference)}"
     recipe = findings.collected.experiment.recipe.name
     return f"{tables.markdown_text(row.name)} in [{recipe}]({link}): {tables.markdown_text(text)}."
 
@@ -137,58 +140,33 @@ def _row(findings: Findings, name: str, kind: str) -> ResultRow:
     return rows[0]
 
 
-GAPS = {"gap": "relative", "systematic gap": "systematic"}
-"""The measured quantities that are compared, and their names in the tables of the meter."""
-
-
-class Gap(NamedTuple):
-    """How far the outputs of a cell in training differ from those at inference, after the last epoch."""
-
-    name: str
-    values: dict[Hashable, float]
-    """By seed, in percent of the output at inference."""
-    paired: Paired | None
-    """The difference to the baseline."""
-    corrected: Corrected | None
-
-
-def gaps(findings: Findings) -> dict[str, list[Gap]]:
-    """Return the gaps of all cells, by kind; the Holm correction counts all their differences to the baseline."""
-    measured = [(kind, row.name, _percents(row, measure)) for kind, measure in GAPS.items() for row in findings.rows]
-    bases = {kind: values for kind, name, values in measured if name == findings.baseline}
-    pairs = [
-        None if name == findings.baseline else paired(values, bases.get(kind, {})) for kind, name, values in measured
-    ]  # fmt: skip
-    corrected = holm([pair.p if pair else None for pair in pairs])
-    found: dict[str, list[Gap]] = {kind: [] for kind in GAPS}
-    for (kind, name, values), pair, p in zip(measured, pairs, corrected, strict=True):
-        found[kind].append(Gap(name, values, pair, p))
-    return found
-
-
 def gap_table(findings: Findings) -> str:
-    """Return the gaps of all cells in Markdown, without the columns of what was not measured."""
-    found = gaps(findings)
-    headings, rows = ["method", "n"], [[gap.name, str(len(gap.values))] for gap in found["gap"]]
-    for kind, column in found.items():
-        headings += [f"{kind}, % ± std", f"difference to {findings.baseline} [95 % interval]", "p (Holm)"]
-        for row, gap in zip(rows, column, strict=True):
-            p = tables.p_text(gap.corrected.p if gap.corrected else None)
-            row += [tables.percent_text(list(gap.values.values())), gap_text(gap), p]
+    """Return how far the outputs of all cells in training differ from those at inference, in Markdown.
+
+    Columns of what was not measured are left out. Intervals are not corrected; the tests are among the claims.
+    """
+    base = next((row for row in findings.rows if row.method == findings.baseline), None)
+    headings, rows = ["method", "n"], [[row.name, str(len(_percents(row, "relative")))] for row in findings.rows]
+    for kind, measure in list(KINDS.items())[:2]:
+        headings += [f"{kind}, % ± std", f"difference to {findings.baseline} [95 % interval]"]
+        theirs = _percents(base, measure) if base else {}
+        for line, row in zip(rows, findings.rows, strict=True):
+            ours = _percents(row, measure)
+            difference = None if row is base else paired(ours, theirs)
+            line += [tables.percent_text(list(ours.values())), _paired_text(difference)]
     headings += ["random, % ± std", "largest output, training / inference"]
-    for row, cell in zip(rows, findings.rows, strict=True):
-        ratios = list(_own(cell, "range_ratio").values())
-        random = tables.percent_text(list(_percents(cell, "random").values()))
-        row += [random, f"{statistics.fmean(ratios):.2f}" if ratios else NOTHING]
+    for line, row in zip(rows, findings.rows, strict=True):
+        ratios = list(_own(row, "range_ratio").values())
+        random = tables.percent_text(list(_percents(row, "random").values()))
+        line += [random, f"{statistics.fmean(ratios):.2f}" if ratios else NOTHING]
     return tables.markdown_table(*tables.without_empty(headings, rows))
 
 
-def gap_text(gap: Gap) -> str:
-    """Format the difference of a gap to that of the baseline."""
-    if gap.paired is None:
+def _paired_text(found: Paired | None) -> str:
+    if found is None:
         return NOTHING
-    interval = gap.paired.interval()
-    return f"{gap.paired.mean:+.2f}{f' {tables.interval_text(interval)}' if interval else ''}"
+    interval = found.interval()
+    return f"{found.mean:+.2f}{f' {tables.interval_text(interval)}' if interval else ''}"
 
 
 def _percents(row: ResultRow, measure: str) -> dict[Hashable, float]:
@@ -197,14 +175,7 @@ def _percents(row: ResultRow, measure: str) -> dict[Hashable, float]:
 
 def _own(row: ResultRow, measure: str) -> dict[Hashable, float]:
     """Return a measure of a cell's own method by seed, after the last epoch: the mean of the layers that have it."""
-    values: dict[Hashable, float] = {}
-    for run in row.score.runs if row.score else ():
-        name = f"{run.point.settings.norm.method}_{measure}"
-        for measured in getattr(run.found, "noise", ())[-1:]:
-            found = [each for layer in measured.rows() if (each := number(layer.get(name))) is not None]
-            if found:
-                values[run.point.seed] = statistics.fmean(found)
-    return values
+    return of_network(row.score, own(row.score, measure)) if row.score else {}
 
 
 def noise_table(path: Path) -> str:
@@ -233,12 +204,25 @@ def noise_table(path: Path) -> str:
 def _of_claim(claim: Claim, field: str) -> str:
     if field not in CLAIM_FIELDS:
         raise UserError(f"value {field}: no such field of a claim; use one of {', '.join(CLAIM_FIELDS)}")
-    paired = claim.difference.paired if claim.difference else None
     if field == "n":
-        return str(paired.n if paired else 0)
+        return str(claim.paired.n if claim.paired else 0)
     if field == "verdict":
         return claim.verdict
-    return tables.difference_text(claim.difference) if field == "difference" else tables.holm_text(claim.difference)
+    return (
+        effect_text(claim) if field == "difference" else tables.p_text(claim.corrected.p if claim.corrected else None)
+    )
+
+
+def effect_text(claim: Claim) -> str:
+    """Format what a claim compares with its corrected interval, or why it has none."""
+    if claim.paired is None:
+        return NOTHING
+    if claim.ratio is not None:
+        return f"ratio {tables.ratio_text(claim.ratio)}"
+    digits = tables.digits(claim.unit)
+    why = "(n = 1)" if claim.paired.n == 1 else "(no spread)"
+    shown = tables.interval_text(claim.interval, digits) if claim.interval else why
+    return f"{claim.paired.mean:+.{digits}f} {shown}"
 
 
 def _distinct(runs: Sequence[Run], name: str) -> list[str]:

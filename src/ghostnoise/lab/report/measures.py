@@ -2,7 +2,7 @@
 
 import math
 import statistics
-from collections.abc import Iterable
+from collections.abc import Hashable, Iterable
 from dataclasses import dataclass
 from datetime import datetime
 from functools import cache
@@ -84,6 +84,17 @@ def gap(score: Score) -> Summary | None:
     """Summarize training accuracy minus the accuracy of the report, after the last epoch, in points."""
     pairs = ((number(run.result.get("train_accuracy")), run.accuracy) for run in score.runs)
     return summarized(ours - theirs for ours, theirs in pairs if ours is not None and theirs is not None)
+
+
+def of_network(score: Score, column: str) -> dict[Hashable, float]:
+    """Return a column of the noise meter by seed, after the last epoch: the mean of the layers that have it."""
+    values: dict[Hashable, float] = {}
+    for run in score.runs:
+        for measured in getattr(run.found, "noise", ())[-1:]:
+            found = [each for layer in measured.rows() if (each := number(layer.get(column))) is not None]
+            if found:
+                values[run.point.seed] = statistics.fmean(found)
+    return values
 
 
 def seconds_per_image(score: Score) -> list[float]:

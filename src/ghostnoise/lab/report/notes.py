@@ -3,10 +3,11 @@
 from collections import Counter
 from collections.abc import Sequence
 
+from ghostnoise.lab.report.claims import Claim
 from ghostnoise.lab.report.collect import STATUSES
 from ghostnoise.lab.report.noise import NoiseRun, spread
-from ghostnoise.lab.report.statistics import FEW_SEEDS, Claim, Difference, Findings, Score
-from ghostnoise.lab.report.tables import counted, interval_text, mean_text, numerics_notice, p_text
+from ghostnoise.lab.report.statistics import FEW_SEEDS, Findings, Score
+from ghostnoise.lab.report.tables import counted, digits, interval_text, mean_text, numerics_notice, p_text, ratio_text
 
 MOST_REASONS = 20  # damaged folders that are described
 
@@ -14,29 +15,39 @@ MOST_REASONS = 20  # damaged folders that are described
 def claim_line(findings: Findings, claim: Claim) -> str:
     """Return the claim, its verdict and the reason as one line."""
     reason = claim_reason(findings, claim)
-    if claim.verdict == "inconclusive":
-        return f"{claim.text}: inconclusive: {reason}"
-    return f"{claim.text}: {claim.verdict}. {reason}"
+    when = " (stated after some of the runs)" if claim.late else ""
+    if claim.paired is None:
+        return f"{claim.text}{when}: inconclusive: {reason}"
+    return f"{claim.text}{when}: {claim.verdict}{f', {claim.side}' if claim.side else ''}. {reason}"
 
 
 def claim_reason(findings: Findings, claim: Claim) -> str:
     """Explain a verdict with the numbers behind it."""
-    methods, difference = (claim.ours, claim.theirs), claim.difference
+    methods, difference = claim.methods, claim.difference
     labels = [method.label for method in findings.collected.experiment.grid.methods]
     if excluded := [label for label in methods if label not in labels]:
         return f"{' and '.join(excluded)} not included in this report."
-    if difference is None:
-        return f"no finished runs of {' and '.join(label for label in methods if findings.best(label) is None)}."
-    if difference.paired is None:
-        common = difference.ours.values.keys() & difference.theirs.values.keys()
-        return "no common seeds with equal numerics." if common else "no seed finished with both methods."
-    words = [f"{_named(difference.ours)} against {_named(difference.theirs)}:", _measured(difference)]
-    found = difference.paired
-    if 1 < found.n < FEW_SEEDS:
-        words.append(f"Only {found.n} seeds: interpret with caution.")
+    if claim.paired is None:
+        if difference is None:
+            lacking = [label for label in methods if findings.best(label) is None]
+            if lacking:
+                return f"no finished runs of {' and '.join(lacking)}."
+            return "no cell can be chosen: the first half of the seeds has no finished runs of a cell that was tested."
+        if findings.collected.mixed and difference.ours.values.keys() & difference.theirs.values.keys():
+            return "no common seeds with equal numerics."
+        if claim.chosen:
+            return f"no common seed is left for the test: {claim.chosen}."
+        return "no seed finished with both methods."
+    words = [f"{_named(difference.ours)} against {_named(difference.theirs)}:"] if difference else []
+    words.append(_measured(claim))
+    if claim.chosen:
+        words.append(f"{claim.chosen[:1].upper()}{claim.chosen[1:]}.")
+    if 1 < claim.paired.n < FEW_SEEDS:
+        words.append(f"Only {claim.paired.n} seeds: interpret with caution.")
     if left := without_result(findings, methods):
         words.append(f"Preliminary: {left}.")
-    if diverged := sum(score.counts["diverged"] for score in (difference.ours, difference.theirs)):
+    scores = (difference.ours, difference.theirs) if difference else ()
+    if diverged := sum(score.counts["diverged"] for score in scores):
         words.append(f"{counted(diverged, 'run')} diverged; the difference excludes diverged runs.")
     return " ".join(words)
 
@@ -61,10 +72,9 @@ def notes(findings: Findings, noise: Sequence[NoiseRun] = ()) -> list[str]:
             f"At most {largest} seeds per cell: standard deviations are rough estimates, and intervals assume that "
             "differences are normally distributed."
         )
-    if findings.claims and not experiment.select and any(row.at for row in findings.rows):
+    if largest > 1 and (shared := _shared_data(findings)):
         notes.append(
-            "The best cell of each method is chosen by the same runs that are compared, which favours methods with "
-            "more cells."
+            f"All seeds share the same {shared}: intervals cover initialization, order and noise, and not other data."
         )
     return notes + _noise_notes(findings, noise) + _folder_notes(findings)
 
@@ -105,18 +115,38 @@ def _named(score: Score) -> str:
     return f"{score.cell.name} ({mean_text(score)}, n = {score.n})"
 
 
-def _measured(difference: Difference) -> str:
-    found = difference.paired
+def _shared_data(findings: Findings) -> str:
+    """Name the training data that all seeds share; empty if each has its own."""
+    data = findings.collected.experiment.cells()[0].settings.data
+    if getattr(data, "draw", None) == "run":
+        return ""
+    noun = "training signals" if data.name == "mnist1d" else "training images"
+    return f"{data.limit:,} {noun}" if data.limit else noun
+
+
+def _measured(claim: Claim) -> str:
+    found = claim.paired
     assert found
-    mean = f"{found.mean:+.2f} points over {counted(found.n, 'common seed')}"
-    if len(difference.ours.values.keys() & difference.theirs.values.keys()) > found.n:
+    if claim.gains is not None and claim.ratio is not None and claim.corrected is not None:
+        return (
+            f"ratio {ratio_text(claim.ratio)} over {counted(found.n, 'common seed')} (Fieller's set at the corrected "
+            f"level; p of a ratio of 2 {_p(claim.corrected.p)})."
+        )
+    mean = f"{found.mean:+.{digits(claim.unit)}f} {claim.unit} over {counted(found.n, 'common seed')}"
+    both = claim.difference
+    if both and not claim.chosen and len(both.ours.values.keys() & both.theirs.values.keys()) > found.n:
         mean += " with equal numerics"
-    if difference.corrected and (interval := difference.corrected_interval):
-        p = p_text(difference.corrected.p)
-        return f"{mean} (corrected 95 % interval {interval_text(interval)}, p {p if p[0] == '<' else f'= {p}'})."
+    if claim.corrected and (interval := claim.interval):
+        shown = interval_text(interval, digits(claim.unit))
+        return f"{mean} (corrected 95 % interval {shown}, p {_p(claim.corrected.p)})."
     if found.n == 1:
         return f"{mean} (one seed: no interval and no test)."
     return f"{mean} (equal for every seed: no spread to test against)."
+
+
+def _p(p: float) -> str:
+    text = p_text(p)
+    return text if text.startswith("<") else f"= {text}"
 
 
 def without_result(findings: Findings, methods: Sequence[str]) -> str:

@@ -11,10 +11,11 @@ from string import Template
 
 import ghostnoise
 from ghostnoise.lab.report import charts, measures, noise_tables, page_figures, page_tables
+from ghostnoise.lab.report.claims import Claim, Verdict
 from ghostnoise.lab.report.markup import items, json_in_html, label, section, text
 from ghostnoise.lab.report.noise import NoiseRun
 from ghostnoise.lab.report.notes import claim_reason, notes
-from ghostnoise.lab.report.statistics import Claim, Findings, Verdict
+from ghostnoise.lab.report.statistics import Findings
 from ghostnoise.lab.report.tables import (
     counted,
     numerics_notice,
@@ -23,8 +24,7 @@ from ghostnoise.lab.report.tables import (
 ASSETS = resources.files("ghostnoise.lab.report") / "assets"
 SCRIPTS = ("plot.js", "charts.js", "noise.js", "page.js")
 VERDICT_CLASSES: dict[Verdict, str] = {
-    "supported": "good", "positive, but not significant": "fair", "negative, but not significant": "fair",
-    "not supported": "bad", "inconclusive": "open",
+    "supported": "good", "equivalent": "fair", "refuted": "bad", "inconclusive": "open",
 }  # fmt: skip
 ENVIRONMENT = (
     "ghostnoise", "commit", "numerics", "python", "torch", "numpy", "system", "machine", "device", "device_name",
@@ -225,5 +225,6 @@ def _origin(provenance: Provenance) -> str:
         f"<p>On {text(when)} with ghostnoise {text(ghostnoise.__version__)}:</p>"
         f'<pre tabindex="0"><code>{text(provenance.command)}</code></pre>'
         "<p>Differences are paired over common seeds of runs with equal numerics; intervals and p-values are those of "
-        "a paired t-test, and “Holm” corrects the p-values for the number of comparisons in this report.</p>",
+        "a paired t-test, and “Holm” corrects the p-values of the claims for their number. Other differences are no "
+        "tests.</p>",
     )

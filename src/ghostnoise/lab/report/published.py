@@ -6,20 +6,22 @@ import math
 import os
 import re
 import shlex
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Hashable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
-from functools import partial
+from functools import cached_property, partial
 from pathlib import Path
 
 from ghostnoise.lab import records
+from ghostnoise.lab.config import plan
 from ghostnoise.lab.config.grid import Experiment
 from ghostnoise.lab.errors import UserError
 from ghostnoise.lab.report import blocks, evidence, figures, fragments, tables, uncertainty
+from ghostnoise.lab.report.claims import judge
 from ghostnoise.lab.report.collect import collect
 from ghostnoise.lab.report.statistics import Findings, aggregate
 from ghostnoise.lab.store import atomic
 
-RESULTS, RECORDS, PAGE = "results", "records.jsonl", "README.md"
+RESULTS, RECORDS, PAGE, CLAIMS = "results", "records.jsonl", "README.md", "claims.toml"
 PAGES = ("README.md", "docs", RESULTS)
 TEMPLATE = """\
 # {title}
@@ -102,10 +104,17 @@ class Publisher:
                     f"{path}: has the records of {read.recipe}, not of {name}; move it to {RESULTS}/{read.recipe}"
                 )
             found = records.recorded(read.runs, name, path)
-            self._findings[tuple(words)] = aggregate(
-                collect(experiment, path.relative_to(self.root), _ignore, found)  # pages show the path
-            )
+            collected = collect(experiment, path.relative_to(self.root), _ignore, found)  # pages show the path
+            self._findings[tuple(words)] = judge(aggregate(collected), self._tests.get(_points(experiment)))
         return self._findings[tuple(words)]
+
+    @cached_property
+    def _tests(self) -> dict[Hashable, dict[str, bool]]:
+        """The tests of each experiment in the file of claims, and whether they were stated late."""
+        path, found = self.root / RESULTS / CLAIMS, dict[Hashable, dict[str, bool]]()
+        for test, experiment, late in evidence.tests_of(path) if path.exists() else ():
+            found.setdefault(_points(self.load(shlex.split(experiment))), {})[test] = late
+        return found
 
     def _pages(self) -> Iterator[tuple[Path, str]]:
         for name in PAGES:
@@ -215,6 +224,14 @@ def _without_name(words: list[str]) -> tuple[list[str], str]:
     if not re.fullmatch(r"[a-z0-9][a-z0-9-]*", name):
         raise UserError(f"--as {name}: must be a name of lower-case letters, digits and -; give one")
     return [*words[:at], *words[at + 2 :]], name
+
+
+def _points(experiment: Experiment) -> Hashable:
+    """Return what two descriptions of the same runs have in common."""
+    cells = frozenset(
+        (cell.name, plan.key(cell.settings), tuple(experiment.seeds_of(cell))) for cell in experiment.cells()
+    )
+    return experiment.recipe.name, cells
 
 
 def _ignore(line: str) -> None:

@@ -1,26 +1,23 @@
-"""Means over seeds, paired differences with their intervals, tests and Holm correction, and verdicts on claims."""
+"""Means over seeds, paired differences with their intervals, paired tests, Holm correction, and ratios of gains."""
 
-import itertools
 import math
 import statistics
 from collections import Counter
-from collections.abc import Hashable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import cached_property
-from typing import Any, Literal
+from typing import TYPE_CHECKING, Any
 
 from ghostnoise.lab.config import plan
 from ghostnoise.lab.config.grid import Cell
 from ghostnoise.lab.config.plan import Stage
-from ghostnoise.lab.errors import UserError
 from ghostnoise.lab.report.collect import STATUSES, Collected, Numerics, Run, number, numerics_of
+
+if TYPE_CHECKING:
+    from ghostnoise.lab.report.claims import Claim
 
 ALPHA = 0.05
 FEW_SEEDS = 5  # with fewer, intervals are wide and normality cannot be checked
-
-Verdict = Literal[
-    "supported", "positive, but not significant", "negative, but not significant", "not supported", "inconclusive"
-]  # fmt: skip
 
 
 @dataclass(frozen=True)
@@ -46,10 +43,11 @@ class Paired:
 
 @dataclass(frozen=True)
 class Corrected:
-    """A p-value after Holm correction, and the factor of the correction."""
+    """A p-value after Holm correction, the factor of the correction, and the number of tests in the family."""
 
     p: float
     factor: float
+    tests: int
 
     @property
     def alpha(self) -> float:
@@ -57,7 +55,7 @@ class Corrected:
         return ALPHA / self.factor
 
 
-def paired(ours: Mapping[Hashable, float], theirs: Mapping[Hashable, float]) -> Paired | None:
+def paired(ours: Mapping[Any, float], theirs: Mapping[Any, float]) -> Paired | None:
     """Compare two methods over the keys (seeds) that both have; None if they have none in common."""
     differences = [ours[key] - theirs[key] for key in ours if key in theirs]
     if not differences:
@@ -80,8 +78,42 @@ def holm(values: Sequence[float | None]) -> list[Corrected | None]:
     largest = 0.0
     for rank, (p, at) in enumerate(order):
         largest = max(largest, (len(order) - rank) * p)
-        corrected[at] = Corrected(min(1.0, largest), largest / p if p else float(len(order) - rank))
+        factor = largest / p if p else float(len(order) - rank)
+        corrected[at] = Corrected(min(1.0, largest), factor, len(order))
     return corrected
+
+
+@dataclass(frozen=True)
+class Ratio:
+    """The ratio of two means, and Fieller's confidence set of it: an interval, its outside, or every number."""
+
+    value: float
+    low: float
+    high: float
+    outside: bool = False
+    """Whether the set is what lies outside of `low` and `high`; with -inf and inf, the set is every number."""
+
+
+def fieller(first: Sequence[float], second: Sequence[float], alpha: float = ALPHA) -> Ratio:
+    """Return the ratio of the means of paired samples with Fieller's 1 - alpha confidence set.
+
+    The set has all r for which the paired t-test of `first - r * second` does not reject. It is unbounded if the mean
+    of `second` is not significantly different from 0.
+    """
+    from scipy.special import stdtrit
+
+    n, x, y = len(first), statistics.fmean(first), statistics.fmean(second)
+    unit = float(stdtrit(n - 1, 1 - alpha / 2)) ** 2 / n
+    a = y * y - unit * statistics.variance(second)
+    b = x * y - unit * statistics.covariance(first, second)
+    c = x * x - unit * statistics.variance(first)
+    inside = b * b - a * c  # the set is a r² - 2 b r + c ≤ 0
+    ratio = x / y if y else math.nan
+    if a == 0 or (a < 0 and inside <= 0):
+        return Ratio(ratio, -math.inf, math.inf)
+    root = math.sqrt(max(inside, 0.0))
+    low, high = sorted([(b - root) / a, (b + root) / a])
+    return Ratio(ratio, low, high, outside=a < 0)
 
 
 @dataclass(frozen=True)
@@ -100,7 +132,7 @@ class Score:
         return {run.point.seed: run.accuracy for run in self.runs if run.accuracy is not None}
 
     @cached_property
-    def comparable(self) -> dict[Hashable, float]:
+    def comparable(self) -> dict[tuple[int, int], float]:
         """Accuracy by seed and age of the numerics: only runs that agree in both are paired."""
         return {(run.point.seed, run.numerics.behind): run.accuracy for run in self.runs if run.accuracy is not None}
 
@@ -165,7 +197,7 @@ class Score:
 
 @dataclass
 class Difference:
-    """The paired difference between two cells."""
+    """The paired difference between two cells; it is corrected if it is a declared test."""
 
     ours: Score
     theirs: Score
@@ -173,18 +205,9 @@ class Difference:
     corrected: Corrected | None = None
 
     @property
-    def corrected_interval(self) -> tuple[float, float] | None:
-        """Confidence interval at the level of the Holm correction."""
-        return self.paired.interval(self.corrected.alpha) if self.paired and self.corrected else None
-
-    @property
-    def verdict(self) -> Verdict:
-        """Whether the runs support that `ours` is better than `theirs`; inconclusive if there is no test."""
-        if self.paired is None or self.corrected is None:
-            return "inconclusive"
-        if self.corrected.p < ALPHA:
-            return "supported" if self.paired.mean > 0 else "not supported"
-        return "positive, but not significant" if self.paired.mean > 0 else "negative, but not significant"
+    def scores(self) -> tuple[Score, Score]:
+        """The two cells."""
+        return self.ours, self.theirs
 
 
 @dataclass
@@ -204,26 +227,6 @@ class ResultRow:
         return self.score.cell.name if self.score else self.method
 
 
-@dataclass(frozen=True)
-class Claim:
-    """A claim that `ours` is better than `theirs`, and the comparison of their best cells."""
-
-    ours: str
-    theirs: str
-    difference: Difference | None
-    """None if a method has no finished run, or is not part of this report."""
-
-    @property
-    def text(self) -> str:
-        """The claim as the recipe writes it."""
-        return f"{self.ours} > {self.theirs}"
-
-    @property
-    def verdict(self) -> Verdict:
-        """Whether the runs support the claim."""
-        return self.difference.verdict if self.difference else "inconclusive"
-
-
 @dataclass
 class Findings:
     """The statistics of a report."""
@@ -232,9 +235,8 @@ class Findings:
     rows: list[ResultRow]
     tuning: list[Score]
     baseline: str
-    differences: list[Difference] = field(default_factory=list)
-    """All comparisons of the report; the Holm correction counts each once."""
-    claims: list[Claim] = field(default_factory=list)
+    claims: list["Claim"] = field(default_factory=list)
+    """The declared tests, once `claims.judge` has filled them in."""
     _compared: dict[tuple[int, int], Difference] = field(default_factory=dict)
 
     def best(self, method: str) -> Score | None:
@@ -260,12 +262,11 @@ class Findings:
         pair = id(ours), id(theirs)
         if pair not in self._compared:
             self._compared[pair] = Difference(ours, theirs, paired(ours.comparable, theirs.comparable))
-            self.differences.append(self._compared[pair])
         return self._compared[pair]
 
 
 def aggregate(collected: Collected) -> Findings:
-    """Compute the rows, their differences to the baseline and the claims, all with one Holm correction."""
+    """Compute the rows and their differences to the baseline, which are not corrected: they are no tests."""
     experiment = collected.experiment
     won = {plan.key(experiment.tested(cell).settings) for cell in collected.winners.values()}
     scores = _scores(collected, won)
@@ -283,10 +284,6 @@ def aggregate(collected: Collected) -> Findings:
     baseline = [row for row in rows if row.method == findings.baseline and row.score]
     for row in rows:
         _compare_with_baseline(findings, row, baseline)
-    findings.claims = [_claim(findings, *pair) for claim in experiment.report.claims for pair in _pairs(claim)]
-    p_values = [each.paired.p if each.paired else None for each in findings.differences]
-    for difference, corrected in zip(findings.differences, holm(p_values), strict=True):
-        difference.corrected = corrected
     return findings
 
 
@@ -339,19 +336,6 @@ def _compare_with_baseline(findings: Findings, row: ResultRow, baseline: Sequenc
     ]
     if len(theirs) == 1:
         row.difference = findings.compare(row.score, theirs[0])
-
-
-def _pairs(claim: str) -> list[tuple[str, str]]:
-    """Split a claim into pairs of methods; "A > B > C" is two claims."""
-    labels = [label.strip() for label in claim.split(">")]
-    if len(labels) < 2 or not all(labels):
-        raise UserError(f'report.claims: {claim!r} compares nothing; write it as "A > B", with labels of methods')
-    return list(itertools.pairwise(labels))
-
-
-def _claim(findings: Findings, ours: str, theirs: str) -> Claim:
-    best = findings.best(ours), findings.best(theirs)
-    return Claim(ours, theirs, findings.compare(best[0], best[1]) if best[0] and best[1] else None)
 
 
 def _mean(values: Sequence[float]) -> float | None:

@@ -2,6 +2,7 @@
 
 import csv
 import io
+import math
 import re
 import statistics
 import textwrap
@@ -13,9 +14,11 @@ from rich.table import Table
 
 from ghostnoise.lab.report.collect import STATUSES, Numerics
 from ghostnoise.lab.report.markup import EMPTY
-from ghostnoise.lab.report.statistics import Difference, Findings, ResultRow, Score
+from ghostnoise.lab.report.statistics import Difference, Findings, Ratio, ResultRow, Score
 
 NOTHING = "–"
+DISTANCE = "of the distance"
+"""The unit of distances between distributions, which are small numbers."""
 LATEX = {
     "\\": r"\textbackslash{}", "&": r"\&", "%": r"\%", "$": r"\$", "#": r"\#", "_": r"\_", "{": r"\{", "}": r"\}",
     "~": r"\textasciitilde{}", "^": r"\textasciicircum{}", "<": r"\textless{}", ">": r"\textgreater{}",
@@ -48,19 +51,34 @@ def score_text(score: Score | None) -> str:
     return f"{mean_text(score)} ({score.n})" if score and score.n else NOTHING
 
 
-def interval_text(interval: Sequence[float]) -> str:
+def interval_text(interval: Sequence[float], digits: int = 2) -> str:
     """Format an interval with the signs of its ends."""
-    return f"[{interval[0]:+.2f}, {interval[1]:+.2f}]"
+    return f"[{interval[0]:+.{digits}f}, {interval[1]:+.{digits}f}]"
+
+
+def digits(unit: str) -> int:
+    """Return the number of digits after the point with which a difference of this unit is shown."""
+    return 3 if unit == DISTANCE else 2
+
+
+def ratio_text(ratio: Ratio) -> str:
+    """Format a ratio with its confidence set."""
+    if ratio.low == -math.inf and ratio.high == math.inf:
+        return f"{ratio.value:.2f} [any number]"
+    if ratio.outside:
+        return f"{ratio.value:.2f} [unbounded: up to {ratio.low:.2f}, and from {ratio.high:.2f}]"
+    return f"{ratio.value:.2f} [{ratio.low:.2f}, {ratio.high:.2f}]"
 
 
 def difference_text(difference: Difference | None) -> str:
-    """Format the mean difference and its 95 % interval, or why it has none."""
+    """Format the mean difference and its 95 % interval, or why it has none, and n if the cells have other numbers."""
     if difference is None or difference.paired is None:
         return NOTHING
     found = difference.paired
     interval = found.interval()
     why = "(n = 1)" if found.n == 1 else "(no spread)"
-    return f"{found.mean:+.2f} {interval_text(interval) if interval else why}"
+    fewer = found.n > 1 and found.n < max(difference.ours.n, difference.theirs.n)
+    return f"{found.mean:+.2f} {interval_text(interval) if interval else why}{f' (n = {found.n})' if fewer else ''}"
 
 
 def mean_interval_text(score: Score | None) -> str:
