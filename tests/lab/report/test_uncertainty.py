@@ -52,7 +52,7 @@ def test_claims_are_judged_in_both_directions(tmp_path):
     lines = uncertainty.claims(uncertainty.read(written(tmp_path / "file.csv"))).splitlines()
     assert len(set(lines)) == 6
     assert ": supported. -1.0" in next(line for line in lines if "ECE: GNI-16 with sampling against GNI-16" in line)
-    assert "not supported. +1.0" in next(line for line in lines if "ECE: GNI-16 with sampling against dropout" in line)
+    assert "refuted. +1.0" in next(line for line in lines if "ECE: GNI-16 with sampling against dropout" in line)
     assert ": supported. +" in next(line for line in lines if "AUROC: GNI-16 with sampling against GBN-16" in line)
     assert "inconclusive" in next(line for line in lines if "AUROC: GNI-16 with sampling against dropout" in line)
 

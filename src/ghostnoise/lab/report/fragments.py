@@ -3,11 +3,13 @@
 import csv
 import json
 import statistics
-from collections.abc import Callable, Hashable, Sequence
+from collections import Counter
+from collections.abc import Callable, Hashable, Iterable, Sequence
 from pathlib import Path
 from typing import NamedTuple
 
 from ghostnoise.lab.errors import UserError
+from ghostnoise.lab.records import Records
 from ghostnoise.lab.report import tables
 from ghostnoise.lab.report.claims import KINDS, Claim, own
 from ghostnoise.lab.report.collect import Run
@@ -93,6 +95,22 @@ def about(findings: Findings) -> str:
         f"commit {' and '.join(commits)}",
     ]
     return tables.markdown_text("; ".join(facts) + ".") + "\n"
+
+
+def costs(all_records: Iterable[Records]) -> str:
+    """Return what it costs to run each recipe again, in Markdown: its runs, their times, and where they were measured."""
+    rows = []
+    for each in all_records:
+        ended = list(each.runs.values())
+        seconds = [float(run.result.seconds or 0) for run in ended]
+        where = Counter(
+            f"{run.environment.device_name}, {counted(run.environment.threads or 1, 'thread')}" for run in ended
+        )
+        rows.append([
+            each.recipe, str(len(ended)), tables.duration_text(statistics.median(seconds)),
+            tables.duration_text(sum(seconds)), "; ".join(f"{name} ({n})" for name, n in where.most_common()),
+        ])  # fmt: skip
+    return tables.markdown_table(["recipe", "runs", "time of a run, median", "all runs", "measured on (runs)"], rows)
 
 
 def value(findings: Findings, field: str, name: str) -> str:

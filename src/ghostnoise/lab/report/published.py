@@ -69,7 +69,7 @@ class Publisher:
             "report": self._report, "table": self._table,
             **{kind: partial(self._about, render) for kind, render in about.items()},
             "figure": self._figure, "value": self._value, "result": self._result, "noise": self._noise,
-            "evidence": self._evidence, "uncertainty": self._uncertainty, **self.others,
+            "evidence": self._evidence, "uncertainty": self._uncertainty, "costs": self._costs, **self.others,
         }  # fmt: skip
         self._findings: dict[tuple[str, ...], Findings] = {}
         self._records: dict[Path, records.Records] = {}
@@ -96,9 +96,7 @@ class Publisher:
             experiment = self.load(words)
             name = experiment.recipe.name
             path = self.root / RESULTS / name / RECORDS
-            if path not in self._records:
-                self._records[path] = records.read(path)
-            read = self._records[path]
+            read = self._read(path)
             if read.recipe != name:
                 raise UserError(
                     f"{path}: has the records of {read.recipe}, not of {name}; move it to {RESULTS}/{read.recipe}"
@@ -115,6 +113,11 @@ class Publisher:
         for test, experiment, late in evidence.tests_of(path) if path.exists() else ():
             found.setdefault(_points(self.load(shlex.split(experiment))), {})[test] = late
         return found
+
+    def _read(self, path: Path) -> records.Records:
+        if path not in self._records:
+            self._records[path] = records.read(path)
+        return self._records[path]
 
     def _pages(self) -> Iterator[tuple[Path, str]]:
         for name in PAGES:
@@ -203,6 +206,10 @@ class Publisher:
 
         render = evidence.summary if "--short" in words else evidence.table
         return render(self.root / files[0], load)
+
+    def _costs(self, words: list[str]) -> str:
+        """Return what it costs to run each recipe again."""
+        return fragments.costs(map(self._read, sorted((self.root / RESULTS).glob(f"*/{RECORDS}"))))
 
     def _noise(self, words: list[str]) -> str:
         if len(words) != 1:

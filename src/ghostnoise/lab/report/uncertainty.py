@@ -91,7 +91,7 @@ def claims(measured: list[Measured]) -> str:
         if found is None or p is None:
             lines.append(f"- {name}: inconclusive.")
             continue
-        verdict = "inconclusive" if p.p >= ALPHA else "supported" if found.mean > 0 else "not supported"
+        verdict = "inconclusive" if p.p >= ALPHA else "supported" if found.mean > 0 else "refuted"
         interval = found.interval()
         assert interval is not None
         ends = sorted(sign * end for end in interval)
