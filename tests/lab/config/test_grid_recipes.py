@@ -11,6 +11,7 @@ from ghostnoise.lab.errors import UserError
 GUIDE = (Path(__file__).parents[3] / "docs" / "guides" / "recipes.md").read_text(encoding="utf-8")
 
 SIZES = [2, 4, 8, 16, 32, 64, 128, 256]
+MORE_SIZES = [*SIZES, 512, 1024]
 WITH_HALVES = [2, 3, 4, 6, 8, 12, 16, 24, 32, 48, 64, 96, 128, 192, 256]
 N, RATE, STD, LR = "norm.ghost_size", "norm.p", "norm.std", "optim.lr"
 BN = {"BN": ("norm.method=bn",)}
@@ -103,6 +104,26 @@ ROWS = {
         {**TABLE1, "BRN": ("norm.method=brn norm.warmup_steps=42 norm.transition_steps=168",),
          "XBN+GNI-16": ("norm.normalizer=exclusive",)},
     ),
+    "mnist1d-evalnorm": (
+        10,
+        {**BN, **cut("gbn"), "EN 1/N": ("norm.method=en", N, SIZES),
+         "EN 1/N²": ("norm.method=en norm.alpha=1/N^2", N, SIZES)},
+    ),
+    "mnist1d-evalnorm-table1": (
+        20,
+        {**BN, **fixed(("gbn", 16)), "EN-16 1/N": ("",),
+         "EN-16 1/N²": ("norm.alpha=1/N^2",), "EN-8 1/N²": ("norm.ghost_size=8 norm.alpha=1/N^2",)},
+    ),
+    "mnist1d-adaptivity": (
+        10,
+        {**BN, "GNI": ("norm.method=gni", N, MORE_SIZES), "AGNI fc": ("", N, MORE_SIZES),
+         "AGNI conv": ("norm.law=conv", N, MORE_SIZES)},
+    ),
+    "mnist1d-wsln": (
+        10,
+        {"WSLN": ("norm.method=none",), "BN": ("model.name=conv1d norm.method=bn",),
+         "GBN": ("model.name=conv1d norm.method=gbn", N, SIZES), "WSLN + GNI": ("", N, SIZES)},
+    ),
     "mnist1d-equal-noise": (10, fixed(("gbn", 16), ("gni", 24), ("gni", 32))),
     "mnist1d-gap": (10, {**BN, **fixed(("gbn", 16), ("xbn", 16), ("gni", 16))}),
     "mnist1d-table3-nfresnet": (10, {"baseline": ("norm.method=none",), "GNI": ("", N, TUNED_SIZES)}),
@@ -155,6 +176,8 @@ COUNTS = {
     "mnist1d-table4": (3, 30), "demo": (7, 42), "mnist1d-fig3": (49, 490), "mnist1d-fig3-agni": (33, 330),
     "mnist1d-fig3-dropout": (31, 310), "mnist1d-fig5": (9, 90), "mnist1d-fig7": (12, 120),
     "mnist1d-stable-xbn": (31, 310), "mnist1d-history": (17, 170), "mnist1d-equal-noise": (3, 30),
+    "mnist1d-evalnorm": (25, 250), "mnist1d-evalnorm-table1": (5, 100), "mnist1d-adaptivity": (31, 310),
+    "mnist1d-wsln": (18, 180),
 }  # fmt: skip
 # Smoke runs have at most two micro-batches.
 SAME_IN_SMOKE_RUNS = {"mnist1d-history": {"GNI 4x8", "GNI 8x4", "GNI history 4x8", "GNI history 8x4"}}
@@ -282,7 +305,7 @@ def test_what_train_runs_is_one_of_the_rows(name):
     base = [cell for cell in cells if cell.settings == made.recipe.settings]
     assert len(base) == 1
     if scored := re.match(r"[\d.]+( ± [\d.]+)?(?= %)", made.recipe.score):
-        assert base[0].paper == scored[0]
+        assert base[0].paper.removesuffix(" (validation)") == scored[0]
 
 
 @EVERY
@@ -306,8 +329,8 @@ def test_a_smoke_sweep_has_every_method(name):
 @EVERY
 def test_the_report(name):
     made, axes = grid.load(name), {axis[1] for axis in ROWS[name][1].values() if axis[1:]}
-    figures = ("fig1", "fig3", "fig5", "fig7", "mnist1d-fig", "mnist1d-stable")
-    curves = name.startswith(figures) or name == "table4"
+    figures = ("fig1", "fig3", "fig5", "fig7", "mnist1d-fig", "mnist1d-stable", "mnist1d-adaptivity", "mnist1d-wsln")
+    curves = name.startswith(figures) or name in ("table4", "mnist1d-evalnorm")
     form = "noise" if name in ("fig4", "fig6") else "curves" if curves else "bars"
     assert made.report.form == form
     assert made.report.x == (axes.pop() if curves else None)
@@ -318,7 +341,10 @@ def test_the_report(name):
             assert best(PAPER[name][better]) > best(PAPER[name][worse])
     if form != "noise":
         baseline = next(cell for cell in made.cells() if cell.method == made.report.baseline)
-        known = {"mnist1d-gap": ("gbn",), "mnist1d-equal-noise": ("gbn",), "mnist1d-stable-xbn": ("xbn",)}
+        known = {
+            "mnist1d-gap": ("gbn",), "mnist1d-equal-noise": ("gbn",), "mnist1d-stable-xbn": ("xbn",),
+            "mnist1d-evalnorm-table1": ("gbn",),
+        }  # fmt: skip
         assert baseline.settings.norm.method in known.get(name, ("bn", "none"))
 
 
@@ -338,4 +364,8 @@ def test_recipes_share_runs():
     assert lines < made["mnist1d-fig3"]
     assert made["mnist1d-fig7"] & made["mnist1d-fig3"] < lines
     assert len(made["mnist1d-stable-xbn"] & made["mnist1d-fig3"]) == 11, "BN, and GBN and XBN of five sizes"
+    assert len(made["mnist1d-evalnorm"] & made["mnist1d-fig3"]) == 17, "BN, and GBN and EN of all sizes"
+    assert len(made["mnist1d-evalnorm-table1"] & made["mnist1d-table1"]) == 3, "BN, GBN-16 and EN-16"
+    assert len(made["mnist1d-adaptivity"] & (made["mnist1d-fig3"] | made["mnist1d-fig3-agni"])) == 19
+    assert made["mnist1d-wsln"] < made["mnist1d-fig3"] | made["mnist1d-fig5"]
     assert not made["demo"] & made["mnist1d-fig3"], "test and validation signals"

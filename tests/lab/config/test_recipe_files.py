@@ -140,6 +140,10 @@ SIGNALS = {
         "optim": {"lr": 0.05, "warmup_epochs": 1}, "train": {"epochs": 12, "batch_size": 32, "evaluate_every": 12},
     },
     "mnist1d-gap": {"meter": {"every": 60, "batches": 7}},
+    "mnist1d-evalnorm": {"data": VALIDATION, "norm": {"method": "en", "ghost_size": 8, **NO_NOISE}},
+    "mnist1d-evalnorm-table1": {"norm": {"method": "en", **NO_NOISE}},
+    "mnist1d-adaptivity": {"data": VALIDATION, "norm": {"method": "agni"}},
+    "mnist1d-wsln": {"data": VALIDATION, "model": {"name": "wsln-conv1d"}},
     "mnist1d-equal-noise": {"meter": {"every": 60, "batches": 7}, "norm": {"ghost_size": 32}},
     "mnist1d-table3-nfresnet": {
         "model": {"name": "nf-resnet1d"}, "norm": {"ghost_size": 64, "placement": "activation"},

@@ -98,7 +98,7 @@ def about(findings: Findings) -> str:
 
 
 def costs(all_records: Iterable[Records]) -> str:
-    """Return what it costs to run each recipe again, in Markdown: its runs, their times, and where they were measured."""
+    """Return what it costs to run each recipe again, in Markdown: its runs, their times, and where they ran."""
     rows = []
     for each in all_records:
         ended = list(each.runs.values())
