@@ -23,7 +23,7 @@ def test_report_prints_the_table_and_the_page_last(there, capsys):
     assert cli.main(["report", "tiny.toml"]) == 0
     out, err = capsys.readouterr()
     assert "90.20 ± 0.20 (3)" in out
-    assert "GNI > BN: supported" in out
+    assert "GNI > BN: inconclusive. GNI ghost_size=16" in out
     assert "5 of 9 runs finished; 4 missing." in out
     assert out.splitlines()[-1] == os.path.join("out", "tiny", "index.html")
     assert err == ""
