@@ -9,7 +9,7 @@ from dataclasses import dataclass, field
 from functools import cached_property
 from typing import Any, Literal
 
-from ghostnoise.lab.config import plan
+from ghostnoise.lab.config import recipe
 from ghostnoise.lab.config.grid import Cell
 from ghostnoise.lab.config.plan import Stage
 from ghostnoise.lab.errors import UserError
@@ -267,7 +267,7 @@ class Findings:
 def aggregate(collected: Collected) -> Findings:
     """Compute the rows, their differences to the baseline and the claims, all with one Holm correction."""
     experiment = collected.experiment
-    won = {plan.key(experiment.tested(cell).settings) for cell in collected.winners.values()}
+    won = {recipe.key(experiment.tested(cell).settings) for cell in collected.winners.values()}
     scores = _scores(collected, won)
     tuning = [score for score in scores if score.stage == "tune"]
     rows = [
@@ -296,12 +296,12 @@ def _scores(collected: Collected, won: set[str]) -> list[Score]:
     for run in collected.runs:
         cell = run.point.cell
         if id(cell) not in keys:
-            keys[id(cell)] = plan.key(cell.settings)
+            keys[id(cell)] = recipe.key(cell.settings)
         cells.setdefault((run.point.stage, keys[id(cell)]), []).append(run)
     scores = []
     for (stage, _), runs in cells.items():
         cell = runs[0].point.cell
-        chosen = stage == "tune" and plan.key(collected.experiment.tested(cell).settings) in won
+        chosen = stage == "tune" and recipe.key(collected.experiment.tested(cell).settings) in won
         scores.append(Score(cell, stage, tuple(runs), chosen))
     return scores
 
