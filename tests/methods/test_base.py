@@ -15,9 +15,9 @@ from ghostnoise.tables import Moments
 from ghostnoise.torch_private import AnyBatchNorm
 from support import families
 from support.families import (
+    DRAWING,
     FAMILIES,
     LAYERS,
-    NOISY,
     OPTIONS,
     PLAIN_AT_INFERENCE,
     SHAPES,
@@ -199,7 +199,7 @@ def test_memory_formats_and_half_inputs_are_kept(family, level):
 
 @every_family
 def test_a_generator_replaces_the_default_one(family):
-    if family not in NOISY:
+    if family not in DRAWING:
         with pytest.raises(TypeError, match="generator"):
             build(family, 2, generator=torch.Generator())
         return

@@ -12,13 +12,12 @@ from ghostnoise.engine.ranks import Extent, Group, Ranks
 from ghostnoise.engine.recompute import drawing, remembered
 from ghostnoise.history import History
 from ghostnoise.masking import mask_of
-from ghostnoise.methods.base import NormLayer, checked, decide_batch_norm, zeroed
+from ghostnoise.methods.base import NormLayer, checked, decide_batch_norm, history_of, zeroed
 from ghostnoise.methods.exclusive_batch_norm import check_other_values, decide_exclusive_batch_norm
 from ghostnoise.methods.noise_base import (
-    Remembering,
+    Drawing,
     check_noise,
     checked_input,
-    history_of,
     inject_before,
     warn_without_variance,
 )
@@ -311,7 +310,7 @@ def _remember(history: History | None, m: Moments) -> None:
         history.add(m)
 
 
-class GhostNoise(Remembering, Leaf):
+class GhostNoise(Drawing, Leaf):
     """Shift and scale each sample as the statistics of a random ghost batch would, in training (GNI, eq. 10).
 
         y = (x - (m - μ)) / sqrt((s² + noise_eps) / (σ² + noise_eps))
@@ -384,7 +383,7 @@ class GhostNoise(Remembering, Leaf):
         return ", ".join([own, *self._described_history(), *ranks.described(self.process_group, self.uneven)])
 
 
-class GhostNoiseBatchNorm(Remembering, NormLayer):
+class GhostNoiseBatchNorm(Drawing, NormLayer):
     """Normalize with the whole batch, inject the noise of random ghost batches, then apply the affine (GNI, eq. 9).
 
     Each sample gets the noise of `ghost_size` samples that are drawn from the batch. Parameters, buffers, state_dict
