@@ -91,11 +91,11 @@ def decide_ghost_batch_norm(
     return normalize(ghost_batches(m, ghost_size), eps).then(weight, bias)
 
 
-def check_ghost_values(call: Call, ghost_size: int | None, name: str) -> None:
-    """Check that each ghost batch has more than one value per channel."""
+def check_ghost_values(call: Call, ghost_size: int | None, name: str, order: Tensor | None = None) -> None:
+    """Check that each ghost batch, of the samples in this `order`, has more than one value per channel."""
     extent, valid = call.extent, None
     if extent.counts is not None:
-        values = extent.counts
+        values = extent.counts if order is None else extent.counts[order]
         valid = torch.stack([part.sum() for part in values.split(_sizes(values.shape[0], ghost_size))])
     checks.ghost_values(extent.shape, name, extent.spatial, ghost_size, valid)
 

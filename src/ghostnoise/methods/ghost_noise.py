@@ -281,7 +281,7 @@ def _drawn(
     weighted = extent.mask is not None or (stored is not None and isinstance(stored.n, Tensor))
     if indices is not None:
         if draw == "partition":
-            checks.permutation(indices, rows)
+            checks.permutation(indices, rows, "with draw='partition'")
         else:
             checks.index_table(indices, rows, ghost_size, size)
         drawn = indices.to(device, torch.int64, copy=True)  # the backward pass needs them unchanged
