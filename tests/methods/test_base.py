@@ -34,7 +34,7 @@ every_layer = pytest.mark.parametrize(("family", "dimensions"), LAYERS)
 every_family = pytest.mark.parametrize("family", FAMILIES)
 every_level = pytest.mark.parametrize("level", LEVELS)
 # Families whose running variance is another one than that of nn.BatchNorm, which is unbiased.
-OTHER_VARIANCE = ("gbn", "xbn", "en")
+OTHER_VARIANCE = ("gbn", "sgbn", "xbn", "en")
 
 
 def seeded(layer, x):

@@ -111,6 +111,17 @@ def ghost_batch_norm(samples, ghost_size, weight=None, bias=None, eps=1e-5):
     return normalize(samples, lambda k: ghost_batch_of(k, len(samples), ghost_size), weight, bias, eps)
 
 
+def shuffled_ghost_batch_norm(samples, indices, weight=None, bias=None, eps=1e-5):
+    """Sample k is normalized with `indices[k]`, the samples of its ghost batch."""
+    return normalize(samples, lambda k: indices[k], weight, bias, eps)
+
+
+def shuffled_ghosts(permutation: Tensor, ghost_size: int) -> list[list[int]]:
+    """Return the ghost batch of each sample in the shuffled batch."""
+    parts, places = partition(permutation, ghost_size), permutation.tolist()
+    return [parts[places.index(k)] for k in range(len(places))]
+
+
 def exclusive_batch_norm(samples, ghost_size=None, weight=None, bias=None, eps=1e-5, **bounds):
     others = lambda k: [n for n in ghost_batch_of(k, len(samples), ghost_size) if n != k]  # noqa: E731
     return normalize(samples, others, weight, bias, eps, **bounds)
