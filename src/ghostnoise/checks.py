@@ -29,8 +29,8 @@ def ghost_size_or_none(value: object, least: int = 1) -> int | None:
 
 def history(value: object, least: int = 0) -> int:
     """Return `value` as a number of earlier samples."""
-    meaning = "the number of earlier samples to draw ghost batches from; use 256 to start with"
-    return _samples("history", value, least, meaning + (", or 0 to draw from the batch alone" if least == 0 else ""))
+    meaning = "the number of earlier samples; use 256 to start with"
+    return _samples("history", value, least, meaning + (", or 0 for the batch alone" if least == 0 else ""))
 
 
 def _samples(name: str, value: object, least: int, meaning: str) -> int:

@@ -12,6 +12,7 @@ from ghostnoise import checks, docstrings
 from ghostnoise.engine import fused, general, masks, ranks
 from ghostnoise.engine.general import Decide
 from ghostnoise.engine.ranks import Extent, Group
+from ghostnoise.engine.recompute import remembered
 from ghostnoise.history import History
 from ghostnoise.masking import mask_of
 from ghostnoise.tables import Affine, Moments, counts, normalize, whole_batch
@@ -264,6 +265,27 @@ class Remembering(Sampled):
         super()._load_from_state_dict(
             state_dict, prefix, local_metadata, strict, missing_keys, unexpected_keys, error_msgs
         )
+
+
+def check_history(history: object) -> None:
+    """Check that the history of a function is one that keeps samples, or None."""
+    if history is not None and not isinstance(history, History):
+        raise ValueError(
+            f"history={history!r}: a function takes a ghostnoise.History, which keeps the samples from call to call; "
+            "use history=ghostnoise.History(256) of your own, or a layer, which takes a number"
+        )
+
+
+def stored_samples(history: History, input: Tensor, channel_dim: int, extent: Extent) -> Moments:
+    """Return the samples of a history; those of the first pass if this one is recomputed.
+
+    If they all weigh as much as a sample of the input, `n` is an integer, so that they are drawn and pooled faster.
+    """
+    checks.recordable()
+    stored = remembered(partial(history.stored, input.shape[channel_dim], input.device))
+    if extent.mask is None and checks.readable(stored.mean) and bool((counts(stored) == extent.spatial).all()):
+        stored = stored._replace(n=extent.spatial)
+    return stored
 
 
 def history_of(size: int) -> History | None:
