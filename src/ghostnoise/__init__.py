@@ -66,6 +66,10 @@ if TYPE_CHECKING:
     from ghostnoise.methods.ghost_noise import GhostNoiseBatchNorm1d as GhostNoiseBatchNorm1d
     from ghostnoise.methods.ghost_noise import GhostNoiseBatchNorm2d as GhostNoiseBatchNorm2d
     from ghostnoise.methods.ghost_noise import GhostNoiseBatchNorm3d as GhostNoiseBatchNorm3d
+    from ghostnoise.methods.micro_batch_norm import MicroBatchNorm as MicroBatchNorm
+    from ghostnoise.methods.micro_batch_norm import MicroBatchNorm1d as MicroBatchNorm1d
+    from ghostnoise.methods.micro_batch_norm import MicroBatchNorm2d as MicroBatchNorm2d
+    from ghostnoise.methods.micro_batch_norm import MicroBatchNorm3d as MicroBatchNorm3d
     from ghostnoise.methods.shuffled_ghost_batch_norm import ShuffledGhostBatchNorm as ShuffledGhostBatchNorm
     from ghostnoise.methods.shuffled_ghost_batch_norm import ShuffledGhostBatchNorm1d as ShuffledGhostBatchNorm1d
     from ghostnoise.methods.shuffled_ghost_batch_norm import ShuffledGhostBatchNorm2d as ShuffledGhostBatchNorm2d

@@ -47,6 +47,12 @@ def indices(x, rows):
     return {"indices": table[rows]}
 
 
+def earlier(x, rows):
+    history, mean = ghostnoise.History(4), values(4, CHANNELS, seed=9).float().double()
+    history.add(ghostnoise.Moments(mean, torch.ones_like(mean), 5))
+    return {"history": history}
+
+
 def permutation(x, rows):
     return {"indices": torch.randperm(BATCH, generator=torch.Generator().manual_seed(7))}
 
@@ -62,6 +68,7 @@ def draws(law):
 CALLS = {
     "brn": norm(functional.batch_renorm, r_max=1.1, d_max=0.2, warmup_steps=1, transition_steps=2),
     "bn": norm(functional.batch_norm),
+    "mbn": norm(functional.micro_batch_norm, earlier),
     "gbn": norm(functional.ghost_batch_norm, ghost_size=GHOST),
     "gbn, running_var_from": norm(functional.ghost_batch_norm, ghost_size=4, running_var_from="batch"),
     "sgbn": norm(functional.shuffled_ghost_batch_norm, permutation, ghost_size=GHOST),
@@ -97,6 +104,7 @@ CALLS |= {
     for name in (
         "bn",
         "gbn",
+        "mbn",
         "sgbn",
         "xbn",
         "clamped xbn",

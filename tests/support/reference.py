@@ -107,6 +107,12 @@ def batch_norm(samples, weight=None, bias=None, eps=1e-5):
     return normalize(samples, lambda k: range(len(samples)), weight, bias, eps)
 
 
+def micro_batch_norm(samples, stored, weight=None, bias=None, eps=1e-5):
+    """The samples of the batch are normalized with their statistics and those of `stored` samples together."""
+    hat = normalize([*samples, *stored], lambda k: range(len(samples) + len(stored)), weight, bias, eps)
+    return _like(samples, list(hat)[: len(samples)])
+
+
 def ghost_batch_norm(samples, ghost_size, weight=None, bias=None, eps=1e-5):
     return normalize(samples, lambda k: ghost_batch_of(k, len(samples), ghost_size), weight, bias, eps)
 
