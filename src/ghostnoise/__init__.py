@@ -70,6 +70,10 @@ if TYPE_CHECKING:
     from ghostnoise.methods.micro_batch_norm import MicroBatchNorm1d as MicroBatchNorm1d
     from ghostnoise.methods.micro_batch_norm import MicroBatchNorm2d as MicroBatchNorm2d
     from ghostnoise.methods.micro_batch_norm import MicroBatchNorm3d as MicroBatchNorm3d
+    from ghostnoise.methods.prediction_time_batch_norm import PredictionTimeBatchNorm as PredictionTimeBatchNorm
+    from ghostnoise.methods.prediction_time_batch_norm import PredictionTimeBatchNorm1d as PredictionTimeBatchNorm1d
+    from ghostnoise.methods.prediction_time_batch_norm import PredictionTimeBatchNorm2d as PredictionTimeBatchNorm2d
+    from ghostnoise.methods.prediction_time_batch_norm import PredictionTimeBatchNorm3d as PredictionTimeBatchNorm3d
     from ghostnoise.methods.shuffled_ghost_batch_norm import ShuffledGhostBatchNorm as ShuffledGhostBatchNorm
     from ghostnoise.methods.shuffled_ghost_batch_norm import ShuffledGhostBatchNorm1d as ShuffledGhostBatchNorm1d
     from ghostnoise.methods.shuffled_ghost_batch_norm import ShuffledGhostBatchNorm2d as ShuffledGhostBatchNorm2d

@@ -134,6 +134,7 @@ def renamed(make):
 
 VARIANTS = {
     "bn": Variant(F.batch_norm, R.batch_norm, unbiased),
+    "ptbn": Variant(F.prediction_time_batch_norm, R.batch_norm, unbiased),
     "mbn": Variant(F.micro_batch_norm, R.batch_norm, unbiased),
     "gbn": Variant(F.ghost_batch_norm, R.ghost_batch_norm, ghosts, sized, sized),
     "gbn, batch variance": Variant(F.ghost_batch_norm, R.ghost_batch_norm, unbiased, BATCH, sized),
@@ -191,7 +192,7 @@ VARIANTS = {
 }  # fmt: skip
 NORMS = {name: variant for name, variant in VARIANTS.items() if variant.population is not None}
 # Those whose noise, or correction, is not a constant of the input: gradcheck would move it.
-DETERMINISTIC = [name for name in NORMS if name.startswith(("bn", "mbn", "gbn", "sgbn", "en", "xbn"))]
+DETERMINISTIC = [name for name in NORMS if name.startswith(("bn", "ptbn", "mbn", "gbn", "sgbn", "en", "xbn"))]
 
 
 def assert_equals_naive(variant: Variant, case: Case, mask: Tensor | None = None) -> None:
