@@ -7,7 +7,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from ghostnoise.cli import console
-from ghostnoise.cli.options import add_recipe, add_runs_folder, add_selection
+from ghostnoise.cli.options import add_recipe, add_runs_folder, add_selection, selecting_words
 from ghostnoise.lab.errors import UserError
 
 if TYPE_CHECKING:
@@ -49,16 +49,16 @@ def run(options: argparse.Namespace) -> int:
     provenance = Provenance(command_line(options), datetime.now().astimezone())
     found = None
     if options.records is not None:
-        from ghostnoise.lab import records
+        from ghostnoise.lab.store import records
 
-        read = records.read(options.records)
+        read = records.load(options.records)
         if read.recipe != experiment.recipe.name:
             raise UserError(
                 f"--records {options.records}: has the records of {read.recipe}, not of {experiment.recipe.name}; give "
                 "another file or recipe"
             )
         folder = options.records
-        found = records.recorded(read.runs, read.recipe, folder)
+        found = read.runs
     elif not folder.is_dir():
         console.warn(
             f"{folder}: not found, so there is no run to report; run `ghostnoise sweep {experiment.recipe.words}`, or "
@@ -88,11 +88,7 @@ def load(options: argparse.Namespace) -> "Experiment":
 
 def command_line(options: argparse.Namespace) -> str:
     """Return the command that makes the same report again."""
-    words = ["ghostnoise", options.command, options.recipe, *options.overrides, "--runs", str(options.runs)]
-    words += ["--variant", options.variant] if options.variant else []
-    words += ["--seeds", ",".join(map(str, options.seeds))] if options.seeds else []
-    words += [word for label in options.only for word in ("--only", label)]
-    words += ["--smoke"] if options.smoke else []
+    words = ["ghostnoise", options.command, *selecting_words(options), "--runs", str(options.runs)]
     words += ["--records", str(options.records)] if getattr(options, "records", None) else []
     words += ["--out", str(options.out)] if getattr(options, "out", None) else []
     return shlex.join(words)
