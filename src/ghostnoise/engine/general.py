@@ -33,7 +33,7 @@ from ghostnoise.engine import masks, ops
 from ghostnoise.engine.masks import Valid
 from ghostnoise.engine.ranks import Extent, Ranks, uncompiled
 from ghostnoise.tables import Affine, Moments, table_dtype
-from ghostnoise.torch_private import eager_apply, has_saved_tensor_hooks, needs_operators
+from ghostnoise.torch_private import eager_apply, has_saved_tensor_hooks, is_exporting, needs_operators
 
 Decide: TypeAlias = Callable[..., Affine]
 
@@ -56,7 +56,7 @@ def _run(
     if mask is not None:
         x, valid = masks.fill(x, mask)
     call = Call(decide, ops.positions(x), valid, extent.ranks, extent.counts)
-    if torch.compiler.is_compiling() and x.device.type == "cpu" and not torch.compiler.is_exporting():
+    if torch.compiler.is_compiling() and x.device.type == "cpu" and not is_exporting():
         affine = call.tables(_Measure.apply(x), parameters)
         y = _Transform.apply(x, *affine)
     elif torch.compiler.is_compiling() or needs_operators(x, *parameters):
