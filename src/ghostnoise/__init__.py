@@ -66,6 +66,18 @@ if TYPE_CHECKING:
     from ghostnoise.methods.ghost_noise import GhostNoiseBatchNorm1d as GhostNoiseBatchNorm1d
     from ghostnoise.methods.ghost_noise import GhostNoiseBatchNorm2d as GhostNoiseBatchNorm2d
     from ghostnoise.methods.ghost_noise import GhostNoiseBatchNorm3d as GhostNoiseBatchNorm3d
+    from ghostnoise.methods.micro_batch_norm import MicroBatchNorm as MicroBatchNorm
+    from ghostnoise.methods.micro_batch_norm import MicroBatchNorm1d as MicroBatchNorm1d
+    from ghostnoise.methods.micro_batch_norm import MicroBatchNorm2d as MicroBatchNorm2d
+    from ghostnoise.methods.micro_batch_norm import MicroBatchNorm3d as MicroBatchNorm3d
+    from ghostnoise.methods.prediction_time_batch_norm import PredictionTimeBatchNorm as PredictionTimeBatchNorm
+    from ghostnoise.methods.prediction_time_batch_norm import PredictionTimeBatchNorm1d as PredictionTimeBatchNorm1d
+    from ghostnoise.methods.prediction_time_batch_norm import PredictionTimeBatchNorm2d as PredictionTimeBatchNorm2d
+    from ghostnoise.methods.prediction_time_batch_norm import PredictionTimeBatchNorm3d as PredictionTimeBatchNorm3d
+    from ghostnoise.methods.shuffled_ghost_batch_norm import ShuffledGhostBatchNorm as ShuffledGhostBatchNorm
+    from ghostnoise.methods.shuffled_ghost_batch_norm import ShuffledGhostBatchNorm1d as ShuffledGhostBatchNorm1d
+    from ghostnoise.methods.shuffled_ghost_batch_norm import ShuffledGhostBatchNorm2d as ShuffledGhostBatchNorm2d
+    from ghostnoise.methods.shuffled_ghost_batch_norm import ShuffledGhostBatchNorm3d as ShuffledGhostBatchNorm3d
     from ghostnoise.methods.weight_standardization import WeightStandardized as WeightStandardized
     from ghostnoise.methods.weight_standardization import WSConv1d as WSConv1d
     from ghostnoise.methods.weight_standardization import WSConv2d as WSConv2d

@@ -29,8 +29,8 @@ def ghost_size_or_none(value: object, least: int = 1) -> int | None:
 
 def history(value: object, least: int = 0) -> int:
     """Return `value` as a number of earlier samples."""
-    meaning = "the number of earlier samples to draw ghost batches from; use 256 to start with"
-    return _samples("history", value, least, meaning + (", or 0 to draw from the batch alone" if least == 0 else ""))
+    meaning = "the number of earlier samples; use 256 to start with"
+    return _samples("history", value, least, meaning + (", or 0 for the batch alone" if least == 0 else ""))
 
 
 def _samples(name: str, value: object, least: int, meaning: str) -> int:
@@ -361,21 +361,21 @@ def index_table(indices: object, rows: int, size: int, batch_size: int) -> None:
             raise ValueError(f"indices from {low} to {high}: must lie in [0, B) = [0, {batch_size})")
 
 
-def permutation(indices: object, batch_size: int) -> None:
-    """Check a permutation of the samples of a batch."""
+def permutation(indices: object, batch_size: int, of: str) -> None:
+    """Check a permutation of the samples of a batch; `of` describes what takes one."""
     indices = _index_tensor(indices, "(B,)")
     if indices.shape != (batch_size,):
         raise ValueError(
             f"indices of shape {tuple(indices.shape)}: must be (B,) = ({batch_size},), a permutation of the samples, "
-            "with draw='partition'; use torch.randperm"
+            f"{of}; use torch.randperm"
         )
     # See `index_table`.
     if indices.device.type == "cpu" and not torch.compiler.is_compiling():
         missing = set(range(batch_size)) - set(indices.tolist())
         if missing:
             raise ValueError(
-                f"indices without sample {min(missing)}: must contain each of the {batch_size} samples once, with "
-                "draw='partition'; use torch.randperm"
+                f"indices without sample {min(missing)}: must contain each of the {batch_size} samples once, {of}; "
+                "use torch.randperm"
             )
 
 

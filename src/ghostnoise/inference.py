@@ -21,8 +21,7 @@ from ghostnoise.conversion.schedules import has_ghost_size
 from ghostnoise.conversion.targets import Found, channel_dim_of, everything, listing
 from ghostnoise.engine import ops
 from ghostnoise.masking import repeated as repeated_masks
-from ghostnoise.methods.base import NormLayer, Sampled
-from ghostnoise.methods.noise_base import Remembering
+from ghostnoise.methods.base import NormLayer, Remembering, Sampled
 from ghostnoise.randomness import draw_rows
 from ghostnoise.tables import Affine, Moments, drawn_samples, normalize, table_dtype, whole_batch
 from ghostnoise.torch_private import needs_operators

@@ -224,7 +224,7 @@ def _pooled(mean: Tensor, var: Tensor, count: "Tensor | int" = 1) -> Moments:
 
     If all counts are 0, the moments are 0.
     """
-    if not isinstance(count, Tensor):
+    if not isinstance(count, Tensor) or count.ndim == 0:  # `torch.jit.trace` records integers as tensors
         pooled = mean.mean(-2, keepdim=True)
         square = (var + (mean - pooled).square()).mean(-2, keepdim=True)
         return Moments(pooled, square, count * mean.shape[-2])

@@ -4,7 +4,8 @@ from torch import nn
 from ghostnoise.bench import net
 from ghostnoise.bench.settings import Settings
 from ghostnoise.lab import models
-from ghostnoise.lab.config.schema import ModelSettings, NormSettings
+from ghostnoise.lab.config.methods import NormSettings
+from ghostnoise.lab.config.schema import ModelSettings
 
 
 def test_the_rows_are_the_promised_ones():

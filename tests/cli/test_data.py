@@ -33,13 +33,13 @@ def called(capsys, *words, folder):
 
 def test_listing(tmp_path, mnist, cifar):
     entry, arrays = mnist
-    write(entry.layouts[0], arrays, tmp_path / "MNIST" / "raw")
-    write(cifar[0].layouts[1], cifar[1], tmp_path / "cifar-10-batches-py")
+    write(entry.layout, arrays, tmp_path / "MNIST" / "raw")
+    write(cifar[0].layout, cifar[1], tmp_path / "cifar-10-batches-py")
     (tmp_path / "cifar-10-batches-py" / "test_batch").write_bytes(b"damaged")
     (tmp_path / "cifar-100-python").mkdir()
     rows = {row.name: row for row in data.listing(tmp_path)}
     assert list(rows) == ["mnist1d", "digits", "mnist", "fashion-mnist", "cifar10", "cifar100", "imagefolder"]
-    size = sum(file.size for file in entry.layouts[0].files(("train", "test")))
+    size = sum(file.size for file in entry.layout.files(("train", "test")))
     assert rows["mnist"] == data.Listed("mnist", 70, 10, (1, 28, 28), size, "MNIST/raw/")
     assert rows["digits"].where == "included in scikit-learn"
     assert rows["mnist1d"] == data.Listed("mnist1d", 10_000, 10, (1, 40), None, "generated")
@@ -53,8 +53,8 @@ def test_listing(tmp_path, mnist, cifar):
 
 @pytest.mark.parametrize("width", [80, 120])
 def test_the_table_is_readable(tmp_path, mnist, cifar, width):
-    write(cifar[0].layouts[0], cifar[1], tmp_path / "cifar-10-batches-bin")
-    (tmp_path / "cifar-10-batches-bin" / "test_batch.bin").write_bytes(b"damaged")
+    write(cifar[0].layout, cifar[1], tmp_path / "cifar-10-batches-py")
+    (tmp_path / "cifar-10-batches-py" / "test_batch").write_bytes(b"damaged")
     console = Console(file=io.StringIO(), width=width)
     console.print(data.table(data.listing(tmp_path), tmp_path))
     text = console.file.getvalue()
@@ -73,7 +73,7 @@ def test_the_table_is_readable(tmp_path, mnist, cifar, width):
     (line,) = [line for line in lines if "mnist1d" in line]
     assert [cell.strip() for cell in line.strip("│").split("│")] == ["mnist1d", "10,000", "10", "1×40", "", "generated"]
     (line,) = [line for line in lines if "cifar10 " in line]
-    assert "cifar-10-batches-bin/" in line
+    assert "cifar-10-batches-py/" in line
     assert "damaged" in text
 
 
@@ -89,7 +89,7 @@ def test_verify(tmp_path, mnist, capsys):
     entry, arrays = mnist
     with pytest.raises(UserError, match="mnist: no train or test images in"):
         data.verify("mnist", tmp_path)
-    write(entry.layouts[0], arrays, tmp_path / "mnist", zipped=True)
+    write(entry.layout, arrays, tmp_path / "mnist", zipped=True)
     out = called(capsys, "verify", "mnist", folder=tmp_path)
     assert out == f"mnist: complete in {tmp_path}/mnist, 4 files with the published md5 checksums\n"
     (tmp_path / "mnist" / "t10k-labels-idx1-ubyte.gz").write_bytes(b"")
@@ -99,7 +99,7 @@ def test_verify(tmp_path, mnist, capsys):
 
 def test_get_verifies_a_complete_data_set(tmp_path, mnist, capsys):
     entry, arrays = mnist
-    write(entry.layouts[0], arrays, tmp_path / "mnist")
+    write(entry.layout, arrays, tmp_path / "mnist")
     assert "mnist: complete in" in called(capsys, "get", "mnist", folder=tmp_path)
 
 
@@ -107,11 +107,11 @@ def test_get_downloads_a_data_set_once(tmp_path, tmp_path_factory, mnist, capsys
     monkeypatch.setattr(download, "SCHEMES", download.SCHEMES | {"http"})
     entry, arrays = mnist
     source = tmp_path_factory.mktemp("zipped") / "mnist"
-    write(entry.layouts[0], arrays, source, zipped=True)
+    write(entry.layout, arrays, source, zipped=True)
     server.contents = {path.name: path.read_bytes() for path in source.iterdir()}
-    downloads = tuple(described(file.name, server.contents[file.name]) for file in entry.layouts[0].downloads)
-    layout = replace(entry.layouts[0], downloads=downloads, addresses=(server.address,))
-    monkeypatch.setitem(catalog.CATALOG, "mnist", replace(entry, layouts=(layout,)))
+    downloads = tuple(described(file.name, server.contents[file.name]) for file in entry.layout.downloads)
+    layout = replace(entry.layout, downloads=downloads, addresses=(server.address,))
+    monkeypatch.setitem(catalog.CATALOG, "mnist", replace(entry, layout=layout))
     for _ in range(2):
         out = called(capsys, "get", "mnist", folder=tmp_path / "new")
         assert f"mnist: complete in {tmp_path}/new/mnist" in out
@@ -119,7 +119,7 @@ def test_get_downloads_a_data_set_once(tmp_path, tmp_path_factory, mnist, capsys
 
 
 def test_the_folder_of_the_environment(tmp_path, mnist, monkeypatch):
-    write(mnist[0].layouts[0], mnist[1], tmp_path / "mnist")
+    write(mnist[0].layout, mnist[1], tmp_path / "mnist")
     monkeypatch.setenv("GHOSTNOISE_DATA", str(tmp_path))
     assert cli.main(["data", "verify", "mnist"]) == 0
 
@@ -144,7 +144,6 @@ def test_mnist1d_needs_no_files(tmp_path, action, capsys):
         (["verify", "imagefolder"], "have no published checksums"),
         (["get", "cifar"], "did you mean cifar1"),
         (["verify", "cifar"], "cifar: unknown data set"),
-        (["verify"], "verify without a name: must be one of mnist1d, digits, mnist, "),
         (["get"], "get without a name: must be one of mnist1d, digits, mnist, "),
         (["verify", "mnist"], "train-images-idx3-ubyte"),
     ],

@@ -11,7 +11,7 @@ import ghostnoise
 from ghostnoise.methods import registry
 from support.models import convolutional, images, state, tokens, transformer
 
-METHODS = {name: method for name, method in registry.names().items() if method[0].noise is not None}
+METHODS = {name: method for name, method in registry.names().items() if method[0].noise in registry.noises()}
 
 
 class Residual(nn.Module):

@@ -225,7 +225,7 @@ def test_activated_classes_are_created_once_and_found_by_name():
 # Methods and their options.
 
 
-@pytest.mark.parametrize("name", list(registry.names()))
+@pytest.mark.parametrize("name", SIZES)
 def test_options_are_those_of_the_layer_that_conversion_does_not_name(name):
     method = Method(name, *registry.find(name))
     options = method.options(method.spec.norm)

@@ -26,6 +26,7 @@ def seeded():
 norm = {"num_features": 3, "dtype": DTYPE}
 LAYERS = {
     "brn": lambda: ghostnoise.BatchRenorm1d(**norm, warmup_steps=0, transition_steps=0),
+    "micro-batches": lambda: ghostnoise.MicroBatchNorm1d(**norm, history=9),
     "history inside": lambda: ghostnoise.GhostNoiseBatchNorm1d(**norm, ghost_size=4, history=6),
     "history": lambda: ghostnoise.GhostNoise(4, history=6),
     "draws": lambda: ghostnoise.GhostNoiseBatchNorm1d(**norm, ghost_size=4, generator=seeded()),

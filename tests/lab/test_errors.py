@@ -9,7 +9,7 @@ import pytest
 from ghostnoise.lab import measure
 from ghostnoise.lab.data import image_folder
 from ghostnoise.lab.errors import UserError, import_failure
-from ghostnoise.lab.models import from_timm
+from ghostnoise.lab.models import foreign
 
 NMS = RuntimeError("operator torchvision::nms does not exist\nand more")
 
@@ -43,7 +43,7 @@ def test_a_missing_torchvision_is_not_a_mismatch(monkeypatch):
 @pytest.mark.parametrize(
     "user",
     [
-        lambda: from_timm._timm("timm:resnet18"),
+        lambda: foreign._timm("timm:resnet18"),
         lambda: image_folder._transforms(8, 8),
         lambda: measure.call("their_networks:make"),
     ],

@@ -19,11 +19,13 @@ LAYERS = [
     ["store"],
     ["config.grid"],
     ["config.recipe"],
-    ["config.variants"],
+    ["config.inheritance"],
     ["config.overrides"],
     ["models", "data"],
     ["config.schema"],
-    ["config.methods", "store.atomic"],
+    ["config.methods"],
+    ["config.section"],
+    ["config.own", "store.atomic"],
     ["errors", "garbage", "limits"],
 ]
 HEIGHT = {part: len(LAYERS) - line for line, parts in enumerate(LAYERS) for part in parts}

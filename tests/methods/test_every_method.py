@@ -198,7 +198,7 @@ def test_evaluation_without_buffers_uses_the_batch():
 
 
 DRAWING = {family: functools.partial(function, running_mean=None, running_var=None, training=True, **options)
-           for family in families.NOISY for function, options in [families.function(family)]} | {
+           for family in families.DRAWING for function, options in [families.function(family)]} | {
     f"{noise.__name__}, {options}": lambda x, generator=None, noise=noise, options=options: noise(
         4, generator=generator, **options)(x)
     for noise, options in ((registry.noises()[0], {}), (registry.noises()[0], {"draw": "partition"}),
@@ -299,7 +299,7 @@ VALUES = {
     "draw": ["shuffle", None], "normalizer": ["xbn", None], "min_std": [-1, None], "clamp_output": [-1, float("nan")],
     "self_weight": [1, -0.1, None, "0.1"], "alpha": [2, "1/N"], "running_var_from": ["x"], "r_max": [0.5],
     "d_max": [-1], "warmup_steps": [-1], "transition_steps": [1.5], "uneven": ["yes"], "generator": [3], "eps": [-1],
-    "history": [-1],
+    "history": [-1], "prior_samples": [-1, None],
 }  # fmt: skip
 
 
@@ -307,7 +307,7 @@ VALUES = {
 def test_options_are_checked_by_the_layer_and_by_the_function(family):
     spec, (function, options) = families.SPECS[family], families.function(family)
     checked = {option.name for option in spec.options} | {"uneven", "eps"}
-    checked |= {"generator"} if family in families.NOISY else set()
+    checked |= {"generator"} if family in families.DRAWING else set()
     assert checked <= VALUES.keys(), "give values that the new option refuses"
     for option in checked:
         for value in VALUES[option]:

@@ -8,7 +8,7 @@ from torch.func import functional_call, grad, stack_module_state, vmap
 
 import ghostnoise
 from ghostnoise.methods import registry
-from support.converted import METHODS, NOISY, assert_same, converted, step
+from support.converted import DRAWING, METHODS, assert_same, converted, step
 from support.families import UNTRACKED
 from support.models import images
 
@@ -97,7 +97,7 @@ def test_many_models_in_training(method):
 
 
 @slow
-@pytest.mark.parametrize("method", NOISY)
+@pytest.mark.parametrize("method", DRAWING)
 def test_randomness_is_for_vmap_to_say(method):
     models = [converted(method, torch.float64) for _ in range(2)]
     y, _ = many(models, randomness="same")

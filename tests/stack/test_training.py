@@ -12,7 +12,7 @@ from torch.utils.checkpoint import checkpoint, checkpoint_sequential
 
 import ghostnoise
 from support.closeness import assert_close
-from support.converted import METHODS, NOISY, PLAIN_AT_INFERENCE, assert_same, converted, step, twins
+from support.converted import DRAWING, METHODS, NOISY, PLAIN_AT_INFERENCE, assert_same, converted, step, twins
 from support.families import FAMILIES, build, example
 from support.levels import LEVELS, running
 from support.models import SIZES, convolutional, images, tokens, trained, transformer
@@ -56,7 +56,7 @@ def test_a_copy_trains_on_its_own_under_the_seed(method):
     assert_same(model.state_dict(), before)
     assert_same(step(model, model, seed=1), ours)
     other = converted(method)
-    assert torch.equal(ours["y"], step(other, other, seed=2)["y"]) != (method in NOISY)
+    assert torch.equal(ours["y"], step(other, other, seed=2)["y"]) != (method in DRAWING)
 
 
 # Gradient accumulation: a micro-batch is a batch of its own.

@@ -10,8 +10,9 @@ from support import families
 from support.models import SIZES, images, trained
 
 METHODS = list(SIZES)
-NOISY = [name for name, (spec, _) in registry.names().items() if spec.name in families.NOISY]
-PLAIN_AT_INFERENCE = [name for name, (spec, _) in registry.names().items() if not spec.changes_inference]
+NOISY = [name for name in METHODS if registry.names()[name][0].name in families.NOISY]
+DRAWING = [name for name in METHODS if registry.names()[name][0].name in families.DRAWING]
+PLAIN_AT_INFERENCE = [name for name in METHODS if not registry.names()[name][0].changes_inference]
 
 
 def converted(method, dtype=torch.float32, **options):

@@ -8,7 +8,7 @@ from dataclasses import replace
 import numpy as np
 
 from ghostnoise.lab.data.catalog import CATALOG, File
-from ghostnoise.lab.data.readers import Arrays
+from ghostnoise.lab.data.files import Arrays
 
 TRAIN, TEST = 50, 20  # five CIFAR batches of ten
 
@@ -25,14 +25,12 @@ def small(name, train=TRAIN, test=TEST):
         part: random_arrays(official.shape, official.classes, count, seed)
         for seed, (part, count) in enumerate((("train", train), ("test", test)))
     }
-    layouts = []
-    for layout in official.layouts:
-        parts = {
-            part: tuple(map(described, [file.name for file in files], encode(layout.format, arrays[part], len(files))))
-            for part, files in (("train", layout.train), ("test", layout.test))
-        }  # fmt: skip
-        layouts.append(replace(layout, **parts))
-    return replace(official, train_size=train, test_size=test, layouts=tuple(layouts)), arrays
+    layout = official.layout
+    parts = {
+        part: tuple(map(described, [file.name for file in files], encode(layout, arrays[part], len(files))))
+        for part, files in (("train", layout.train), ("test", layout.test))
+    }
+    return replace(official, train_size=train, test_size=test, layout=replace(layout, **parts)), arrays
 
 
 def described(name, data):
@@ -43,31 +41,23 @@ def write(layout, arrays, folder, zipped=False):
     """Write all files of a layout into `folder`."""
     folder.mkdir(parents=True)
     for part, files in (("train", layout.train), ("test", layout.test)):
-        for file, data in zip(files, encode(layout.format, arrays[part], len(files)), strict=True):
+        for file, data in zip(files, encode(layout, arrays[part], len(files)), strict=True):
             if zipped:
                 (folder / f"{file.name}.gz").write_bytes(gzip.compress(data))
             else:
                 (folder / file.name).write_bytes(data)
 
 
-def encode(file_format, arrays, count):
+def encode(layout, arrays, count):
     """Return the contents of the `count` files of a split."""
-    if file_format == "idx":
+    if layout.archive is None:
         return [idx(arrays.pixels[:, 0]), idx(arrays.labels.astype(np.uint8))]
     blocks = zip(np.split(arrays.pixels, count), np.split(arrays.labels, count), strict=True)
-    return [CIFAR[file_format](pixels, labels.tolist()) for pixels, labels in blocks]
+    return [python2_pickle(pixels, labels.tolist()) for pixels, labels in blocks]
 
 
 def idx(array):
     return struct.pack(f">BBBB{array.ndim}I", 0, 0, 8, array.ndim, *array.shape) + array.tobytes()
-
-
-def binary(pixels, labels):
-    return b"".join(bytes([label]) + image.tobytes() for image, label in zip(pixels, labels, strict=True))
-
-
-def coarse_fine(pixels, labels):
-    return b"".join(bytes([label // 5, label]) + image.tobytes() for image, label in zip(pixels, labels, strict=True))
 
 
 def python2_pickle(pixels, labels):
@@ -80,9 +70,6 @@ def python2_pickle(pixels, labels):
     ]
     items.append(("fine_labels" if max(labels) > 9 else "labels", _list(labels)))
     return b"\x80\x02}(" + b"".join(_text(key.encode()) + value for key, value in items) + b"u."
-
-
-CIFAR = {"binary": binary, "binary-coarse-fine": coarse_fine, "pickle": python2_pickle}
 
 
 def _text(data):

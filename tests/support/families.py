@@ -18,7 +18,8 @@ OPTIONS = {
 }
 SHAPES = {1: (10, 3, 7), 2: (10, 3, 4, 5), 3: (10, 3, 2, 3, 4)}
 LAYERS = [(family, dimensions) for family in FAMILIES for dimensions in SHAPES]
-NOISY = [name for name, spec in SPECS.items() if "generator" in inspect.signature(spec.norm).parameters]
+NOISY = [name for name, spec in SPECS.items() if spec.noise is not None]
+DRAWING = [name for name, spec in SPECS.items() if "generator" in inspect.signature(spec.norm).parameters]
 PLAIN_AT_INFERENCE = [name for name, spec in SPECS.items() if not spec.changes_inference]
 
 
@@ -32,7 +33,7 @@ def build(family, dimensions, num_features=3, **options):
 
 def function(family):
     """Return the function of a family, and the keywords that its layer of `build` calls it with."""
-    return SPECS[family].norm.function, OPTIONS[family]
+    return SPECS[family].norm.function, {key: value for key, value in OPTIONS[family].items() if key != "history"}
 
 
 def needs_running_statistics(family):

@@ -4,7 +4,8 @@ import torch
 from torch import nn
 
 from ghostnoise.lab import models
-from ghostnoise.lab.config.schema import ModelSettings, NormSettings
+from ghostnoise.lab.config.methods import NormSettings
+from ghostnoise.lab.config.schema import ModelSettings
 from ghostnoise.methods import registry
 
 SIGNALS = [name for name, network in models.CATALOG.items() if len(network.shape) == 2]

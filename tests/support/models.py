@@ -7,11 +7,12 @@ from torch import nn
 
 from ghostnoise.methods import registry
 
-# The names that `convert` accepts, each with the options that it needs.
+# The names that `convert` accepts for batch norms, each with the options that it needs.
 SIZES = {
     name: ({} if spec.ghost_size == "none" else {"ghost_size": 4})
     | {option.name: spec.example[option.name] for option in spec.options if option.default is inspect.Parameter.empty}
     for name, (spec, _) in registry.names().items()
+    if spec.norm is not None
 }
 
 

@@ -47,6 +47,16 @@ def indices(x, rows):
     return {"indices": table[rows]}
 
 
+def earlier(x, rows):
+    history, mean = ghostnoise.History(4), values(4, CHANNELS, seed=9).float().double()
+    history.add(ghostnoise.Moments(mean, torch.ones_like(mean), 5))
+    return {"history": history}
+
+
+def permutation(x, rows):
+    return {"indices": torch.randperm(BATCH, generator=torch.Generator().manual_seed(7))}
+
+
 def draws(law):
     def given(x, rows):
         made = Law(GHOST, law).draw((BATCH, CHANNELS), x.shape[2:].numel(), x.device, torch.Generator().manual_seed(7))
@@ -58,8 +68,10 @@ def draws(law):
 CALLS = {
     "brn": norm(functional.batch_renorm, r_max=1.1, d_max=0.2, warmup_steps=1, transition_steps=2),
     "bn": norm(functional.batch_norm),
+    "mbn": norm(functional.micro_batch_norm, earlier),
     "gbn": norm(functional.ghost_batch_norm, ghost_size=GHOST),
     "gbn, running_var_from": norm(functional.ghost_batch_norm, ghost_size=4, running_var_from="batch"),
+    "sgbn": norm(functional.shuffled_ghost_batch_norm, permutation, ghost_size=GHOST),
     "xbn": norm(functional.exclusive_batch_norm),
     "xbn of ghost batches": norm(functional.exclusive_batch_norm, ghost_size=GHOST, min_std=0.9, momentum=None),
     "clamped xbn": norm(functional.exclusive_batch_norm, ghost_size=GHOST, clamp_output=1.0),
@@ -89,7 +101,19 @@ def masked(call):
 
 CALLS |= {
     f"masked {name}": masked(CALLS[name])
-    for name in ("bn", "gbn", "xbn", "clamped xbn", "gni", "gni after xbn", "agni-conv", "noise", "analytical noise")
+    for name in (
+        "bn",
+        "gbn",
+        "mbn",
+        "sgbn",
+        "xbn",
+        "clamped xbn",
+        "gni",
+        "gni after xbn",
+        "agni-conv",
+        "noise",
+        "analytical noise",
+    )
 }
 
 
@@ -211,6 +235,15 @@ def flexible(rank, count):
             return ghostnoise.flex_norm(x, decide, weight, bias, **more)
 
         compare(rank, SPLITS[count][0], call, SHAPES[1], torch.float64)
+
+
+def permutations(rank, count):
+    """Ranks do not share a permutation: a layer that would have to draw one refuses."""
+    layer, x = ghostnoise.ShuffledGhostBatchNorm1d(CHANNELS, ghost_size=2, process_group="world"), torch.randn(4, 3, 2)
+    with pytest.raises(ValueError, match="process_group='world' without indices: ranks do not share a permutation"):
+        layer(x)
+    assert layer.eval()(x).isfinite().all()
+    assert ghostnoise.ShuffledGhostBatchNorm1d(CHANNELS, ghost_size=2)(x).isfinite().all()
 
 
 def copies(rank, count):

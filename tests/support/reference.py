@@ -107,8 +107,25 @@ def batch_norm(samples, weight=None, bias=None, eps=1e-5):
     return normalize(samples, lambda k: range(len(samples)), weight, bias, eps)
 
 
+def micro_batch_norm(samples, stored, weight=None, bias=None, eps=1e-5):
+    """The samples of the batch are normalized with their statistics and those of `stored` samples together."""
+    hat = normalize([*samples, *stored], lambda k: range(len(samples) + len(stored)), weight, bias, eps)
+    return _like(samples, list(hat)[: len(samples)])
+
+
 def ghost_batch_norm(samples, ghost_size, weight=None, bias=None, eps=1e-5):
     return normalize(samples, lambda k: ghost_batch_of(k, len(samples), ghost_size), weight, bias, eps)
+
+
+def shuffled_ghost_batch_norm(samples, indices, weight=None, bias=None, eps=1e-5):
+    """Sample k is normalized with `indices[k]`, the samples of its ghost batch."""
+    return normalize(samples, lambda k: indices[k], weight, bias, eps)
+
+
+def shuffled_ghosts(permutation: Tensor, ghost_size: int) -> list[list[int]]:
+    """Return the ghost batch of each sample in the shuffled batch."""
+    parts, places = partition(permutation, ghost_size), permutation.tolist()
+    return [parts[places.index(k)] for k in range(len(places))]
 
 
 def exclusive_batch_norm(samples, ghost_size=None, weight=None, bias=None, eps=1e-5, **bounds):

@@ -67,6 +67,18 @@ def ghosts(samples, case):
     return tuple(sum(tables) for tables in zip(*parts, strict=True))
 
 
+def shuffled_average(samples, case):
+    """The average over values of the statistics of their ghost batches in the shuffled batch."""
+    parts = reference.shuffled_ghosts(case.permutation(), case.ghost_size)
+    count = sum(sample.shape[1] for sample in samples)
+    tables = [
+        [table * sample.shape[1] / count for table in reference.statistics([samples[n] for n in part])]
+        for sample, part in zip(samples, parts, strict=True)
+        if sample.shape[1]
+    ]
+    return tuple(sum(each) for each in zip(*tables, strict=True))
+
+
 def sized(case):
     return {"ghost_size": case.ghost_size}
 
@@ -122,8 +134,15 @@ def renamed(make):
 
 VARIANTS = {
     "bn": Variant(F.batch_norm, R.batch_norm, unbiased),
+    "ptbn": Variant(F.prediction_time_batch_norm, R.batch_norm, unbiased),
+    "mbn": Variant(F.micro_batch_norm, R.batch_norm, unbiased),
     "gbn": Variant(F.ghost_batch_norm, R.ghost_batch_norm, ghosts, sized, sized),
     "gbn, batch variance": Variant(F.ghost_batch_norm, R.ghost_batch_norm, unbiased, BATCH, sized),
+    "sgbn": Variant(
+        F.shuffled_ghost_batch_norm, R.shuffled_ghost_batch_norm, shuffled_average,
+        both(sized, lambda case: {"indices": case.permutation()}),
+        lambda case: {"indices": reference.shuffled_ghosts(case.permutation(), case.ghost_size)},
+    ),
     "en": Variant(F.eval_norm, R.ghost_batch_norm, ghosts, sized, sized),
     "xbn": Variant(*XBN, least=OTHERS),
     "xbn of ghost batches": Variant(*XBN, sized, sized, OTHERS),
@@ -173,7 +192,7 @@ VARIANTS = {
 }  # fmt: skip
 NORMS = {name: variant for name, variant in VARIANTS.items() if variant.population is not None}
 # Those whose noise, or correction, is not a constant of the input: gradcheck would move it.
-DETERMINISTIC = [name for name in NORMS if name.startswith(("bn", "gbn", "en", "xbn"))]
+DETERMINISTIC = [name for name in NORMS if name.startswith(("bn", "ptbn", "mbn", "gbn", "sgbn", "en", "xbn"))]
 
 
 def assert_equals_naive(variant: Variant, case: Case, mask: Tensor | None = None) -> None:

@@ -171,7 +171,8 @@ def _layers(row: Row, device: torch.device) -> dict[str, Callable[[str], Step]]:
 def _networks(device: torch.device, quick: bool) -> dict[str, Callable[[str], Step]]:
     from ghostnoise.bench.net import CLASSES, METHODS, training_step
     from ghostnoise.lab import models
-    from ghostnoise.lab.config.schema import ModelSettings, NormSettings
+    from ghostnoise.lab.config.methods import NormSettings
+    from ghostnoise.lab.config.schema import ModelSettings
 
     shape = (16, 3, 8, 8) if quick else (128, 3, 32, 32)
     settings = ModelSettings(name="resnet20", width=8 if quick else None)

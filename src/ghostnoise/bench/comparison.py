@@ -85,6 +85,8 @@ def cases(device: torch.device) -> Iterator[Case]:
             runs = (_operator(function, takes_dy, tables, channel_dim) for function in (operator, plain))
             yield Case(name, "operator", layout, *runs)
         for name, function, spec, training in _functions():
+            if spec.inserts and layout == "features":  # a sample needs several positions
+                continue
             run = _layer(function, training, _options(function, spec, shape, channel_dim, device))
             for level, block in levels.items():
                 yield Case(name, level, layout, _within(block, run), _within(_plain, run))
@@ -97,7 +99,7 @@ def _functions() -> Iterator[tuple[str, Callable[..., Tensor], registry.MethodSp
             yield spec.label, spec.norm.function, spec, True
             if spec.changes_inference:
                 yield f"{spec.label} in eval mode", spec.norm.function, spec, False
-        if spec.noise in registry.noises():
+        if spec.noise in registry.inserted():
             name = re.sub(r"(?<!^)(?=[A-Z])", "_", spec.noise.__name__).lower()
             yield f"{spec.label} alone", registry.functions()[name], spec, True
 
@@ -206,8 +208,12 @@ def _options(
     options: dict[str, Any] = spec.example | {"channel_dim": dim}
     if spec.ghost_size != "none":
         options["ghost_size"] = GHOST_SIZE
-    if "indices" in taken:
+    if "indices" in taken and spec.noise in registry.noises():
         options["indices"] = draw_rows(shape[0], shape[0], GHOST_SIZE, CPU, generator)
+    elif "indices" in taken:
+        options["indices"] = torch.randperm(shape[0], generator=generator)
+    if "history" in options:
+        options["history"] = None
     if "draws" in taken and device.type != "cpu":
         spatial = math.prod(shape) // (shape[0] * shape[dim])
         law = Law(GHOST_SIZE, options.get("law", "fc"), options.get("dof", "paper"))

@@ -159,7 +159,9 @@ def noises(row: Row) -> dict[str, nn.Module]:
     channel_dim = -1 if row.tokens else 1
     found: dict[str, nn.Module] = {}
     for spec in registry.specs().values():
-        if spec.noise in registry.noises():
-            layer: Any = spec.noise
+        layer: Any = spec.noise
+        if layer in registry.noises():
             found[f"{spec.label}-{row.ghost_size}"] = layer(row.ghost_size, channel_dim=channel_dim, **spec.example)
+        elif layer in registry.inserted() and (row.images or row.tokens):  # with several positions
+            found[spec.label] = layer(channel_dim=channel_dim, **spec.example)
     return found

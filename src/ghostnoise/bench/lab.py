@@ -21,7 +21,8 @@ from ghostnoise.bench.overhead import Overhead
 from ghostnoise.bench.settings import Record, Settings, conditions
 from ghostnoise.bench.timing import Length, interleave
 from ghostnoise.lab import models
-from ghostnoise.lab.config.schema import DataSettings, ModelSettings, NormSettings, OptimSettings, TrainSettings
+from ghostnoise.lab.config.methods import NormSettings
+from ghostnoise.lab.config.schema import DataSettings, ModelSettings, OptimSettings, TrainSettings
 from ghostnoise.lab.config.schema import Settings as RunSettings
 from ghostnoise.lab.data import Source, catalog
 from ghostnoise.lab.data.in_memory import Images, InMemorySource

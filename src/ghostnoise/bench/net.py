@@ -12,7 +12,8 @@ from ghostnoise.bench.layers import synchronizer, times
 from ghostnoise.bench.settings import Record, Settings, conditions, plain
 from ghostnoise.bench.timing import Length, interleave
 from ghostnoise.lab import models
-from ghostnoise.lab.config.schema import ModelSettings, NormSettings
+from ghostnoise.lab.config.methods import NormSettings
+from ghostnoise.lab.config.schema import ModelSettings
 
 CLASSES = 10
 BATCH_NORM = NormSettings(method="bn")

@@ -36,7 +36,7 @@ class Listed:
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     """Add the arguments of the command."""
     parser.add_argument("action", choices=ACTIONS, help="what to do")
-    parser.add_argument("name", nargs="?", help="the data set to get or verify")
+    parser.add_argument("name", nargs="?", help="the data set to get or verify (default: verify all that are there)")
     add_data_folder(parser)
 
 
@@ -48,21 +48,33 @@ def run(options: argparse.Namespace) -> int:
     folder, terminal = data_folder(options.data_dir), console.output()
     if options.action == "list":
         console.print_table(terminal, table(listing(folder), folder))
+    elif options.action == "verify":
+        for name in [options.name] if options.name else found(folder):
+            console.print_line(terminal, verify(name, folder))
     elif options.name is None:
-        raise UserError(f"{options.action} without a name: must be one of {', '.join(CATALOG)}; give one of them")
-    elif options.action == "get":
-        console.print_line(terminal, get(options.name, folder, terminal))
+        raise UserError(f"get without a name: must be one of {', '.join(CATALOG)}; give one of them")
     else:
-        console.print_line(terminal, verify(options.name, folder))
+        console.print_line(terminal, get(options.name, folder, terminal))
     return 0
 
 
 def listing(folder: Path) -> list[Listed]:
-    """Return every data set, and whether it is complete in `folder`."""
+    """Return every data set, and whether it is complete in `folder` by the sizes of its files, which are not read."""
     from ghostnoise.lab.data.catalog import CATALOG
 
     own = Listed("imagefolder", None, None, None, None, "your own folders")
     return [*(_listed(entry, folder) for entry in CATALOG.values()), own]
+
+
+def found(folder: Path) -> list[str]:
+    """Return the data sets that have files in `folder`."""
+    from ghostnoise.lab.data.catalog import CATALOG
+    from ghostnoise.lab.data.files import search
+
+    names = [entry.name for entry in CATALOG.values() if any(search(entry, folder, read=False))]
+    if not names:
+        raise UserError(f"{folder}: has no files of a data set; get one with `ghostnoise data get NAME`")
+    return names
 
 
 def get(name: str, folder: Path, terminal: "Console") -> str:
@@ -75,7 +87,7 @@ def get(name: str, folder: Path, terminal: "Console") -> str:
     if name == "imagefolder":
         raise UserError(f"imagefolder: uses your own images and cannot be downloaded; arrange them as {LAYOUT}")
     entry = catalog.find(name)
-    if entry.layouts and not any(finding.intact for finding in search(entry, folder)):
+    if entry.layout and not any(finding.intact for finding in search(entry, folder)):
         download(entry, folder, terminal)
     return verify(name, folder)
 
@@ -88,7 +100,7 @@ def verify(name: str, folder: Path) -> str:
     if name == "imagefolder":
         raise UserError("imagefolder: uses your own images, which have no published checksums; verify another data set")
     entry = catalog.find(name)
-    if not entry.layouts:
+    if not entry.layout:
         return f"{name}: {SOURCES[name]}; no files are needed"
     found = find_intact(entry, folder)
     return f"{name}: complete in {found.folder}, {len(found.contents)} files with the published md5 checksums"
@@ -118,15 +130,15 @@ def _state(entry: "Entry", folder: Path) -> tuple[int | None, str]:
     """Return the size in bytes and the place of a data set."""
     from ghostnoise.lab.data.files import search
 
-    if not entry.layouts:
+    if not entry.layout:
         return None, SOURCES[entry.name]
     incomplete: Finding | None = None
-    for finding in search(entry, folder):
+    for finding in search(entry, folder, read=False):
         where = f"{finding.folder.relative_to(folder)}/"
         if finding.intact:
             return sum(path.stat().st_size for path, _ in finding.contents), where
         incomplete = incomplete or finding
-    size = sum(file.size for file in entry.layouts[0].downloads)
+    size = sum(file.size for file in entry.layout.downloads)
     if incomplete is None:
         return size, "not found"
     state = "damaged" if incomplete.damaged else "incomplete"

@@ -39,7 +39,8 @@ def convert(
     Args:
         model: any network that is not yet wrapped by FSDP.
         method: the name of a method that has a batch norm, such as "gbn", "xbn", "en" or "gni", or a shorthand such as
-            "gni-shift"; `ghostnoise.methods.registry.names()` has them all.
+            "gni-shift", or of noise that is inserted at other layers, such as "mixstyle"; `ghostnoise methods` lists
+            them all.
         ghost_size: the number of samples in a ghost batch; or a `Schedule`; or a mapping from patterns of module names
             to these, whose first matching pattern applies. None disables ghost batches. If it is left out, the ghost
             batch norms of pytorch-tabnet, pytorch_tabular and Composer keep their size, and all other batch norms stay
@@ -63,18 +64,23 @@ def convert(
     """
     checks.module(model, "convert")
     chosen, given = Method(method, *registry.find(method)), dict[str, Any](options)
-    noisy = chosen.spec.noise is not None
     types = targets.check_places(after, before, where)
     group = targets.requested_group(scope, process_group)
-    if types is not None and not noisy:
+    if types is not None and chosen.spec.noise is None:
         known = [name for name, (spec, _) in registry.names().items() if spec.noise is not None]
         raise ValueError(
             f"{method!r} with after= or before=: it has no noise to insert; use one of "
             f"{', '.join(map(repr, known))}, or leave after= and before= out"
         )
+    if types is None and where is None and chosen.spec.norm is None:
+        raise ValueError(
+            f"{method!r} without after=, before= or where=: it replaces no batch norm; give the type of the modules to "
+            "insert it at, as in after=nn.ReLU, or where=lambda name, module: name in ('layer1', 'layer2')"
+        )
     arguments = list(inspect.signature(convert).parameters)[2:-1]
-    swap.check_options(chosen, chosen.spec.norm if types is None else chosen.spec.noise, given, arguments)
-    norms, hosts = targets.select(model, noisy, types, where)
+    layer = chosen.spec.noise if types is not None or chosen.spec.norm is None else chosen.spec.norm
+    swap.check_options(chosen, layer, given, arguments)
+    norms, hosts = targets.select(model, chosen.spec, types, where)
     if hosts:
         swap.check_options(chosen, chosen.spec.noise, given, arguments)
     targets.check_changeable(model, [*norms, *hosts])

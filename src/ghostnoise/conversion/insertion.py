@@ -1,5 +1,6 @@
 """Noise after or before a module, as a child and a hook of it: no module is replaced, and no key is renamed."""
 
+import inspect
 import warnings
 from typing import Any, NamedTuple
 
@@ -106,7 +107,14 @@ def plan(
     if not inserted(host.module) and hasattr(host.module, CHILD):
         raise ValueError(f"{host} has an attribute {CHILD!r} of its own: rename it, or exclude the module with where=")
     layer: Any = method.spec.noise
-    fixed = {"channel_dim": channel_dim, "process_group": None if process_group is ... else process_group}
+    fixed: dict[str, Any] = {"channel_dim": channel_dim}
+    if "process_group" in inspect.signature(layer).parameters:
+        fixed["process_group"] = None if process_group is ... else process_group
+    elif process_group not in (..., None):
+        raise ValueError(
+            f"process_group={process_group!r}: {layer.__name__} has noise of each process alone; leave it out, or use "
+            "scope='local'"
+        )
     noise, *_ = [method.build(layer, each, options, **fixed) for each in range_of(size)]
     noise.insertion_point = point
     noise._ghostnoise_path = ".".join(filter(None, (host.names[0], CHILD)))
@@ -116,7 +124,7 @@ def plan(
 def inserted(module: nn.Module) -> Any:
     """Return the noise that conversion inserted at a module, or None."""
     noise = getattr(module, CHILD, None)
-    return noise if isinstance(noise, registry.noises()) and is_inserted(noise) else None
+    return noise if isinstance(noise, registry.inserted()) and is_inserted(noise) else None
 
 
 def is_inserted(noise: nn.Module) -> bool:
@@ -165,7 +173,8 @@ def _is_idle(noise: Any) -> bool:
 
     The host may then have any input and output, as it has without the noise.
     """
-    return not (noise.training or active() or noise._sampling is not None or any(forward_hooks(noise)))
+    sampling = getattr(noise, "_sampling", None) is not None
+    return not (noise.training or active() or sampling or any(forward_hooks(noise)))
 
 
 def _warn(what: str) -> None:

@@ -21,6 +21,7 @@ class Options(TypedDict, total=False):
     min_std: float
     noise_eps: float
     normalizer: Literal["batch", "exclusive"]
+    prior_samples: float
     r_max: float
     running_var_from: Literal["ghost", "batch", "each", "each-scaled"]
     self_weight: float

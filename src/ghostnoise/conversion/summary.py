@@ -62,7 +62,7 @@ def summary(model: nn.Module) -> Summary:
         noise = insertion.inserted(found.module)
         if noise is not None:
             rows.append(_row(found, noise, type(noise), "", [_side(found, noise)]))
-        if isinstance(found.module, registry.noises()) and not insertion.is_inserted(found.module):
+        if isinstance(found.module, registry.inserted()) and not insertion.is_inserted(found.module):
             rows.append(_row(found, found.module, type(found.module), "", []))
     return Summary(rows)
 
@@ -90,7 +90,7 @@ def _row(found: Found, layer: Any, kind: type[nn.Module], was: str, notes: list[
         notes.append(f"also {', '.join(found.names[1:])}")
     size = layer.ghost_size if has_ghost_size(layer) else None
     method = swap.name_of(kind, vars(layer))
-    scope = "local" if layer.process_group is None else "global"
+    scope = "local" if getattr(layer, "process_group", None) is None else "global"
     return LayerSummary(found.names[0], kind.__name__, was, method, size, scope, "; ".join(notes))
 
 

@@ -64,18 +64,19 @@ def everything(model: nn.Module) -> list[Found]:
     return [Found(module, tuple(known)) for module, known in names.items()]
 
 
-def select(model: nn.Module, noisy: bool, types: Types | None, where: Where | None) -> Selection:
+def select(model: nn.Module, spec: MethodSpec, types: Types | None, where: Where | None) -> Selection:
     """Return the modules of these `types`, or else the batch norms, for which `where` returns True.
 
-    With `where` alone and a method that has noise, modules that are not batch norms are selected too, for insertion.
+    With `where` alone and a method that has noise, modules that are not batch norms are selected too, for insertion; if
+    the method has no batch norm, so are batch norms.
     """
-    found = [each for each in everything(model) if not isinstance(each.module, registry.noises())]
+    found = [each for each in everything(model) if not isinstance(each.module, registry.inserted())]
     if where is not None:
         found = [each for each in found if any(where(name, each.module) for name in each.names)]
-    norms = [each for each in found if types is None and is_batch_norm(each.module)]
+    norms = [each for each in found if types is None and spec.norm is not None and is_batch_norm(each.module)]
     hosts = [each for each in found if types is not None and isinstance(each.module, types)]
-    if types is None and where is not None and noisy:
-        hosts = [each for each in found if not is_batch_norm(each.module)]
+    if types is None and where is not None and spec.noise is not None:
+        hosts = [each for each in found if spec.norm is None or not is_batch_norm(each.module)]
     if not norms and not hosts:
         raise ValueError(_nothing(model, types, where))
     return Selection(norms, hosts)
@@ -202,7 +203,7 @@ def known_channel_dim(module: nn.Module) -> int | None:
 
 def channel_dim_of(layer: Any) -> int:
     """Return the channel dimension of the input of a batch norm, or of a noise layer of this library."""
-    channel_dim: Any = layer.channel_dim if isinstance(layer, registry.noises()) else 1
+    channel_dim: Any = layer.channel_dim if isinstance(layer, registry.inserted()) else 1
     return int(channel_dim)
 
 
@@ -222,7 +223,10 @@ def ghost_sizes(
     `wrapped` has the wrappers of other libraries, whose own sizes apply if none is given.
     """
     if spec.ghost_size == "none" and sizes is not ...:
-        raise ValueError(f"ghost_size={sizes!r}: {name!r} normalizes the whole batch; leave it out, or use 'gbn'")
+        why = "has no ghost batches; leave it out"
+        if spec.norm is not None:
+            why = "normalizes the whole batch; leave it out, or use 'gbn'"
+        raise ValueError(f"ghost_size={sizes!r}: {name!r} {why}")
     if spec.ghost_size != "none" and sizes is ... and any(each.module in wrapped for each in found):
         own = [wrapped[each.module].size if each.module in wrapped else ... for each in found]
         if spec.ghost_size == "optional" or ... not in own:

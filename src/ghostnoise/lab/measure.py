@@ -10,7 +10,7 @@ from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass, replace
 from itertools import islice
 from pathlib import Path
-from typing import Any, get_args
+from typing import Any
 
 import torch
 from torch import nn
@@ -18,6 +18,7 @@ from torch import nn
 from ghostnoise.lab import data, models
 from ghostnoise.lab.config import recipe
 from ghostnoise.lab.config.schema import DataSettings, Settings
+from ghostnoise.lab.data import catalog
 from ghostnoise.lab.errors import UserError, import_failure
 from ghostnoise.lab.store import checkpoints
 from ghostnoise.lab.store.contents import one_line, read_settings
@@ -25,7 +26,7 @@ from ghostnoise.lab.train import machine, metering
 from ghostnoise.lab.train.session import seed_generators
 from ghostnoise.text import printable
 
-NAMES = [name for name in get_args(DataSettings.model_fields["name"].annotation) if name != "imagefolder"]
+NAMES = list(catalog.CATALOG)
 BATCH_SIZE, BATCHES = 256, 8
 
 

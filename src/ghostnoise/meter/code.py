@@ -43,7 +43,7 @@ def placements(chosen: Sequence[tuple[Found, str]], model: Sequence[Found]) -> l
     """Return the placements of modules, each with the side to measure; channel dimensions are added with batches."""
     hosts = [_host(found, model) or found for found, _ in chosen]
     others = {each.module for each in model} - {host.module for host in hosts}
-    others = {module for module in others if not isinstance(module, registry.noises())}
+    others = {module for module in others if not isinstance(module, registry.inserted())}
     return [_placement(found, host, side, others) for (found, side), host in zip(chosen, hosts, strict=True)]
 
 

@@ -12,14 +12,16 @@ from ghostnoise import checks, docstrings
 from ghostnoise.engine import fused, general, masks, ranks
 from ghostnoise.engine.general import Decide
 from ghostnoise.engine.ranks import Extent, Group
+from ghostnoise.engine.recompute import remembered
+from ghostnoise.history import History
 from ghostnoise.masking import mask_of
-from ghostnoise.tables import Affine, Moments, counts, ghost_batches, normalize, whole_batch
+from ghostnoise.tables import Affine, Moments, counts, normalize, whole_batch
 from ghostnoise.torch_private import AnyBatchNorm, batch_norm_state, in_backward
 from ghostnoise.tracing import Leaf
 
 # The statistics that the running statistics are updated towards: those of the whole batch with its biased or unbiased
-# variance, or the average over samples of those of their ghost batches.
-Towards: TypeAlias = Literal["whole", "unbiased", "ghosts"]
+# variance, or the average over samples of those that a function of moments returns, such as those of ghost batches.
+Towards: TypeAlias = Literal["whole", "unbiased"] | Callable[[Moments], Moments]
 
 
 class Call(NamedTuple):
@@ -50,8 +52,8 @@ class Call(NamedTuple):
     ) -> Tensor:
         """Normalize with the map that `decide` returns, and update the running statistics.
 
-        `plan` is the same method as settings of the fused operator, which is used where it can be. `remember` is called
-        with the moments of the samples.
+        `plan` is the same method as settings of the fused operator, which is used where it can be; a function as
+        `towards` must then be that of the plan's ghost batches. `remember` is called with the moments of the samples.
         """
         recomputed = in_backward()
         buffers = (None, None, None) if recomputed else (self.running_mean, self.running_var, self.num_batches_tracked)
@@ -62,11 +64,20 @@ class Call(NamedTuple):
         if plan is not None and alone and fused.covers(self.input, self.weight, self.bias):
             x, dim = self.input, self.channel_dim
             x = x if dim == 1 else x.movedim(dim, 1)
-            y = fused.run(x, self.weight, self.bias, plan, decide, buffers, self.momentum, towards)
+            y = fused.run(
+                x,
+                self.weight,
+                self.bias,
+                plan,
+                decide,
+                buffers,
+                self.momentum,
+                "ghosts" if callable(towards) else towards,
+            )
             return y if dim == 1 else y.movedim(1, dim)
         y, m = self.normalize(decide)
         if tracks:
-            update_running(*buffers, self.momentum, population(m, towards, None if plan is None else plan.ghost_size))
+            update_running(*buffers, self.momentum, population(m, towards))
         if remember is not None and not recomputed:
             remember(m)
         return y
@@ -157,15 +168,15 @@ def zeroed(input: Tensor, mask: Tensor | None, name: str, channel_dim: int) -> T
 # Running statistics in plain PyTorch; the fused operators update them themselves.
 
 
-def population(m: Moments, towards: Towards, ghost_size: int | None = None) -> Moments:
+def population(m: Moments, towards: Towards) -> Moments:
     """Return the moments (1, C) that the running statistics are updated towards; NaN for a batch without values."""
     whole = whole_batch(m)
     mean, var, count = whole
-    if towards == "ghosts" and ghost_size is not None:
-        ghosts, weights = ghost_batches(m, ghost_size), counts(m)
+    if callable(towards):
+        pools, weights = towards(m), counts(m)
         weights = weights / weights.sum().clamp_min(1)
-        if ghosts.mean.shape[0] > 1:
-            mean, var = ((weights * table).sum(0, keepdim=True) for table in ghosts[:2])
+        if pools.mean.shape[0] > 1:
+            mean, var = ((weights * table).sum(0, keepdim=True) for table in pools[:2])
     elif towards == "unbiased":
         var = var * (count / (count - 1))
     if isinstance(count, Tensor):
@@ -214,6 +225,72 @@ class Sampled(nn.Module):
     ) -> Affine:
         """Draw noise for the samples of `input` from stored samples, whose pooled moments are `whole` (1, C)."""
         raise NotImplementedError
+
+
+STORED = ("mean", "var", "counts")
+
+
+class Remembering(Sampled):
+    """A layer with a `history`, which is a part of the state_dict if it is persistent."""
+
+    history: History | None
+
+    def _described_history(self) -> list[str]:
+        return [] if self.history is None else [f"history={self.history.size}"]
+
+    def _save_to_state_dict(self, destination: dict[str, Any], prefix: str, keep_vars: bool) -> None:
+        super()._save_to_state_dict(destination, prefix, keep_vars)
+        if self.history is not None and self.history.persistent:
+            destination.update({f"{prefix}history_{name}": table for name, table in self.history.state().items()})
+
+    def _load_from_state_dict(
+        self,
+        state_dict: dict[str, Any],
+        prefix: str,
+        local_metadata: dict[str, Any],
+        strict: bool,
+        missing_keys: list[str],
+        unexpected_keys: list[str],
+        error_msgs: list[str],
+    ) -> None:
+        if self.history is not None and self.history.persistent:
+            keys = {name: f"{prefix}history_{name}" for name in STORED}
+            missing = [key for key in keys.values() if key not in state_dict]
+            missing_keys.extend(missing if strict else [])
+            saved = {name: state_dict.pop(key) for name, key in keys.items() if key in state_dict}
+            try:
+                self.history.load(saved) if not missing else None
+            except ValueError as error:
+                error_msgs.append(f"{prefix}history: {error}")
+        super()._load_from_state_dict(
+            state_dict, prefix, local_metadata, strict, missing_keys, unexpected_keys, error_msgs
+        )
+
+
+def check_history(history: object) -> None:
+    """Check that the history of a function is one that keeps samples, or None."""
+    if history is not None and not isinstance(history, History):
+        raise ValueError(
+            f"history={history!r}: a function takes a ghostnoise.History, which keeps the samples from call to call; "
+            "use history=ghostnoise.History(256) of your own, or a layer, which takes a number"
+        )
+
+
+def stored_samples(history: History, input: Tensor, channel_dim: int, extent: Extent) -> Moments:
+    """Return the samples of a history; those of the first pass if this one is recomputed.
+
+    If they all weigh as much as a sample of the input, `n` is an integer, so that they are drawn and pooled faster.
+    """
+    checks.recordable()
+    stored = remembered(partial(history.stored, input.shape[channel_dim], input.device))
+    if extent.mask is None and checks.readable(stored.mean) and bool((counts(stored) == extent.spatial).all()):
+        stored = stored._replace(n=extent.spatial)
+    return stored
+
+
+def history_of(size: int) -> History | None:
+    """Return the history of a layer; None if it has none."""
+    return History(size) if checks.history(size) else None
 
 
 class NormLayer(Sampled, Leaf, AnyBatchNorm):

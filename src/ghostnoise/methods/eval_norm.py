@@ -12,7 +12,7 @@ from ghostnoise.engine.ranks import Group
 from ghostnoise.methods.base import NormLayer, checked
 from ghostnoise.methods.ghost_batch_norm import check_ghost_values, decide_ghost_batch_norm
 from ghostnoise.methods.registry import MethodSpec, register
-from ghostnoise.tables import Affine, Moments, mix, normalize
+from ghostnoise.tables import Affine, Moments, ghost_batches, mix, normalize
 
 __all__ = ["EvalNorm", "EvalNorm1d", "EvalNorm2d", "EvalNorm3d", "eval_norm"]
 
@@ -51,7 +51,8 @@ def eval_norm(
     )  # fmt: skip
     if training:
         check_ghost_values(call, ghost_size, "eval_norm")
-        return call.train(partial(decide_ghost_batch_norm, eps, ghost_size), "ghosts", Plan(eps, ghost_size))
+        towards = partial(ghost_batches, ghost_size=ghost_size)
+        return call.train(partial(decide_ghost_batch_norm, eps, ghost_size), towards, Plan(eps, ghost_size))
     if running_mean is None or running_var is None or input.numel() == 0:
         return call.infer()
     return call.normalize(partial(_decide, eps, share, running_mean, running_var))[0]

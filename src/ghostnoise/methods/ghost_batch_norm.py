@@ -10,7 +10,7 @@ from ghostnoise import checks
 from ghostnoise.engine import general
 from ghostnoise.engine.fused import Plan
 from ghostnoise.engine.ranks import Group
-from ghostnoise.methods.base import Call, NormLayer, checked, update_running
+from ghostnoise.methods.base import Call, NormLayer, Towards, checked, update_running
 from ghostnoise.methods.registry import MeterSpec, MethodSpec, register
 from ghostnoise.tables import (
     Affine,
@@ -80,7 +80,8 @@ def ghost_batch_norm(
         y, m = call.normalize(decide)
         _update_for_each(call, m, ghost_size, scaled=running_var_from == "each-scaled")
         return y
-    return call.train(decide, "ghosts" if running_var_from == "ghost" else "unbiased", Plan(eps, ghost_size))
+    towards: Towards = partial(ghost_batches, ghost_size=ghost_size) if running_var_from == "ghost" else "unbiased"
+    return call.train(decide, towards, Plan(eps, ghost_size))
 
 
 def decide_ghost_batch_norm(
@@ -90,11 +91,11 @@ def decide_ghost_batch_norm(
     return normalize(ghost_batches(m, ghost_size), eps).then(weight, bias)
 
 
-def check_ghost_values(call: Call, ghost_size: int | None, name: str) -> None:
-    """Check that each ghost batch has more than one value per channel."""
+def check_ghost_values(call: Call, ghost_size: int | None, name: str, order: Tensor | None = None) -> None:
+    """Check that each ghost batch, of the samples in this `order`, has more than one value per channel."""
     extent, valid = call.extent, None
     if extent.counts is not None:
-        values = extent.counts
+        values = extent.counts if order is None else extent.counts[order]
         valid = torch.stack([part.sum() for part in values.split(_sizes(values.shape[0], ghost_size))])
     checks.ghost_values(extent.shape, name, extent.spatial, ghost_size, valid)
 

@@ -9,16 +9,23 @@ from torch import Generator, Tensor, nn
 from ghostnoise import checks
 from ghostnoise.engine import fused, general, masks, ranks
 from ghostnoise.engine.ranks import Extent, Group, Ranks
-from ghostnoise.engine.recompute import drawing, remembered
+from ghostnoise.engine.recompute import drawing
 from ghostnoise.history import History
 from ghostnoise.masking import mask_of
-from ghostnoise.methods.base import NormLayer, checked, decide_batch_norm, zeroed
+from ghostnoise.methods.base import (
+    NormLayer,
+    check_history,
+    checked,
+    decide_batch_norm,
+    history_of,
+    stored_samples,
+    zeroed,
+)
 from ghostnoise.methods.exclusive_batch_norm import check_other_values, decide_exclusive_batch_norm
 from ghostnoise.methods.noise_base import (
-    Remembering,
+    Drawing,
     check_noise,
     checked_input,
-    history_of,
     inject_before,
     warn_without_variance,
 )
@@ -240,11 +247,7 @@ def _check(
         check_noise(noise_eps, components, generator)
     if draw not in DRAWS:
         checks.choice("draw", draw, DRAWS)
-    if history is not None and not isinstance(history, History):
-        raise ValueError(
-            f"history={history!r}: a function takes a ghostnoise.History, which keeps the samples from call to call; "
-            "use history=ghostnoise.History(256) of your own, or a layer, which takes a number"
-        )
+    check_history(history)
     if draw == "partition" and history is not None:
         raise ValueError(
             f"draw='partition' with history={history!r}: must be without one, since the batch alone is partitioned; "
@@ -274,15 +277,12 @@ def _drawn(
     if history is None and indices is None and generator is None and extent.mask is None and draw == "replacement":
         return DrawnNoise(float(noise_eps), components, draw_rows(extent.shape[0], rows, ghost_size, device, None))
     if history is not None:
-        checks.recordable()
-        stored = remembered(partial(history.stored, input.shape[channel_dim], device))
-        if extent.mask is None and checks.readable(stored.mean) and bool((counts(stored) == extent.spatial).all()):
-            stored = stored._replace(n=extent.spatial)  # samples that weigh equally are drawn and pooled faster
+        stored = stored_samples(history, input, channel_dim, extent)
     size = extent.shape[0] + (0 if stored is None else stored.mean.shape[0])
     weighted = extent.mask is not None or (stored is not None and isinstance(stored.n, Tensor))
     if indices is not None:
         if draw == "partition":
-            checks.permutation(indices, rows)
+            checks.permutation(indices, rows, "with draw='partition'")
         else:
             checks.index_table(indices, rows, ghost_size, size)
         drawn = indices.to(device, torch.int64, copy=True)  # the backward pass needs them unchanged
@@ -311,7 +311,7 @@ def _remember(history: History | None, m: Moments) -> None:
         history.add(m)
 
 
-class GhostNoise(Remembering, Leaf):
+class GhostNoise(Drawing, Leaf):
     """Shift and scale each sample as the statistics of a random ghost batch would, in training (GNI, eq. 10).
 
         y = (x - (m - μ)) / sqrt((s² + noise_eps) / (σ² + noise_eps))
@@ -384,7 +384,7 @@ class GhostNoise(Remembering, Leaf):
         return ", ".join([own, *self._described_history(), *ranks.described(self.process_group, self.uneven)])
 
 
-class GhostNoiseBatchNorm(Remembering, NormLayer):
+class GhostNoiseBatchNorm(Drawing, NormLayer):
     """Normalize with the whole batch, inject the noise of random ghost batches, then apply the affine (GNI, eq. 9).
 
     Each sample gets the noise of `ghost_size` samples that are drawn from the batch. Parameters, buffers, state_dict

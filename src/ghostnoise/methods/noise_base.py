@@ -1,16 +1,14 @@
-"""What the methods that inject ghost noise share: checks of their options, and histories of earlier samples."""
+"""What the methods that inject ghost noise share."""
 
 import functools
 import warnings
-from typing import Any
 
 import torch
 from torch import Generator, Tensor
 
 from ghostnoise import checks
 from ghostnoise.engine.ranks import Extent, Group, Ranks
-from ghostnoise.history import History
-from ghostnoise.methods.base import Sampled, met
+from ghostnoise.methods.base import Remembering, met
 from ghostnoise.randomness import draw_rows
 from ghostnoise.tables import COMPONENTS, Affine, Components, Moments, drawn_samples, ghost_noise
 
@@ -59,13 +57,9 @@ def _warn_of_single_values(sample_shape: tuple[int, ...]) -> None:
     )
 
 
-STORED = ("mean", "var", "counts")
+class Drawing(Remembering):
+    """A layer that injects the noise of drawn samples."""
 
-
-class Remembering(Sampled):
-    """A layer with a `history`, which is a part of the state_dict if it is persistent."""
-
-    history: History | None
     noise_eps: float
     components: Components
     injects_noise = True
@@ -78,39 +72,3 @@ class Remembering(Sampled):
             warn_without_variance(input)
         indices = draw_rows(stored.mean.shape[0], input.shape[0], ghost_size, input.device, generator)
         return ghost_noise(whole, drawn_samples(stored, indices), float(self.noise_eps), self.components)
-
-    def _described_history(self) -> list[str]:
-        return [] if self.history is None else [f"history={self.history.size}"]
-
-    def _save_to_state_dict(self, destination: dict[str, Any], prefix: str, keep_vars: bool) -> None:
-        super()._save_to_state_dict(destination, prefix, keep_vars)
-        if self.history is not None and self.history.persistent:
-            destination.update({f"{prefix}history_{name}": table for name, table in self.history.state().items()})
-
-    def _load_from_state_dict(
-        self,
-        state_dict: dict[str, Any],
-        prefix: str,
-        local_metadata: dict[str, Any],
-        strict: bool,
-        missing_keys: list[str],
-        unexpected_keys: list[str],
-        error_msgs: list[str],
-    ) -> None:
-        if self.history is not None and self.history.persistent:
-            keys = {name: f"{prefix}history_{name}" for name in STORED}
-            missing = [key for key in keys.values() if key not in state_dict]
-            missing_keys.extend(missing if strict else [])
-            saved = {name: state_dict.pop(key) for name, key in keys.items() if key in state_dict}
-            try:
-                self.history.load(saved) if not missing else None
-            except ValueError as error:
-                error_msgs.append(f"{prefix}history: {error}")
-        super()._load_from_state_dict(
-            state_dict, prefix, local_metadata, strict, missing_keys, unexpected_keys, error_msgs
-        )
-
-
-def history_of(size: int) -> History | None:
-    """Return the history of a layer; None if it has none."""
-    return History(size) if checks.history(size) else None

@@ -65,6 +65,7 @@ class MethodSpec:
         noise: the layer that injects the method's noise on its own; None if it has no noise.
         partitions: whether the batch is divided into ghost batches.
         changes_inference: whether the eval output differs from that of `nn.BatchNorm*d`.
+        inserts: whether `convert` inserts the noise of a method that has no batch norm.
         placements: where a network can have the noise: between normalization and affine ("inside"), after a norm
             ("after"), before activations ("activation"), or at the end of residual branches ("branch").
         shorthands: names for `convert` that stand for this method with some options.
@@ -82,6 +83,7 @@ class MethodSpec:
     noise: type[nn.Module] | None = None
     partitions: bool = False
     changes_inference: bool = False
+    inserts: bool = False
     placements: tuple[Placement, ...] = ()
     shorthands: dict[str, dict[str, Any]] = field(default_factory=dict)
     meter: MeterSpec | None = None
@@ -169,10 +171,10 @@ def find(name: object) -> tuple[MethodSpec, dict[str, Any]]:
 
 @functools.cache
 def names() -> dict[str, tuple[MethodSpec, dict[str, Any]]]:
-    """Return the names that `convert` accepts: those of methods with a batch norm, and their shorthands."""
+    """Return the names that `convert` accepts: of methods with a batch norm or inserted noise, and shorthands."""
     found: dict[str, tuple[MethodSpec, dict[str, Any]]] = {}
     for name, spec in specs().items():
-        if spec.norm is not None:
+        if spec.norm is not None or spec.inserts:
             found[name] = (spec, {})
             found |= {short: (spec, options) for short, options in spec.shorthands.items()}
     return found
@@ -182,6 +184,12 @@ def names() -> dict[str, tuple[MethodSpec, dict[str, Any]]]:
 def noises() -> tuple[type[nn.Module], ...]:
     """Return the layers that inject ghost noise on their own: those of methods that also have a batch norm."""
     return tuple(spec.noise for spec in specs().values() if spec.norm is not None and spec.noise is not None)
+
+
+@functools.cache
+def inserted() -> tuple[type[nn.Module], ...]:
+    """Return the layers that `convert` inserts: `noises`, and those of methods that inject other noise."""
+    return (*noises(), *(spec.noise for spec in specs().values() if spec.noise is not None and spec.inserts))
 
 
 def options_of(layer: type[nn.Module]) -> tuple[Option, ...]:

@@ -1,14 +1,15 @@
-"""The methods of `[norm]`: what is derived from their description, and a method that is added to it."""
+"""The kinds of `[norm]`: what is derived from the registry, and a method that is added to it."""
 
 import inspect
+import pickle
 
 import pytest
 
 from ghostnoise.lab.config import methods, recipe
-from ghostnoise.lab.config.methods import REQUIRED, MethodInfo, Option
+from ghostnoise.lab.config.methods import NormSettings
 from ghostnoise.lab.config.overrides import keys, unknown, validated
-from ghostnoise.lab.config.schema import NormSettings
 from ghostnoise.lab.errors import UserError
+from ghostnoise.methods.registry import Option
 
 TREE = {
     "model": {"name": "mlp", "widths": [8]},
@@ -22,10 +23,9 @@ TREE = {
 @pytest.fixture
 def added(described):
     """A method that only its description defines."""
-    known = methods.methods()
-    options = (Option("upper", float, 3.0), Option("lower", float), Option("clipped", bool, True))
-    new = MethodInfo("new", "required", least_ghost_size=3, partitions=True, options=options, norms=known["bn"].norms)
-    described(new)
+    options = (Option("upper", float, 3.0), Option("lower", float, inspect.Parameter.empty), Option("clipped", bool, 1))
+    norms = methods.methods()["bn"].norms
+    described(methods.kind("new", "required", options, least_ghost_size=3, partitions=True, norms=norms))
 
 
 def tree(**norm):
@@ -51,7 +51,7 @@ def test_options_of_an_added_method_are_settings(added):
 
 
 def test_errors_in_options_of_an_added_method(added):
-    assert refusal() == "norm.method='new' without lower: it has no default; give one"
+    assert refusal() == "norm.lower: missing; new has no default for it, give one"
     assert refusal(lower="x") == "norm.lower='x': must be a number"
     assert refusal(lower=1.0, clipped=1) == "norm.clipped=1: must be true or false"
     assert refusal(lower=1.0, uppr=1.0) == "norm.uppr: unknown; did you mean norm.upper?"
@@ -63,11 +63,11 @@ def test_errors_in_options_of_an_added_method(added):
 
 def test_mistakes_in_options_and_settings_are_reported_together():
     lines = refusal(method="gni", ghost_size=0, components="shfit", noise_eps=-1, epz=1).splitlines()
-    assert lines == [
-        "norm.ghost_size=0: must be 1 or more",
+    assert sorted(lines) == [
         "norm.components='shfit': must be 'both', 'shift' or 'scale'; did you mean 'shift'?",
-        "norm.noise_eps=-1: must be 0 or more",
         "norm.epz: unknown; did you mean norm.eps?",
+        "norm.ghost_size=0: must be 1 or more",
+        "norm.noise_eps=-1: must be 0 or more",
     ]
 
 
@@ -76,15 +76,29 @@ def test_a_size_below_the_least_ghost_size(added):
         recipe.complete(validated(tree(ghost_size=2, lower=1.0)))
 
 
-def test_layers_have_the_options_of_their_methods():
-    for name, info in methods.methods().items():
-        needed = {option.name: 0.1 for option in info.options if option.default is REQUIRED}
-        size = {} if info.ghost_size == "none" else {"ghost_size": 4}
-        settings = NormSettings(method=name, **size, **needed)
-        for layer in info.norms or ():
-            assert set(settings.options) <= set(inspect.signature(layer).parameters)
-        if info.noise is not None:  # without the options of noise inside batch norms
-            assert set(settings.options) - {"normalizer"} <= set(inspect.signature(info.noise).parameters)
+def example(name):
+    """Settings of a method with all that it needs."""
+    kind = methods.methods()[name]
+    needed = {option: 0.1 for option, default in kind.defaults.items() if default is ...}
+    return NormSettings(method=name, **({"ghost_size": 4} if kind.has("ghost_size") else {}), **needed)
+
+
+@pytest.mark.parametrize("name", methods.methods())
+def test_layers_have_the_options_of_their_methods(name):
+    settings = example(name)
+    for layer in settings.norms or ():
+        assert set(settings.options) <= set(inspect.signature(layer).parameters)
+    if settings.noise is not None:  # without the options of noise inside batch norms
+        assert set(settings.options) - {"normalizer"} <= set(inspect.signature(settings.noise).parameters)
+
+
+@pytest.mark.parametrize("name", methods.methods())
+def test_settings_survive_pickling_and_copies(name):
+    """Runs are sent to other processes, which have the kinds under no name."""
+    settings = example(name)
+    assert pickle.loads(pickle.dumps(settings)) == settings
+    assert settings.model_copy() == settings
+    assert type(settings) is methods.methods()[name]
 
 
 def test_flags():
@@ -94,7 +108,6 @@ def test_flags():
     assert next(iter(known)) == "none"
     assert [name for name in paper if known[name].partitions] == ["gbn", "xbn", "en"]
     assert [name for name in paper if known[name].replaces_batch_norm] == ["bn", "gbn", "xbn", "en"]
-    assert [name for name in paper if known[name].shares] == ["bn", "gbn", "xbn", "en", "gni", "agni"]
 
 
 def test_the_numerics_number_of_a_method_counts_its_own_changes_and_those_of_all_methods(monkeypatch, raised):

@@ -4,7 +4,7 @@ import pytest
 
 from ghostnoise.lab.config import recipe
 from ghostnoise.lab.config.methods import methods
-from ghostnoise.lab.config.overrides import changed, check, keys, unknown, validated
+from ghostnoise.lab.config.overrides import SECTIONS, changed, check, keys, unknown, validated
 from ghostnoise.lab.config.schema import Settings
 from ghostnoise.lab.errors import UserError
 
@@ -46,7 +46,7 @@ METHODS = " or ".join(", ".join(map(repr, methods())).rsplit(", ", 1))
     [
         ({"norm": {"ghost_sise": 4}}, "norm.ghost_sise: unknown; did you mean norm.ghost_size?"),
         ({"train": {"momentum": 0.5}}, "train.momentum: unknown; did you mean norm.momentum or optim.momentum?"),
-        ({"model": {"xyzzy": 1}}, "model.xyzzy: unknown; model has name, width, widths, zero_init_last"),
+        ({"model": {"xyzzy": 1}}, "model.xyzzy: unknown; model has name, width, widths, zero_init_last, args"),
         ({"nrom": {"method": "bn"}}, "nrom: unknown; did you mean norm?"),
         ({"xyzzy": 1}, "xyzzy: unknown; a recipe has model, norm, data, optim, train, meter, seed"),
         ({"norm": {"method": "gnj"}}, f"norm.method='gnj': must be {METHODS}; did you mean 'gni'?"),
@@ -74,7 +74,7 @@ METHODS = " or ".join(", ".join(map(repr, methods())).rsplit(", ", 1))
         ({"norm": {"method": "bn"}}, "norm.ghost_size=16: a setting of gbn, xbn, en, gni, agni, and method is 'bn'; "
          "leave ghost_size out"),
         ({"norm": {"method": "eagn", "ghost_size": None}},
-         "norm.method='eagn' without std: it has no default; give one"),
+         "norm.std: missing; eagn has no default for it, give one"),
     ],
 )  # fmt: skip
 def test_a_mistake_is_one_line(sections, line):
@@ -103,8 +103,9 @@ def test_all_mistakes_are_in_one_error():
 def test_keys_are_all_settings():
     dumped = validated(tree(norm={"placement": "inside"}) | {"meter": {"every": 1}}).model_dump()
     nested = {f"{section}.{name}" for section in (*TREE, "meter") for name in dumped[section]}
-    options = {f"norm.{option.name}" for info in methods().values() for option in info.options}
-    assert set(keys()) == nested | options | {"seed"}
+    kinds = {f"{name}.{key}" for name, section in SECTIONS.items() for kind in section.kinds().values()
+             for key in kind.model_fields}  # fmt: skip
+    assert set(keys()) == nested | kinds | {"seed"}
     assert len(keys()) == len(set(keys()))
 
 

@@ -8,7 +8,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from ghostnoise.lab.config import plan, recipe
+from ghostnoise.lab.config import recipe
 from ghostnoise.lab.config.methods import methods
 from ghostnoise.lab.config.overrides import changed, keys, validated
 from ghostnoise.lab.errors import UserError
@@ -134,6 +134,7 @@ OTHERS = {
     "model.width": ("8", []),
     "model.widths": ("[4]", []),
     "model.zero_init_last": ("true", []),
+    "model.args": ("{width = 9}", ["model.name=support.own_parts:network"]),
     "norm.method": ("gbn", []),
     "norm.ghost_size": ("5", []),
     "norm.scope": ("global", []),
@@ -167,6 +168,8 @@ OTHERS = {
     "data.folder": ("there", ["data.name=imagefolder", "data.folder=here"]),
     "data.image_size": ("200", ["data.name=imagefolder", "data.folder=here"]),
     "data.resize": ("300", ["data.name=imagefolder", "data.folder=here"]),
+    "data.args": ("{classes = 2}", ["data.name=support.own_parts:images"]),
+    "optim.args": ("{beta = 0.1}", ["optim.name=support.own_parts:optimizer"]),
     "optim.name": ("adamw", []),
     "optim.lr": (repr(math.nextafter(0.2, 1)), []),
     "optim.momentum": ("0.8", []),
@@ -200,7 +203,7 @@ WITHOUT_EFFECT = {"train.evaluate_every"}
 
 
 def test_identity_changes_with_every_setting():
-    added = {f"norm.{option.name}" for name, info in methods().items() if name not in PAPER for option in info.options}
+    added = {f"norm.{option}" for name, kind in methods().items() if name not in PAPER for option in kind.defaults}
     assert set(keys()) - added <= set(OTHERS) | BY_THE_MACHINE | WITHOUT_EFFECT <= set(keys())
     seen = {}
     for key, (value, beside) in OTHERS.items():
@@ -229,7 +232,7 @@ def test_identity_does_not_depend_on_how_often_a_run_is_evaluated():
         assert "evaluate_every" not in made.canonical()
         assert made.canonical() == plain.canonical()
         assert made.identity == plain.identity
-        assert plan.key(made.settings) == plan.key(plain.settings)
+        assert recipe.key(made.settings) == recipe.key(plain.settings)
         resolved = [recipe.resolve(each.settings, device="cpu", processes=2) for each in (made, plain)]
         assert len({recipe.identity(each) for each in resolved}) == 1
         stored = recipe.stored(json.loads(resolved[0].model_dump_json(exclude_none=True)))

@@ -35,13 +35,10 @@ def packed(layout, arrays, folder, extra=None):
 def cifar(tmp_path_factory, server):
     """A small CIFAR-10 whose archives are on the server."""
     entry, arrays = small("cifar10")
-    layouts = []
-    for layout in entry.layouts:
-        data = packed(layout, arrays, tmp_path_factory.mktemp("packed"))
-        file = described(layout.archive.name, data)
-        server.contents[file.name] = data
-        layouts.append(replace(layout, downloads=(file,), addresses=(server.address,)))
-    return replace(entry, layouts=tuple(layouts)), arrays
+    data = packed(entry.layout, arrays, tmp_path_factory.mktemp("packed"))
+    file = described(entry.layout.archive.name, data)
+    server.contents[file.name] = data
+    return replace(entry, layout=replace(entry.layout, downloads=(file,), addresses=(server.address,))), arrays
 
 
 def test_an_archive_is_unpacked_and_removed(cifar, tmp_path):
@@ -50,16 +47,16 @@ def test_an_archive_is_unpacked_and_removed(cifar, tmp_path):
     download.download(entry, folder, quiet())
     assert np.array_equal(files.load(entry, folder, "train").pixels, arrays["train"].pixels)
     assert np.array_equal(files.load(entry, folder, "test").labels, arrays["test"].labels)
-    assert sorted(os.listdir(folder / "cifar-10-batches-bin"))[-2:] == ["readme.html", "test_batch.bin"]
-    left = sorted(str(path.relative_to(folder)) for path in folder.rglob("*") if "batches-bin" not in str(path))
+    assert sorted(os.listdir(folder / "cifar-10-batches-py"))[-2:] == ["readme.html", "test_batch"]
+    left = sorted(str(path.relative_to(folder)) for path in folder.rglob("*") if "batches-py" not in str(path))
     assert left == []
 
 
 def test_damaged_files_are_replaced_and_others_kept(cifar, tmp_path):
     entry, arrays = cifar
-    place = tmp_path / "cifar-10-batches-bin"
-    write(entry.layouts[0], arrays, place)
-    (place / "data_batch_2.bin").write_bytes(b"damaged")
+    place = tmp_path / "cifar-10-batches-py"
+    write(entry.layout, arrays, place)
+    (place / "data_batch_2").write_bytes(b"damaged")
     (place / "mine.txt").write_text("mine")
     download.download(entry, tmp_path, quiet())
     assert files.find_intact(entry, tmp_path).folder == place
@@ -68,7 +65,7 @@ def test_damaged_files_are_replaced_and_others_kept(cifar, tmp_path):
 
 def test_an_archive_in_the_data_folder_is_used(cifar, tmp_path, server):
     entry, _ = cifar
-    archive = tmp_path / entry.layouts[1].archive.name
+    archive = tmp_path / entry.layout.archive.name
     archive.write_bytes(server.contents[archive.name])
     download.download(entry, tmp_path, quiet())
     assert server.requests == []
@@ -78,7 +75,7 @@ def test_an_archive_in_the_data_folder_is_used(cifar, tmp_path, server):
 
 def test_a_wrong_archive_in_the_data_folder_is_ignored(cifar, tmp_path, server):
     entry, _ = cifar
-    (tmp_path / entry.layouts[0].archive.name).write_bytes(b"wrong")
+    (tmp_path / entry.layout.archive.name).write_bytes(b"wrong")
     download.download(entry, tmp_path, quiet())
     assert len(server.requests) == 1
     assert files.find_intact(entry, tmp_path)
@@ -89,7 +86,7 @@ def test_an_interrupted_data_set_is_resumed(cifar, tmp_path, server):
     server.cut_after = 60_000
     with pytest.raises(UserError, match=r"60000 of \d+ bytes are kept"):
         download.download(entry, tmp_path, quiet())
-    assert not (tmp_path / "cifar-10-batches-bin").exists()
+    assert not (tmp_path / "cifar-10-batches-py").exists()
     server.cut_after = None
     download.download(entry, tmp_path, quiet())
     assert server.requests[-1][1] == "bytes=60000-"
@@ -100,12 +97,12 @@ def test_separate_files_are_downloaded_once(tmp_path, tmp_path_factory, server):
     """If the third file fails, running the command again does not request the first two."""
     entry, arrays = small("mnist")
     source = tmp_path_factory.mktemp("zipped") / "mnist"
-    write(entry.layouts[0], arrays, source, zipped=True)
-    downloads = tuple(described(file.name, (source / file.name).read_bytes()) for file in entry.layouts[0].downloads)
+    write(entry.layout, arrays, source, zipped=True)
+    downloads = tuple(described(file.name, (source / file.name).read_bytes()) for file in entry.layout.downloads)
     server.contents |= {
         file.name: (source / file.name).read_bytes() for file in downloads if "t10k-images" not in file.name
     }
-    entry = replace(entry, layouts=(replace(entry.layouts[0], downloads=downloads, addresses=(server.address,)),))
+    entry = replace(entry, layout=replace(entry.layout, downloads=downloads, addresses=(server.address,)))
     with pytest.raises(UserError, match=r"t10k-images-idx3-ubyte\.gz: responded 404"):
         download.download(entry, tmp_path, quiet())
     assert not (tmp_path / "mnist").exists()
@@ -148,47 +145,47 @@ def hostile(name, kind=tarfile.REGTYPE, link=""):
     "member",
     [
         hostile("../../../escaped"),
-        hostile("cifar-10-batches-bin/link", tarfile.SYMTYPE, "/etc/passwd"),
+        hostile("cifar-10-batches-py/link", tarfile.SYMTYPE, "/etc/passwd"),
         hostile("device", tarfile.CHRTYPE),
     ],
 )
 def test_a_hostile_archive_writes_nothing_outside(tmp_path, tmp_path_factory, server, member):
     entry, arrays = small("cifar10")
-    data = packed(entry.layouts[0], arrays, tmp_path_factory.mktemp("packed"), member)
-    file = described("cifar-10-binary.tar.gz", data)
+    data = packed(entry.layout, arrays, tmp_path_factory.mktemp("packed"), member)
+    file = described("cifar-10-python.tar.gz", data)
     server.contents[file.name] = data
-    entry = replace(entry, layouts=(replace(entry.layouts[0], downloads=(file,), addresses=(server.address,)),))
+    entry = replace(entry, layout=replace(entry.layout, downloads=(file,), addresses=(server.address,)))
     folder = tmp_path / "data"
-    with pytest.raises(UserError, match=r"cifar-10-binary.tar.gz: cannot be unpacked \("):
+    with pytest.raises(UserError, match=r"cifar-10-python.tar.gz: cannot be unpacked \("):
         download.download(entry, folder, quiet())
-    assert not (folder / "cifar-10-batches-bin").exists()
+    assert not (folder / "cifar-10-batches-py").exists()
     assert not (folder / ".downloads" / "cifar10" / "unpacked").exists()
     assert os.listdir(tmp_path) == ["data"]
 
 
 def test_an_archive_of_other_files_raises(cifar, tmp_path, server):
     entry, _ = cifar
-    layout = entry.layouts[0]
+    layout = entry.layout
     other = replace(
         layout,
         train=(replace(layout.train[0], md5="0" * 32), *layout.train[1:]),
         test=(replace(layout.test[0], name="absent.bin"),),
     )
     with pytest.raises(
-        UserError, match=r"does not contain the official files \(.*data_batch_1.bin: damaged.*; absent.bin not found\)"
+        UserError, match=r"does not contain the official files \(.*data_batch_1: damaged.*; absent.bin not found\)"
     ):
-        download.download(replace(entry, layouts=(other,)), tmp_path, quiet())
-    assert not (tmp_path / "cifar-10-batches-bin").exists()
+        download.download(replace(entry, layout=other), tmp_path, quiet())
+    assert not (tmp_path / "cifar-10-batches-py").exists()
 
 
 def test_the_disk_is_full_while_downloading(cifar, tmp_path):
     staging = tmp_path / ".downloads" / "cifar10"
     staging.mkdir(parents=True)
-    (staging / "cifar-10-binary.tar.gz.part").symlink_to("/dev/full")
+    (staging / "cifar-10-python.tar.gz.part").symlink_to("/dev/full")
     full = r"cannot write .*: the disk is full; make room and run the same command again"
     with pytest.raises(UserError, match=full):
         download.download(cifar[0], tmp_path, quiet())
-    assert not (tmp_path / "cifar-10-batches-bin").exists()
+    assert not (tmp_path / "cifar-10-batches-py").exists()
 
 
 def test_the_disk_is_full_while_unpacking(cifar, tmp_path, monkeypatch):
@@ -202,7 +199,7 @@ def test_the_disk_is_full_while_unpacking(cifar, tmp_path, monkeypatch):
     monkeypatch.setattr(tarfile.TarFile, "extractall", fills_up)
     with pytest.raises(UserError, match=r"the disk is full; make room"):
         download.download(entry, tmp_path, quiet())
-    assert not (tmp_path / "cifar-10-batches-bin").exists()
+    assert not (tmp_path / "cifar-10-batches-py").exists()
     assert not (tmp_path / ".downloads" / "cifar10" / "unpacked").exists()
     monkeypatch.undo()
     monkeypatch.setenv("no_proxy", "*")
@@ -230,4 +227,4 @@ def test_only_one_process_downloads_a_data_set(cifar, tmp_path):
 def test_progress_is_shown(cifar, tmp_path):
     shown = Console(file=io.StringIO(), force_terminal=True, width=80)
     download.download(cifar[0], tmp_path, shown)
-    assert "cifar-10-binary.tar" in shown.file.getvalue()
+    assert "cifar-10-python.tar" in shown.file.getvalue()

@@ -9,7 +9,7 @@ from PIL import Image
 
 from ghostnoise.lab.config.schema import DataSettings
 from ghostnoise.lab.data import image_folder, open_source
-from ghostnoise.lab.data.sampling import Purpose, random_words
+from ghostnoise.lab.data.source import Purpose, random_words
 from ghostnoise.lab.errors import UserError
 from support.batches import global_numpy, same
 

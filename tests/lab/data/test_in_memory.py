@@ -8,8 +8,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from ghostnoise.lab.data.catalog import Entry
+from ghostnoise.lab.data.files import Arrays
 from ghostnoise.lab.data.in_memory import Images, InMemorySource, Normalization, PaddedImages, draw_crops, select
-from ghostnoise.lab.data.readers import Arrays
 from ghostnoise.lab.data.source import DatasetInfo, Shard
 from support.batches import global_numpy, same
 

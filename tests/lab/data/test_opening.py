@@ -27,7 +27,7 @@ def written(request, tmp_path, monkeypatch):
     """A small data set, written to disk, in place of the real one."""
     entry, arrays = small(request.param, train=200)
     monkeypatch.setitem(catalog.CATALOG, request.param, entry)
-    write(entry.layouts[0], arrays, tmp_path / entry.layouts[0].folders[0])
+    write(entry.layout, arrays, tmp_path / entry.layout.folders[0])
     return entry, arrays, tmp_path
 
 
@@ -62,8 +62,8 @@ def test_evaluate_test_trains_on_all_and_evaluates_on_the_test_set(written):
 
 def test_test_images_are_read_only_if_needed(written):
     entry, _, folder = written
-    for file in entry.layouts[0].test:
-        (folder / entry.layouts[0].folders[0] / file.name).unlink()
+    for file in entry.layout.test:
+        (folder / entry.layout.folders[0] / file.name).unlink()
     assert present(settings(entry.name), folder)
     assert opened(settings(entry.name), folder).info.eval_size == 20
     assert not present(settings(entry.name, evaluate="test"), folder)
@@ -213,7 +213,7 @@ def test_shape_classes_and_presence_of_image_folders(tmp_path):
 
 def test_a_damaged_file_raises(written):
     entry, _, folder = written
-    path = folder / entry.layouts[0].folders[0] / entry.layouts[0].train[0].name
+    path = folder / entry.layout.folders[0] / entry.layout.train[0].name
     path.write_bytes(path.read_bytes()[:-1])
     assert present(settings(entry.name), folder)
     with pytest.raises(UserError, match=f"{path}: damaged"):

@@ -9,7 +9,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from ghostnoise.lab import models
-from ghostnoise.lab.config.schema import ModelSettings, NormSettings
+from ghostnoise.lab.config.methods import NormSettings
+from ghostnoise.lab.config.schema import ModelSettings
 from ghostnoise.lab.errors import UserError
 from support.lab_networks import CASES, SHAPES, SIGNALS, batch, build, images, norm, trained
 

@@ -10,7 +10,8 @@ from torch import nn
 
 from ghostnoise import WSConv1d
 from ghostnoise.lab import models
-from ghostnoise.lab.config.schema import ModelSettings, NormSettings
+from ghostnoise.lab.config.methods import NormSettings
+from ghostnoise.lab.config.schema import ModelSettings
 from ghostnoise.lab.models.norm_free import RELU_GAMMA, NormFreeBlock
 from support.lab_networks import build, images, parameters, trained
 

@@ -10,7 +10,8 @@ from torch import nn
 
 from ghostnoise import WSConv2d
 from ghostnoise.lab import models
-from ghostnoise.lab.config.schema import ModelSettings, NormSettings
+from ghostnoise.lab.config.methods import NormSettings
+from ghostnoise.lab.config.schema import ModelSettings
 from support.lab_networks import build, images, parameters, trained
 
 PLAIN = NormSettings(method="bn")

@@ -7,7 +7,8 @@ import torch
 from torch import nn
 
 from ghostnoise.lab import models
-from ghostnoise.lab.config.schema import ModelSettings, NormSettings
+from ghostnoise.lab.config.methods import NormSettings
+from ghostnoise.lab.config.schema import ModelSettings
 from ghostnoise.lab.errors import UserError
 from ghostnoise.lab.models.vit import positions
 from support.lab_networks import build, images, parameters, trained

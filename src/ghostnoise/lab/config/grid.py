@@ -18,7 +18,6 @@ from ghostnoise.lab.config import recipe
 from ghostnoise.lab.config.overrides import (
     RESERVED,
     RULES,
-    Tree,
     Unset,
     applied,
     flat,
@@ -29,6 +28,7 @@ from ghostnoise.lab.config.overrides import (
     values_of,
 )
 from ghostnoise.lab.config.schema import Settings
+from ghostnoise.lab.config.section import Tree
 from ghostnoise.lab.errors import UserError
 from ghostnoise.text import did_you_mean
 

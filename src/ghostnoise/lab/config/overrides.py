@@ -7,18 +7,17 @@ import re
 import tomllib
 from collections.abc import Iterator, Mapping, Sequence
 from enum import Enum
-from typing import Any, get_args
+from typing import Any, Literal, get_args, get_origin
 
 from pydantic import ValidationError
 from pydantic_core import ErrorDetails
 
 from ghostnoise.lab import limits
-from ghostnoise.lab.config.methods import methods
-from ghostnoise.lab.config.schema import NormSettings, Section, Settings, augments
+from ghostnoise.lab.config.methods import NormSettings
+from ghostnoise.lab.config.schema import Settings
+from ghostnoise.lab.config.section import Section, Tree
 from ghostnoise.lab.errors import UserError
 from ghostnoise.text import DEVICE_SYNONYMS, nearest
-
-Tree = dict[str, Any]
 
 SECTIONS: dict[str, type[Section]] = {
     name: kind
@@ -52,25 +51,24 @@ class Unset(Enum):
     UNSET = "unset"
 
 
-def validated(tree: Mapping[str, Any], mistakes: Sequence[str] = (), place: str = "") -> Settings:
+def validated(tree: Mapping[str, Any], before: Sequence[str] = (), place: str = "") -> Settings:
     """Return the settings in `tree`, which has a mapping for each section.
 
-    Raises a UserError with a line for each mistake: `mistakes` that were found before, and those in `tree`, whose lines
+    Raises a UserError with a line for each mistake: those that were found `before`, and those in `tree`, whose lines
     start with `place`.
     """
-    lines = list(mistakes)
+    lines = list(before)
     try:
         settings = Settings.model_validate(dict(tree))
     except ValidationError as error:
-        lines += mistakes_of(error, place)
+        mistakes = error.errors(include_url=False)
+        misspelled = {each["loc"][0] for each in mistakes if each["type"] == "extra_forbidden"}
+        for each in mistakes:  # a name that is missing is probably the one that is misspelled
+            if each["type"] != "missing" or each["loc"][0] not in misspelled:
+                lines += [place + line for line in _lines(each, tree)]
     if lines:
         raise UserError("\n".join(dict.fromkeys(lines)))
     return settings
-
-
-def mistakes_of(error: ValidationError, place: str = "") -> list[str]:
-    """Return a line for each mistake, which starts with `place`."""
-    return [place + line for mistake in error.errors(include_url=False) for line in _lines(mistake)]
 
 
 def changed(settings: Settings, **sections: Mapping[str, Any]) -> Settings:
@@ -118,22 +116,21 @@ def check(settings: Settings, processes: int | None = None) -> None:
 
 def _misfits(norm: NormSettings, batch_size: int, processes: int, micro: int) -> Iterator[str]:
     """Check that the batch can be partitioned into ghost batches; noise is drawn with replacement and always fits."""
-    info = methods()[norm.method]
-    if not info.partitions:
+    if not norm.partitions:
         return
     together = norm.scope == "global" or processes == 1
     samples = (batch_size if together else batch_size // processes) // micro
     whose = f"train.batch_size={batch_size}" if together else f"a process, {batch_size} / {processes} = {samples}"
     if micro > 1:
         whose = f"train.accumulation_steps={micro}, {samples} samples"
-    size, least = norm.ghost_size, info.least_ghost_size
+    size, least = norm.ghost_size, norm.least_ghost_size
     if samples < least:
         yield (
-            f"norm.method={info.name!r} with a batch of {samples}: needs {least} samples or more; "
+            f"norm.method={norm.method!r} with a batch of {samples}: needs {least} samples or more; "
             "raise train.batch_size"
         )
     elif size is not None and size < least:
-        yield f"norm.ghost_size={size}: {info.name} needs {least} or more; raise it"
+        yield f"norm.ghost_size={size}: {norm.method} needs {least} or more; raise it"
     elif size is not None and size > samples:
         yield (
             f"norm.ghost_size={size}: larger than the batch of {whose}; "
@@ -147,6 +144,11 @@ def keys() -> list[str]:
         *(name for name in Settings.model_fields if name not in SECTIONS),
         *(f"{section}.{name}" for section in SECTIONS for name in _fields(section)),
     ]
+
+
+def known(key: str) -> bool:
+    """Return whether a setting has this key; an argument of the user's own function has a key such as model.args.x."""
+    return re.sub(r"\.args\.[A-Za-z_]\w*$", ".args", key) in keys()
 
 
 def unknown(key: str) -> str:
@@ -190,14 +192,17 @@ def applied(tree: Mapping[str, Any], given: Mapping[str, Any]) -> Tree:
     """Return a copy of `tree` with the values of `given`, whose keys are those of overrides."""
     made: Tree = {name: dict(value) if isinstance(value, Mapping) else value for name, value in tree.items()}
     for key, value in given.items():
-        section, _, name = key.rpartition(".")
-        if section and isinstance(made.setdefault(section, {}), dict):  # otherwise `validated` refuses it
+        section, _, name = key.partition(".")
+        if name and isinstance(made.setdefault(section, {}), dict):  # otherwise `validated` refuses it
             _drop_strays(made, section, name, value)
     for key, value in given.items():
-        section, _, name = key.rpartition(".")
-        target = made[section] if section else made
+        section, _, name = key.partition(".")
+        target = made[section] if name else made
         if not isinstance(target, dict):
             continue
+        if name.startswith("args."):
+            target["args"] = target = dict(target.get("args") or {})
+        name = name.removeprefix("args.") or section
         if value is Unset.UNSET:
             target.pop(name, None)
         else:
@@ -228,7 +233,7 @@ def _parsed(overrides: Sequence[str]) -> tuple[dict[str, Any], list[str]]:
             lines.append(f"{key}: set by {RESERVED[key]}, not by hand; leave it out")
         elif key in SECTIONS:
             lines.append(f"{key}: a section; name one of its settings, such as {key}.{_first(key)}=...")
-        elif key not in keys():
+        elif not known(key):
             lines.append(unknown(ascii(key)[1:-1][:80]))
         else:
             try:
@@ -271,24 +276,30 @@ def _shown(text: str) -> str:
 def _takes_text(key: str) -> bool:
     """Whether a setting is free text, where 2012 is a name too."""
     section, _, name = key.rpartition(".")
-    return bool(section) and SECTIONS[section].fields()[name] in (str, str | None)
+    return bool(section) and name in SECTIONS[section].fields() and SECTIONS[section].fields()[name] is str
 
 
 def _first(section: str) -> str:
     return next(iter(SECTIONS[section].model_fields))
 
 
-def _drop_strays(tree: Tree, section: str, choice: str, value: object) -> None:
-    """Remove settings that do not belong to the new `value` of `choice`."""
-    settings, kind = tree[section], SECTIONS[section]
-    if value is Unset.UNSET:
-        value = kind.model_fields[choice].default if choice in kind.model_fields else None  # an option of a method
-    strays = [name for name, (by, owners) in kind.owners().items() if by == choice and value not in owners]
-    match section, choice:
-        case "data", "name" if settings.get("augment", "none") not in augments(str(value)):
-            strays += ["augment", "padding"]
+def _drop_strays(tree: Tree, section: str, name: str, value: object) -> None:
+    """Remove settings that do not belong to the new `value` of the setting `name`."""
+    settings, base = tree[section], SECTIONS[section]
+    strays: list[str] = []
+    if name == base.TAG and (kind := base.kind(None if value is Unset.UNSET else value)):
+        strays += [each for each in settings if not kind.has(each)]
+        strays += ["args"] if settings.get(name) != value else []
+        types = {each: type_ for each, type_ in kind.fields().items() if each in settings and each != name}
+        literals = [each for each, type_ in types.items() if get_origin(type_) is Literal]
+        strays += [each for each in literals if settings[each] not in get_args(types[each])]
+    match section, name:
+        case "data", "name" if "augment" in strays:
+            strays += ["padding"]
+        case "data", "augment" if value != "flip-crop":
+            strays += ["padding"]
         case "model", "name" if settings.get("name") != value:
-            strays += ["width", "widths", "zero_init_last"]
+            strays += ["width", "widths", "zero_init_last", "args"]
             _without(tree.get("norm"), "placement")
         case "norm", "method" if settings.get("method") != value:
             strays += ["placement"]
@@ -305,18 +316,27 @@ def _fields(section: str) -> list[str]:
     return list(SECTIONS[section].fields()) if section in SECTIONS else []
 
 
-def _lines(mistake: ErrorDetails) -> Iterator[str]:
+def _lines(mistake: ErrorDetails, tree: Mapping[str, Any]) -> Iterator[str]:
     where, kind, given = mistake["loc"], mistake["type"], mistake["input"]
     context = mistake.get("ctx", {})
     key = ".".join(part for part in where if isinstance(part, str))
     item = "".join(f"[{part}]" for part in where if isinstance(part, int))
+    section, _, name = key.rpartition(".")
+    base = SECTIONS.get(section, Section)
+    tag = tree[section].get(base.TAG, base.model_fields[base.TAG].default) if base.TAG else None
+    owners = base.owners(name) if base.TAG not in ("", name) and tag not in base.owners(name) else []
     match kind:
+        case "extra_forbidden" | "none_required" | "literal_error" if owners:
+            whose = f"a setting of {', '.join(owners)}, and {base.TAG} is {tag!r}"
+            yield f"{key}={spelled(given)}: {whose}; leave {name} out"
         case "extra_forbidden":
             yield unknown(key)
         case "missing" if item:  # of a pair
             yield f"{key}={spelled(given)}: must have more values"
         case "missing" if key in SECTIONS:
             yield f"{key}: missing; add a section [{key}]"
+        case "missing" if isinstance(tag, str):
+            yield f"{key}: missing; {tag} has no default for it, give one"
         case "missing":
             yield f"{key}: missing; it has no default, give one"
         case "model_type":

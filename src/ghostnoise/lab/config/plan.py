@@ -6,13 +6,12 @@ Used by the sweep, which runs them, and by the report, which reads them.
 import statistics
 from collections import Counter
 from collections.abc import Callable, Iterable, Mapping
-from dataclasses import dataclass, field
-from functools import cached_property, lru_cache
+from dataclasses import dataclass
+from functools import cached_property
 from typing import TYPE_CHECKING, Any, Literal
 
 from ghostnoise.lab.config import recipe
 from ghostnoise.lab.config.grid import Cell, Experiment
-from ghostnoise.lab.config.overrides import Tree
 from ghostnoise.lab.config.schema import Settings
 from ghostnoise.lab.garbage import uncollected
 
@@ -21,8 +20,6 @@ if TYPE_CHECKING:  # it imports torch
 
 Stage = Literal["tune", "test"]
 Resolve = Callable[[Settings], Settings]
-# Settings that depend on the machine: a report may be made on another machine than the runs.
-OF_THE_MACHINE = {"device": "auto", "processes": 1}
 
 
 @dataclass(frozen=True)
@@ -35,8 +32,6 @@ class Point:
     settings: Settings
     identity: str
     """The name of its folder."""
-    shared: Tree = field(compare=False, repr=False)
-    """What `key` is made of, without the seed; the points of a cell share it."""
 
     @property
     def name(self) -> str:
@@ -46,7 +41,7 @@ class Point:
     @cached_property
     def key(self) -> str:
         """An identity that does not depend on the machine."""
-        return recipe.digest(self.shared | {"seed": self.seed})
+        return recipe.key(self.settings)
 
 
 @uncollected()
@@ -76,14 +71,8 @@ def test_points(experiment: Experiment, winners: Mapping[str, Cell], resolve: Re
 def points(experiment: Experiment, cell: Cell, stage: Stage, resolve: Resolve) -> list[Point]:
     """Return the runs of a cell, one for each seed."""
     settings = resolve(cell.settings)  # does not depend on the seed
-    tree = recipe.canonical_tree(settings)
-    shared = _key_tree(tree)
-    return [
-        Point(
-            cell, seed, stage, settings.model_copy(update={"seed": seed}), recipe.digest(tree | {"seed": seed}), shared
-        )
-        for seed in experiment.seeds_of(cell)
-    ]
+    seeded = [settings.model_copy(update={"seed": seed}) for seed in experiment.seeds_of(cell)]
+    return [Point(cell, each.seed, stage, each, recipe.identity(each)) for each in seeded]
 
 
 def winners(
@@ -118,25 +107,9 @@ def winners(
     return chosen
 
 
-def key(settings: Settings) -> str:
-    """Return the identity of the settings without those that depend on the machine."""
-    return recipe.digest(_key_tree(recipe.canonical_tree(settings)))
-
-
 def key_of(found: "Found") -> str | None:
     """Return the key of a run folder, or None if its settings cannot be read."""
     try:
-        text, seed = recipe.stored_text(found.settings)
-        return recipe.digest(_stored_key_tree(text) | {"seed": seed})
+        return recipe.key(recipe.stored(found.settings))
     except ValueError:
         return None
-
-
-def _key_tree(tree: Tree) -> Tree:
-    """Return the settings that identify a run, without those that depend on the machine."""
-    return tree | {"train": tree["train"] | OF_THE_MACHINE, "data": tree["data"] | {"stand_in": False}}
-
-
-@lru_cache(maxsize=4096)
-def _stored_key_tree(text: str) -> Tree:
-    return _key_tree(recipe.canonical_tree(recipe.validated_text(text)))

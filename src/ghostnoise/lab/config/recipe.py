@@ -1,11 +1,10 @@
 """Recipes: TOML files of settings, found by name or path, changed by overrides, identified by what they compute.
 
 A recipe starts with four comment lines, `# Claim:`, `# Command:`, `# Time:` and `# Score:`, followed by an optional
-`seed`, the sections of `schema.Settings`, those of `grid` and those of `variants`.
+`extends` and `seed`, the sections of `schema.Settings`, those of `grid`, and variants.
 """
 
 import hashlib
-import json
 import os
 import re
 import tomllib
@@ -17,10 +16,10 @@ from pathlib import Path
 from typing import Any
 
 from ghostnoise.lab import limits
-from ghostnoise.lab.config import variants
-from ghostnoise.lab.config.methods import methods
-from ghostnoise.lab.config.overrides import Tree, changed, check, overridden, validated
+from ghostnoise.lab.config import inheritance, own
+from ghostnoise.lab.config.overrides import changed, check, overridden, validated
 from ghostnoise.lab.config.schema import Settings
+from ghostnoise.lab.config.section import Section, Tree, json_text
 from ghostnoise.lab.errors import UserError
 from ghostnoise.text import nearest
 
@@ -32,17 +31,19 @@ __all__ = [
     "having_variant",
     "header",
     "identity",
+    "key",
     "load",
     "names",
     "read",
     "resolve",
     "shrink",
+    "stored",
     "whole_batch_warning",
 ]
 
 FOLDER = resources.files("ghostnoise.lab") / "recipes"
 SUFFIX = ".toml"
-PLAN = ("grid", "select", "report")  # sections that `grid.load` reads
+MOST_EXTENDED = 8  # recipes, one after the other
 HEADER = ("claim", "command", "time", "score")
 
 # Sizes of smoke runs.
@@ -101,7 +102,7 @@ def names() -> list[str]:
 
 def having_variant(variant: str) -> list[str]:
     """Return the names of the recipes of the package that have this variant, in alphabetical order."""
-    return [name for name in names() if variant in variants.named(_parsed(read(name), name))]
+    return [name for name in names() if variant in inheritance.named(_parsed(read(name), name))]
 
 
 def load(
@@ -113,22 +114,39 @@ def load(
     Noise without a placement gets the network's default. Raises a UserError with a line for each mistake.
     """
     text = read(name_or_path)
-    parsed, about = _parsed(text, name_or_path), header(text)
+    parsed, about = _sections(name_or_path, text), header(text)
     name = Path(name_or_path).name.removesuffix(SUFFIX)
     if variant is not None:
-        parsed = variants.apply(parsed, variant, name_or_path, having_variant(variant))
+        parsed = inheritance.with_variant(parsed, variant, name_or_path, having_variant(variant))
         name = f"{name}-{variant}"
         about |= {"command": f"{about['command']} --variant {variant}" if about["command"] else ""}
     _check_name(name, name_or_path)
-    parsed.pop(variants.SECTION, None)
-    plan = {name: parsed.pop(name) for name in PLAN if name in parsed}
+    parsed.pop(inheritance.SECTION, None)
+    plan = {name: parsed.pop(name) for name in inheritance.PLAN if name in parsed}
     tree, mistakes = overridden(parsed, overrides)
     settings = complete(validated(tree, mistakes), smoke)
     return Recipe(name=name, settings=settings, text=text, tree=tree, plan=plan, variant=variant, **about)
 
 
+def _sections(source: str, text: str, below: int = 0) -> Tree:
+    """Return the sections of a recipe, with those of the recipe that it extends, if any."""
+    own_sections = _parsed(text, source)
+    base = own_sections.pop("extends", None)
+    if base is None:
+        return own_sections
+    if not isinstance(base, str):
+        raise UserError(f"recipe {source}: extends={base!r}: must be the name or the path of a recipe, in quotes")
+    path = str(Path(source).parent / base) if _is_path(base) else base
+    if below >= MOST_EXTENDED:
+        raise UserError(f"recipe {source}: extends {base}, and so on, more than {MOST_EXTENDED} times; remove one")
+    return inheritance.extended(_sections(path, read(path), below + 1), own_sections)
+
+
 def complete(settings: Settings, smoke: bool = False) -> Settings:
     """Set the network's default placement, check the settings, and shrink them if `smoke`."""
+    for section in ("model", "data", "optim"):
+        if own.named(name := getattr(settings, section).name):
+            own.load(name, f"{section}.name")
     settings = _placed(settings)
     check(
         changed(settings, train={"device": "auto"}) if smoke else settings
@@ -157,7 +175,7 @@ def whole_batch_warning(settings: Settings, processes: int = 1) -> str:
     """
     size, norm = settings.norm.ghost_size, settings.norm
     batch = settings.train.batch_size // (settings.train.accumulation_steps or 1) // processes
-    if not methods()[norm.method].partitions or size is None or batch >= 2 * size or batch == size:
+    if not norm.partitions or size is None or batch >= 2 * size or batch == size:
         return ""
     label = f"{norm.method.upper()}-{size}"
     smaller = f"norm.ghost_size={max(batch // 2, 1)} or less"
@@ -177,14 +195,14 @@ def shrink(settings: Settings) -> Settings:
     """
     tree = settings.model_dump(exclude_none=True)
     model, norm, data, optim, train = (tree[name] for name in ("model", "norm", "data", "optim", "train"))
-    timm = model["name"].startswith("timm:")
+    timm = ":" in model["name"]  # or a network of the user
     epochs = min(train["epochs"], EPOCHS)
     size, processes = train["batch_size"], train["processes"]
     share = max(min(LEAST, -(-size // processes)), min(size, TIMM_BATCH if timm else BATCH) // processes)
     micro = min(train.get("accumulation_steps", 1), MICRO_BATCHES)
     share = max(micro, share - share % micro)
     batch = share * processes
-    if methods()[norm["method"]].partitions and "ghost_size" in norm:
+    if settings.norm.partitions and "ghost_size" in norm:
         norm["ghost_size"] = min(norm["ghost_size"], share // micro)
     optim["warmup_epochs"] *= epochs / train["epochs"]
     data["limit"] = _least(data, "limit", BATCHES * batch)
@@ -205,65 +223,52 @@ def shrink(settings: Settings) -> Settings:
 
 
 def identity(settings: Settings) -> str:
-    """Return 12 hexadecimal digits that are equal for equal settings: the digest of `canonical`."""
-    return digest(canonical_tree(settings))
+    """Return 12 hexadecimal digits that are equal for equal settings, the name of a run's folder.
 
-
-def digest(tree: Tree) -> str:
-    """Return the first 12 hexadecimal digits of the SHA-256 of a tree of settings as JSON."""
-    return hashlib.sha256(json_text(tree).encode()).hexdigest()[:12]
-
-
-def canonical(settings: Settings) -> str:
-    """Return the settings that identify a run, as JSON with sorted keys and without spaces."""
-    return json_text(canonical_tree(settings))
-
-
-def canonical_tree(settings: Settings) -> Tree:
-    """Return the settings that identify a run.
-
-    Settings that are unset, and options of the method that have their default, are left out. So identities do not
-    change when a setting is added that is unset by default, or an option is added to a method. How often a run is
-    evaluated does not change what it computes, and is left out too.
+    Unset settings, options of the method that have their default, and how often a run is evaluated are left out. So
+    identities do not change when a setting is added that is unset by default, or an option is added to a method. The
+    code of a user's own network, data set or optimizer is not part of it, only the name and the arguments.
     """
-    tree = settings.model_dump(exclude_none=True)
-    defaults = settings.norm.defaults()["method"].get(settings.norm.method, {})
-    tree["norm"] = {name: value for name, value in tree["norm"].items() if defaults.get(name) != value}
-    tree["train"].pop("evaluate_every", None)
-    return tree
+    return _digest(settings, "canonical")
+
+
+def key(settings: Settings) -> str:
+    """Return an identity that does not depend on the machine: a report may be made on another one than the runs."""
+    return _digest(settings, "portable")
+
+
+def canonical(settings: Settings, form: str = "canonical") -> str:
+    """Return the settings that identify a run, as JSON with sorted keys and without spaces."""
+    texts = [
+        f'"{name}":{getattr(value, form) if isinstance(value, Section) else value}'
+        for name, value in sorted(settings.__dict__.items())
+        if value is not None
+    ]
+    return f"{{{','.join(texts)}}}"
+
+
+def _digest(settings: Settings, form: str) -> str:
+    return hashlib.sha256(canonical(settings, form).encode()).hexdigest()[:12]
 
 
 def stored(record: Mapping[str, Any]) -> Settings:
-    """Return the settings in the settings.json of a run folder; raises a ValueError if they are invalid."""
-    text, seed = stored_text(record)
-    return validated_text(text).model_copy(update={"seed": seed})
-
-
-def stored_text(record: Mapping[str, Any]) -> tuple[str, int]:
-    """Return the settings in a settings.json with seed 0 as JSON, and the seed, if that is valid."""
-    own = {name: value for name, value in record.items() if name not in ("recipe", "identity")}
-    seed = own.get("seed", 0)
+    """Return the settings of a run folder or a record; raises a ValueError if they are invalid."""
+    given = {name: value for name, value in record.items() if name not in ("recipe", "identity")}
+    seed = given.get("seed", 0)
     if type(seed) is not int or not 0 <= seed < 2**63:
-        seed = Settings.model_validate_json(json_text(own)).seed  # raises
-    return json_text(own | {"seed": 0}), seed
+        return Settings.model_validate(given)  # raises
+    return _of_seed_0(json_text(given | {"seed": 0})).model_copy(update={"seed": seed})
 
 
 @lru_cache(maxsize=4096)
-def validated_text(text: str) -> Settings:
-    """Validate settings without their seed once for all seeds: thousands of runs are read at a time."""
+def _of_seed_0(text: str) -> Settings:
+    """Validate settings once for all seeds: thousands of runs are read at a time."""
     return Settings.model_validate_json(text)
-
-
-def json_text(tree: Tree) -> str:
-    """Return a tree of settings as JSON with sorted keys and without spaces."""
-    text = json.dumps(tree, sort_keys=True, separators=(",", ":"))
-    return text if "-0.0" not in text else json.dumps(_plain(tree), sort_keys=True, separators=(",", ":"))
 
 
 def read(name_or_path: str) -> str:
     """Return the text of a recipe: one of the package, or a path, which has a separator or ends with .toml."""
-    separators = [separator for separator in (os.sep, os.altsep, "/") if separator]
-    if name_or_path.endswith(SUFFIX) or any(separator in name_or_path for separator in separators):
+    if _is_path(name_or_path):
         _check_name(Path(name_or_path).name.removesuffix(SUFFIX), name_or_path)
         try:
             return limits.read_bytes(Path(name_or_path), limits.MOST_RECIPE_BYTES, follow=True).decode()
@@ -280,6 +285,10 @@ def read(name_or_path: str) -> str:
     near = nearest(name_or_path, names(), count=3, cutoff=0.5)
     meant = f" did you mean {' or '.join(near)}?" if near else ""
     raise UserError(f"recipe {name_or_path!r}: not found;{meant} `ghostnoise recipes` lists all")
+
+
+def _is_path(name: str) -> bool:
+    return name.endswith(SUFFIX) or any(separator in name for separator in {os.sep, os.altsep or "/", "/"})
 
 
 def header(text: str) -> dict[str, str]:
@@ -322,19 +331,10 @@ def _placed(settings: Settings) -> Settings:
     from ghostnoise.lab import models
 
     where = models.placement(settings.model.name, settings.norm.method)
-    if settings.norm.placement is not None or not methods()[settings.norm.method].placements or where is None:
+    if settings.norm.placement is not None or where is None:
         return settings
     norm = settings.norm.model_copy(update={"placement": where})
     return settings.model_copy(update={"norm": norm})
-
-
-def _plain(value: Any) -> Any:
-    """Replace -0.0 by 0.0, which is the same setting."""
-    if isinstance(value, dict):
-        return {name: _plain(each) for name, each in value.items()}
-    if isinstance(value, list | tuple):
-        return [_plain(each) for each in value]
-    return value + 0.0 if isinstance(value, float) else value
 
 
 def _least(section: dict[str, Any], name: str, bound: int) -> int:

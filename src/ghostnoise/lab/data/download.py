@@ -39,8 +39,9 @@ def download(entry: Entry, folder: Path, console: Console) -> None:
     """Download all files of a data set into `folder`. If its archive is already there, the network is not used."""
     staging = folder / STAGING / entry.name
     with atomic.writing(folder, "--data-dir"), _locked(staging):
-        layout, archive = _local_archive(entry, folder)
-        target = folder / layout.folders[0]
+        layout = entry.layout
+        assert layout is not None, f"{entry.name} has no files"
+        archive, target = _local_archive(layout, folder), folder / layout.folders[0]
         if archive is None:
             with _progress(console) as bar:
                 for file in layout.downloads:
@@ -58,12 +59,10 @@ def download(entry: Entry, folder: Path, console: Console) -> None:
         shutil.rmtree(staging)
 
 
-def _local_archive(entry: Entry, folder: Path) -> tuple[Layout, Path | None]:
-    """Return the layout to install, and its archive if the user has copied it into the data folder."""
-    for layout in entry.layouts:
-        if layout.archive and matches(path := folder / layout.archive.name, layout.archive):
-            return layout, path
-    return entry.layouts[0], None
+def _local_archive(layout: Layout, folder: Path) -> Path | None:
+    """Return the archive if the user has copied it into the data folder."""
+    path = folder / layout.archive.name if layout.archive else None
+    return path if path and layout.archive and matches(path, layout.archive) else None
 
 
 def _unpack(archive: Path, layout: Layout, target: Path, temporary: Path) -> None:

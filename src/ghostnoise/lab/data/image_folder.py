@@ -12,11 +12,20 @@ from torch import Tensor
 from torch.utils.data import DataLoader, Dataset
 
 from ghostnoise import doctor
-from ghostnoise.lab.config.schema import DataSettings
+from ghostnoise.lab.config.schema import ImageFolder
 from ghostnoise.lab.data.catalog import IMAGENET_MEAN, IMAGENET_STD, Split
 from ghostnoise.lab.data.in_memory import Normalization
-from ghostnoise.lab.data.sampling import Indices, Purpose, limited_indices, permutation, random_words, split_validation
-from ghostnoise.lab.data.source import Batch, DatasetInfo, Shard
+from ghostnoise.lab.data.source import (
+    Batch,
+    DatasetInfo,
+    Indices,
+    Purpose,
+    Shard,
+    limited_indices,
+    permutation,
+    random_words,
+    split_validation,
+)
 from ghostnoise.lab.errors import UserError, import_failure
 
 SUFFIXES = {".jpg", ".jpeg", ".png", ".ppm", ".bmp", ".pgm", ".tif", ".tiff", ".webp"}
@@ -127,11 +136,11 @@ class ImageFolderSource:
     """A source that reads images from disk when they are needed."""
 
     def __init__(
-        self, data: DataSettings, root: Path, shard: Shard, seed: int, device: torch.device,
+        self, data: ImageFolder, root: Path, shard: Shard, seed: int, device: torch.device,
         channels_last: bool = False, workers: int | None = None,
     ) -> None:  # fmt: skip
         """`workers` is the number of reading processes; by default one per core, at most 8."""
-        size, resize = data.image_size or 224, data.resize or 256
+        size, resize = data.image_size, data.resize
         train = list_images(root, "train")
         indices = limited_indices(len(train.paths), data.limit, "limit")
         if data.evaluate == "test":

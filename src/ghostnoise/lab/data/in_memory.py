@@ -9,9 +9,8 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from ghostnoise.lab.data.catalog import Entry
-from ghostnoise.lab.data.readers import Arrays
-from ghostnoise.lab.data.sampling import Indices, Purpose, permutation, random_words
-from ghostnoise.lab.data.source import Batch, DatasetInfo, Shard
+from ghostnoise.lab.data.files import Arrays
+from ghostnoise.lab.data.source import Batch, DatasetInfo, Indices, Purpose, Shard, permutation, random_words
 
 
 class Images(NamedTuple):
@@ -83,7 +82,7 @@ class Signals:
 
 
 class Normalization:
-    """Converts images from uint8 to float32, with mean 0 and standard deviation 1 per channel over the data set."""
+    """Converts images from uint8 to float32, and normalizes each channel with the constants of the data set."""
 
     def __init__(
         self,

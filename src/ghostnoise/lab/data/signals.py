@@ -15,7 +15,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from ghostnoise.lab.data.catalog import CATALOG
-from ghostnoise.lab.data.readers import Arrays
+from ghostnoise.lab.data.files import Arrays
 from ghostnoise.lab.errors import UserError
 from ghostnoise.lab.store import atomic
 

@@ -5,10 +5,10 @@ from functools import lru_cache
 
 from torch import nn
 
-from ghostnoise.lab.config.methods import Placement, methods
-from ghostnoise.lab.config.schema import ModelSettings, NormSettings
+from ghostnoise.lab.config.methods import NormSettings, Placement, methods
+from ghostnoise.lab.config.schema import ModelSettings
 from ghostnoise.lab.errors import UserError
-from ghostnoise.lab.models import from_timm
+from ghostnoise.lab.models import foreign
 from ghostnoise.lab.models.catalog import CATALOG, Network, having
 from ghostnoise.lab.models.resnet import zero_init_last
 from ghostnoise.lab.models.slots import Slots, Task, refuse_batch_norm_settings
@@ -37,8 +37,8 @@ def build(model: ModelSettings, norm: NormSettings, shape: tuple[int, ...], clas
             "1 or more"
         )
     try:
-        if model.name.startswith(from_timm.PREFIX):
-            made = from_timm.build(model, norm, shape, classes)
+        if foreign.named(model.name):
+            made = foreign.build(model, norm, shape, classes)
         else:
             network = _find(model.name)
             _check_shape(model.name, network, shape)
@@ -67,8 +67,8 @@ def placement(name: str, method: str) -> Placement | None:
     >>> placement("resnet18", "gni"), placement("simple-vit", "gni"), placement("resnet18", "gbn")
     ('inside', 'after', None)
     """
-    if name.startswith(from_timm.PREFIX):
-        return from_timm.placement(name, method)
+    if foreign.named(name):
+        return foreign.placement(name, method)
     network = _find(name)
     _check_method(name, network, method)
     return network.offered(method)[0] if methods()[method].placements else None
@@ -79,7 +79,8 @@ def _find(name: str) -> Network:
         return CATALOG[name]
     near = nearest(name.lower(), CATALOG, cutoff=0)[0]
     raise UserError(
-        f"model.name={name!r}: must be one of {_listed(CATALOG)}, or 'timm:NAME' for a network of timm; did you mean "
+        f"model.name={name!r}: must be one of {_listed(CATALOG)}, 'timm:NAME' for a network of timm, or "
+        f"'package.module:function' for your own; did you mean "
         f"{near!r}?"
     )
 

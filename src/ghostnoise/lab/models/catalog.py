@@ -43,7 +43,7 @@ class Network:
     def methods(self) -> list[str]:
         """The methods that the network can have."""
         batch = self.normalization == "batch"
-        without = [name for name, info in methods().items() if info.replaces_batch_norm] if batch else [NONE.name]
+        without = [name for name, kind in methods().items() if kind.replaces_batch_norm] if batch else [NONE]
         return without + [name for name in methods() if self.offered(name)]
 
     def offered(self, method: str) -> list[Placement]:

@@ -7,8 +7,7 @@ from typing import Any, Literal, NamedTuple
 from torch import nn
 
 from ghostnoise.engine.ranks import WORLD, initialized
-from ghostnoise.lab.config.methods import MethodInfo, Placement, methods
-from ghostnoise.lab.config.schema import NormSettings
+from ghostnoise.lab.config.methods import NormSettings, Placement, methods
 from ghostnoise.lab.errors import UserError
 from ghostnoise.lab.models.noisy import NoisyBatchNorm1d, NoisyBatchNorm2d, NoisyGroupNorm, NoisyLayerNorm
 
@@ -56,7 +55,7 @@ class Slots:
 
     def noise(self) -> nn.Module:
         """Build the standalone noise layer of the method."""
-        settings, layer = self.settings, self.info.noise
+        settings, layer = self.settings, self.settings.noise
         options = sized(settings) | noise_options(settings)
         takes = inspect.signature(layer).parameters
         options |= {"channel_dim": self.channel_dim} if "channel_dim" in takes else {}
@@ -64,18 +63,13 @@ class Slots:
         made: nn.Module = layer(**options)
         return made
 
-    @property
-    def info(self) -> MethodInfo:
-        """The method."""
-        return methods()[self.settings.method]
-
     def _batch_norm(self, channels: int, ndim: int) -> nn.Module:
-        info, ranks = self.info, group(self.settings)
-        shared: Any = {"eps": self.settings.eps, "momentum": self.settings.momentum}
-        own = self.placement == "inside" or (info.replaces_batch_norm and info.name != "bn")
-        if info.norms is not None and own:
-            options = sized(self.settings) | self.settings.options
-            made: nn.Module = info.norms[ndim - 1](channels, **shared, **options, process_group=ranks)
+        norm, ranks = self.settings, group(self.settings)
+        shared: Any = {"eps": norm.eps, "momentum": norm.momentum}
+        own = self.placement == "inside" or (norm.replaces_batch_norm and norm.method != "bn")
+        if norm.norms is not None and own:
+            options = sized(norm) | norm.options
+            made: nn.Module = norm.norms[ndim - 1](channels, **shared, **options, process_group=ranks)
             return made
         if self.placement in ("inside", "after"):
             noisy = NoisyBatchNorm1d if ndim == 1 else NoisyBatchNorm2d
@@ -104,10 +98,9 @@ def group(settings: NormSettings) -> str | None:
 
 def noise_options(settings: NormSettings) -> dict[str, Any]:
     """Return the options of the standalone noise layer; raises a UserError for one that only its batch norm has."""
-    takes = inspect.signature(methods()[settings.method].noise).parameters
-    defaults = settings.defaults()["method"][settings.method]
+    takes = inspect.signature(settings.noise).parameters
     for name, value in settings.options.items():
-        if name not in takes and value != defaults.get(name):
+        if name not in takes and value != settings.defaults[name]:
             raise UserError(
                 f"norm.{name}={value!r} for {settings.method!r} outside batch norms: an option of noise inside batch "
                 f"norms only; use norm.placement=inside in a network that has them, or leave {name} out"
@@ -117,4 +110,4 @@ def noise_options(settings: NormSettings) -> dict[str, Any]:
 
 def sized(settings: NormSettings) -> dict[str, Any]:
     """Return the ghost size as a keyword, for methods that have one."""
-    return {} if methods()[settings.method].ghost_size == "none" else {"ghost_size": settings.ghost_size}
+    return {"ghost_size": settings.ghost_size} if settings.has("ghost_size") else {}

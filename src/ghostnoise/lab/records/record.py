@@ -22,6 +22,7 @@ from pydantic import Field, ValidationError, model_validator
 
 from ghostnoise.lab.config import recipe
 from ghostnoise.lab.config.schema import Settings
+from ghostnoise.lab.config.section import json_text
 from ghostnoise.lab.store.contents import (
     MOST_EPOCHS,
     MOST_FIELDS,
@@ -125,7 +126,7 @@ class RunRecord(Part):
     @property
     def order(self) -> tuple[str, int, str]:
         """Sort by the settings without the seed, then by the seed."""
-        return recipe.json_text(self._tree_of_settings() | {"seed": 0}), self.settings.seed, self.identity
+        return json_text(self._tree_of_settings() | {"seed": 0}), self.settings.seed, self.identity
 
     def agrees(self, other: "RunRecord") -> bool:
         """Whether both are records of the same computation: equal curves, weights and numerics; times may differ."""
@@ -136,7 +137,7 @@ class RunRecord(Part):
         """Return the record as a line of JSON."""
         tree = {
             "identity": self.identity,
-            "settings": json.loads(recipe.json_text(self._tree_of_settings())),
+            "settings": json.loads(json_text(self._tree_of_settings())),
             "environment": self.environment.tree(),
             "curve": self.curve.model_dump(),
             "result": self.result.tree(),

@@ -163,7 +163,7 @@ def _keys(point: Point) -> Iterable[str]:
     """Yield the point's key, and for fp16 smoke runs the key of the same run on a CPU, which uses bf16 instead."""
     yield point.key
     if point.settings.train.smoke and point.settings.train.amp == "fp16":
-        yield plan.key(recipe.resolve(point.settings, device="cpu", processes=1))
+        yield recipe.key(recipe.resolve(point.settings, device="cpu", processes=1))
 
 
 def _by_point(points: Iterable[Point], results: Mapping[str, Mapping[str, Any]]) -> dict[str, Mapping[str, Any]]:

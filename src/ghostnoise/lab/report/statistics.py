@@ -8,7 +8,7 @@ from dataclasses import dataclass, field
 from functools import cached_property
 from typing import TYPE_CHECKING, Any
 
-from ghostnoise.lab.config import plan
+from ghostnoise.lab.config import recipe
 from ghostnoise.lab.config.grid import Cell
 from ghostnoise.lab.config.plan import Stage
 from ghostnoise.lab.report.collect import STATUSES, Collected, Numerics, Run, number, numerics_of
@@ -268,7 +268,7 @@ class Findings:
 def aggregate(collected: Collected) -> Findings:
     """Compute the rows and their differences to the baseline, which are not corrected: they are no tests."""
     experiment = collected.experiment
-    won = {plan.key(experiment.tested(cell).settings) for cell in collected.winners.values()}
+    won = {recipe.key(experiment.tested(cell).settings) for cell in collected.winners.values()}
     scores = _scores(collected, won)
     tuning = [score for score in scores if score.stage == "tune"]
     rows = [
@@ -293,12 +293,12 @@ def _scores(collected: Collected, won: set[str]) -> list[Score]:
     for run in collected.runs:
         cell = run.point.cell
         if id(cell) not in keys:
-            keys[id(cell)] = plan.key(cell.settings)
+            keys[id(cell)] = recipe.key(cell.settings)
         cells.setdefault((run.point.stage, keys[id(cell)]), []).append(run)
     scores = []
     for (stage, _), runs in cells.items():
         cell = runs[0].point.cell
-        chosen = stage == "tune" and plan.key(collected.experiment.tested(cell).settings) in won
+        chosen = stage == "tune" and recipe.key(collected.experiment.tested(cell).settings) in won
         scores.append(Score(cell, stage, tuple(runs), chosen))
     return scores
 

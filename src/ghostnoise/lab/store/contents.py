@@ -179,7 +179,7 @@ def read_settings(path: Path) -> Tree:
         if not isinstance(tree.get(name, ""), str):
             raise ValueError(f"{name}: must be a text")
     try:
-        recipe.validated_text(recipe.stored_text(tree)[0])
+        recipe.stored(tree)
     except ValidationError as error:
         if wrong := [each for each in error.errors() if not _of_another_version(each)]:
             raise ValueError(describe(wrong[0])) from None
@@ -201,7 +201,7 @@ def recorded_numerics(environment: Mapping[str, Any]) -> int:
 def _of_another_version(mistake: ErrorDetails) -> bool:
     kind = mistake["type"]
     name = kind == "literal_error" and isinstance(mistake["input"], str)
-    return name or kind in ("missing", "extra_forbidden", "value_error")
+    return name or kind in ("missing", "extra_forbidden", "none_required", "value_error")
 
 
 def read_lines(path: Path) -> list[Tree]:

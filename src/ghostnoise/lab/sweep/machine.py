@@ -50,9 +50,10 @@ def need_data(points: Iterable[Point], folder: Path | None) -> None:
             return
         missing = missing or each
     if missing is not None:
-        remedy = f"run `ghostnoise data get {missing.name}`" if missing.folder is None else "copy them to that folder"
+        folder = getattr(missing, "folder", None)
+        remedy = "copy them to that folder" if folder else f"run `ghostnoise data get {missing.name}`"
         raise UserError(
-            f"{missing.folder or missing.name}: its images were not found in {place}; {remedy}, or use --smoke, which "
+            f"{folder or missing.name}: its images were not found in {place}; {remedy}, or use --smoke, which "
             "does not need them"
         )
 

@@ -17,7 +17,8 @@ from torch.optim import SGD, AdamW, Optimizer
 from torch.optim.swa_utils import AveragedModel, get_ema_multi_avg_fn
 
 from ghostnoise.history import histories
-from ghostnoise.lab.config import recipe
+from ghostnoise.lab.config import recipe, schema
+from ghostnoise.lab.config.own import call
 from ghostnoise.lab.config.schema import OptimSettings, Settings
 from ghostnoise.lab.store import checkpoints
 from ghostnoise.lab.train.machine import Machine
@@ -27,7 +28,7 @@ PRECISIONS = {"bf16": torch.bfloat16, "fp16": torch.float16}
 
 
 def build_optimizer(model: nn.Module, settings: OptimSettings) -> Optimizer:
-    """Build SGD or AdamW. Weight decay applies to parameters with two or more dimensions: not to gains and biases."""
+    """Build the optimizer. Weight decay applies to parameters with two or more dimensions: not to gains and biases."""
     parameters = [parameter for parameter in model.parameters() if parameter.requires_grad]
     weights = [parameter for parameter in parameters if parameter.ndim > 1]
     others = [parameter for parameter in parameters if parameter.ndim <= 1]
@@ -37,11 +38,15 @@ def build_optimizer(model: nn.Module, settings: OptimSettings) -> Optimizer:
     ]
     groups = [group for group in groups if group["params"]]
     fused = all(parameter.device.type in ("cpu", "cuda") for parameter in parameters)
-    if settings.name == "adamw":
-        betas, eps = settings.betas or (0.9, 0.999), settings.eps or 1e-8
-        return AdamW(groups, lr=settings.lr, betas=betas, eps=eps, weight_decay=0.0, fused=fused)
-    momentum, nesterov = settings.momentum or 0.0, bool(settings.nesterov)
-    return SGD(groups, lr=settings.lr, momentum=momentum, nesterov=nesterov, fused=fused)
+    match settings:
+        case schema.AdamW(lr=lr, betas=betas, eps=eps):
+            return AdamW(groups, lr=lr, betas=betas, eps=eps, weight_decay=0.0, fused=fused)
+        case schema.Sgd(lr=lr, momentum=momentum, nesterov=nesterov):
+            return SGD(groups, lr=lr, momentum=momentum, nesterov=nesterov, fused=fused)
+        case schema.OwnOptim(name=name, args=args, lr=lr):
+            made: Optimizer = call(name, "optim", args, groups, lr=lr)
+            return made
+    raise TypeError(f"{type(settings).__name__}: not a kind of optimizer")
 
 
 def learning_rate(

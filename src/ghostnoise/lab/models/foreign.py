@@ -1,4 +1,4 @@
-"""Networks of timm, converted by `ghostnoise.convert`. timm is imported when one of them is built."""
+"""Networks of timm and of the user, converted by `ghostnoise.convert`; timm is imported when it is needed."""
 
 import inspect
 from typing import Any
@@ -7,8 +7,9 @@ import torch
 from torch import nn
 
 from ghostnoise.conversion.convert import convert
-from ghostnoise.lab.config.methods import NONE, Placement, methods
-from ghostnoise.lab.config.schema import ModelSettings, NormSettings
+from ghostnoise.lab.config import own
+from ghostnoise.lab.config.methods import NONE, NormSettings, Placement, methods
+from ghostnoise.lab.config.schema import ModelSettings
 from ghostnoise.lab.errors import UserError, import_failure
 from ghostnoise.lab.models.catalog import having
 from ghostnoise.lab.models.slots import group, noise_options, refuse_batch_norm_settings
@@ -23,46 +24,70 @@ ACTIVATIONS = {
 }  # fmt: skip
 
 
+def named(name: str) -> bool:
+    """Return whether a network is one of timm or of the user."""
+    return name.startswith(PREFIX) or own.named(name)
+
+
 def build(model: ModelSettings, norm: NormSettings, shape: tuple[int, ...], classes: int) -> nn.Module:
-    """Build a network of timm with random weights, and convert its batch norms or insert noise elsewhere.
+    """Build a network of timm with random weights or one of the user, and convert its batch norms or insert noise.
 
     "none" leaves the network unchanged; all other methods set eps and momentum of its batch norms.
     """
+    _check_method(model.name, norm.method)
     if model.width is not None or model.widths is not None:
         raise UserError(
             f"model.width and model.widths for {model.name!r}: networks of timm have their own widths; leave them out"
         )
-    default = placement(model.name, norm.method)
-    if norm.placement is not None and norm.placement not in methods()[norm.method].placements:
+    if norm.placement is not None and norm.placement not in norm.placements:
         raise UserError(
             f"norm.placement={norm.placement!r} for {norm.method!r} in {model.name!r}: must be one of "
-            f"{', '.join(map(repr, methods()[norm.method].placements))}; the default is {default!r}"
+            f"{', '.join(map(repr, norm.placements))}; leave it out for the default"
         )
-    made = _create(model.name, shape, classes)
+    made = (_own if own.named(model.name) else _create)(model, shape, classes)
     norms = [module for module in made.modules() if isinstance(module, AnyBatchNorm)]
-    if norm.method == "none" or not norms:
+    if norm.method == NONE or not norms:
         refuse_batch_norm_settings(norm, model.name)
-    if norm.method != "none":
+    if norm.method != NONE:
         for module in norms:
             module.eps, module.momentum = norm.eps, norm.momentum
-        _convert(made, norm, norm.placement or default, model.name, bool(norms))
+        default: Placement = "inside" if norms else "after"
+        place = norm.placement or (default if norm.placements else None)
+        _convert(made, norm, place, model.name, bool(norms))
     return made
 
 
 def placement(name: str, method: str) -> Placement | None:
-    """Return "inside" for networks with batch norms, else "after"; None for methods without noise."""
+    """Return "inside" for networks of timm with batch norms, else "after"; None for methods without noise.
+
+    Also None for a network of the user, which is built before its placement is known.
+    """
+    if own.named(name):
+        _check_method(name, method)
+        return None
     timm = _timm(name)
-    offered = [each for each, info in methods().items() if info.norms or info is NONE]
-    if method not in offered:
-        raise UserError(
-            f"norm.method={method!r} for {name!r}: networks of timm have {', '.join(map(repr, offered))}; use one of "
-            f"them, or one of the networks {', '.join(having(method)) or 'that have it'}"
-        )
+    _check_method(name, method)
     if not methods()[method].placements:
         return None
     with torch.device("meta"):
         made = timm.create_model(name.removeprefix(PREFIX))
     return "inside" if any(isinstance(module, AnyBatchNorm) for module in made.modules()) else "after"
+
+
+def _check_method(name: str, method: str) -> None:
+    offered = [each for each, kind in methods().items() if kind.norms or each == NONE]
+    if method not in offered:
+        raise UserError(
+            f"norm.method={method!r} for {name!r}: networks of timm and your own have {', '.join(map(repr, offered))}; "
+            f"use one of them, or one of the networks {', '.join(having(method)) or 'that have it'}"
+        )
+
+
+def _own(model: ModelSettings, shape: tuple[int, ...], classes: int) -> nn.Module:
+    made = own.call(model.name, "model", model.args, shape, classes)
+    if not isinstance(made, nn.Module):
+        raise UserError(f"model.name={model.name!r}: returned {type(made).__name__}; must return a torch.nn.Module")
+    return made
 
 
 def _timm(name: str) -> Any:
@@ -79,7 +104,8 @@ def _timm(name: str) -> Any:
     return timm
 
 
-def _create(name: str, shape: tuple[int, ...], classes: int) -> nn.Module:
+def _create(model: ModelSettings, shape: tuple[int, ...], classes: int) -> nn.Module:
+    name = model.name
     timm, bare = _timm(name), name.removeprefix(PREFIX)
     if len(shape) != 3:
         raise UserError(f"{name} for signals of shape {shape}: networks of timm take images; use conv1d")

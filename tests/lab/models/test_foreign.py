@@ -10,7 +10,8 @@ from torch import nn
 
 import ghostnoise
 from ghostnoise.lab import models
-from ghostnoise.lab.config.schema import ModelSettings, NormSettings
+from ghostnoise.lab.config.methods import NormSettings
+from ghostnoise.lab.config.schema import ModelSettings
 from ghostnoise.lab.errors import UserError
 from ghostnoise.methods.base import NormLayer
 from support.lab_networks import SETTINGS, images, norm, trained
@@ -138,7 +139,7 @@ def test_without_timm_the_error_names_the_package(monkeypatch):
 @pytest.mark.parametrize("method", ["dropout", "eagn"])
 def test_methods_that_are_not_available_for_timm(method):
     said = refused("test_resnet", method)
-    assert f"norm.method={method!r} for 'timm:test_resnet': networks of timm have 'none', 'bn', 'gbn'" in said
+    assert f"norm.method={method!r} for 'timm:test_resnet': networks of timm and your own have 'none', 'bn'" in said
     assert "or one of the networks resnet18, resnet20, resnet8, resnet50, wsln-resnet18" in said
 
 
@@ -155,7 +156,7 @@ def test_methods_and_placements_that_need_batch_norms():
 
 def test_placements_that_are_not_available():
     said = refused("test_resnet", "gni", "branch")
-    assert said.endswith("must be one of 'inside', 'after', 'activation'; the default is 'inside'")
+    assert said.endswith("must be one of 'inside', 'after', 'activation'; leave it out for the default")
     assert (
         refused("nf_resnet26", "gni")
         == "norm.placement='after' for 'timm:nf_resnet26': it has no norms; use 'activation'"
