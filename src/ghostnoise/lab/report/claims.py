@@ -23,7 +23,7 @@ from dataclasses import dataclass
 from functools import cached_property
 from typing import Literal
 
-from ghostnoise.lab.config import plan
+from ghostnoise.lab.config import recipe
 from ghostnoise.lab.errors import UserError
 from ghostnoise.lab.report.measures import of_network
 from ghostnoise.lab.report.statistics import (
@@ -306,7 +306,7 @@ class _Side:
                 group = experiment.group(score.cell)
                 rivals = [each for each in self.findings.tuning if experiment.group(each.cell) == group]
                 best = max(rivals, key=lambda each: _mean_over(each, seeds))
-                if plan.key(experiment.tested(best.cell).settings) != plan.key(score.cell.settings):
+                if recipe.key(experiment.tested(best.cell).settings) != recipe.key(score.cell.settings):
                     continue  # these seeds would have selected a cell that was not tested
                 found.append((_mean_over(best, seeds), score))
             elif score.n:

@@ -12,7 +12,7 @@ from functools import cached_property, partial
 from pathlib import Path
 
 from ghostnoise.lab import records
-from ghostnoise.lab.config import plan
+from ghostnoise.lab.config import recipe
 from ghostnoise.lab.config.grid import Experiment
 from ghostnoise.lab.errors import UserError
 from ghostnoise.lab.report import blocks, evidence, figures, fragments, paper, tables, uncertainty
@@ -253,7 +253,7 @@ def _without_name(words: list[str]) -> tuple[list[str], str]:
 def _points(experiment: Experiment) -> Hashable:
     """Return what two descriptions of the same runs have in common."""
     cells = frozenset(
-        (cell.name, plan.key(cell.settings), tuple(experiment.seeds_of(cell))) for cell in experiment.cells()
+        (cell.name, recipe.key(cell.settings), tuple(experiment.seeds_of(cell))) for cell in experiment.cells()
     )
     return experiment.recipe.name, cells
 
