@@ -101,7 +101,7 @@ class Call(NamedTuple):
 
 def decide_batch_norm(eps: float, m: Moments, weight: Tensor | None, bias: Tensor | None) -> Affine:
     """Normalize with the statistics of the whole batch."""
-    return normalize(whole_batch(m), eps).then(weight, bias)
+    return normalize(whole_batch(m), eps, 0.0, weight, bias)
 
 
 def checked(
