@@ -70,6 +70,7 @@ if TYPE_CHECKING:
     from ghostnoise.methods.micro_batch_norm import MicroBatchNorm1d as MicroBatchNorm1d
     from ghostnoise.methods.micro_batch_norm import MicroBatchNorm2d as MicroBatchNorm2d
     from ghostnoise.methods.micro_batch_norm import MicroBatchNorm3d as MicroBatchNorm3d
+    from ghostnoise.methods.mix_style import MixStyle as MixStyle
     from ghostnoise.methods.prediction_time_batch_norm import PredictionTimeBatchNorm as PredictionTimeBatchNorm
     from ghostnoise.methods.prediction_time_batch_norm import PredictionTimeBatchNorm1d as PredictionTimeBatchNorm1d
     from ghostnoise.methods.prediction_time_batch_norm import PredictionTimeBatchNorm2d as PredictionTimeBatchNorm2d

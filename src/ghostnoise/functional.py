@@ -29,6 +29,7 @@ if TYPE_CHECKING:
     from ghostnoise.methods.ghost_noise import ghost_noise as ghost_noise
     from ghostnoise.methods.ghost_noise import ghost_noise_batch_norm as ghost_noise_batch_norm
     from ghostnoise.methods.micro_batch_norm import micro_batch_norm as micro_batch_norm
+    from ghostnoise.methods.mix_style import mix_style as mix_style
     from ghostnoise.methods.prediction_time_batch_norm import prediction_time_batch_norm as prediction_time_batch_norm
     from ghostnoise.methods.shuffled_ghost_batch_norm import shuffled_ghost_batch_norm as shuffled_ghost_batch_norm
     from ghostnoise.methods.weight_standardization import standardize_weight as standardize_weight
