@@ -45,6 +45,7 @@ if TYPE_CHECKING:
     from ghostnoise.methods.batch_renorm import BatchRenorm1d as BatchRenorm1d
     from ghostnoise.methods.batch_renorm import BatchRenorm2d as BatchRenorm2d
     from ghostnoise.methods.batch_renorm import BatchRenorm3d as BatchRenorm3d
+    from ghostnoise.methods.distribution_uncertainty import DistributionUncertainty as DistributionUncertainty
     from ghostnoise.methods.elementwise import AdditiveGaussianNoise as AdditiveGaussianNoise
     from ghostnoise.methods.elementwise import NoisyDropout as NoisyDropout
     from ghostnoise.methods.eval_norm import EvalNorm as EvalNorm
