@@ -27,6 +27,7 @@ class Options(TypedDict, total=False):
     r_max: float
     running_var_from: Literal["ghost", "batch", "each", "each-scaled"]
     self_weight: float
+    transition: Literal["limits", "correction"]
     transition_steps: int
     uneven: bool
     warmup_steps: int
