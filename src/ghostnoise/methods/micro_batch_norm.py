@@ -92,7 +92,7 @@ class MicroBatchNorm(Remembering, NormLayer):
         device: torch.device | str | None = None,
         dtype: torch.dtype | None = None,
         *,
-        history: int,
+        history: int = 256,
         process_group: Group = None,
         uneven: bool = False,
         bias: bool = True,
