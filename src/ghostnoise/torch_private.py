@@ -124,7 +124,7 @@ def is_exporting() -> bool:
 def needs_operators(*tensors: Tensor | None) -> bool:
     """Return whether torch itself must see every operator: for export, `torch.jit.trace`, `torch.func` or tangents."""
     return (
-        is_exporting()
+        torch.compiler._is_exporting_flag
         or torch._C._get_tracing_state() is not None
         or torch._C._are_functorch_transforms_active()
         or (forward_ad._current_level >= 0 and has_tangent(*tensors))
