@@ -153,9 +153,9 @@ class LawNoise(NamedTuple):
 
     def alone(self, m: Moments) -> Affine:
         """Decide on the noise of a batch that is not normalized."""
-        return self(m.detach())
+        return self.on(m.detach())
 
-    def __call__(self, m: Moments) -> Affine:
+    def on(self, m: Moments) -> Affine:
         """Decide on the noise, given the moments of the samples."""
         whole, spatial, draws = whole_batch(m), mean_count(m), self.draws
         var = torch.ones_like(whole.var) if self.normalized else whole.var
@@ -171,7 +171,7 @@ def _decide(
     eps: float, noise: LawNoise, ranks: Ranks | None, m: Moments, weight: Tensor | None, bias: Tensor | None
 ) -> Affine:
     norm = normalize(whole_batch(m), eps)
-    return inject_before(norm, noise(norm.detach().moments(m.detach())), ranks).then(weight, bias)
+    return inject_before(norm, noise.on(norm.detach().moments(m.detach())), ranks).then(weight, bias)
 
 
 def _check(noise_eps: float, components: str, generator: Generator | None, law: str, dof: str) -> None:
@@ -231,7 +231,7 @@ class Lawful(Sampled):
         if self.components != "shift" and isinstance(spatial, int) and not law.has_variance(spatial):
             warn_without_variance(input)
         draws = law.draw((input.shape[0], stored.mean.shape[1]), spatial, input.device, generator)
-        return LawNoise(float(self.noise_eps), self.components, law, draws, isinstance(self, NormLayer))(stored)
+        return LawNoise(float(self.noise_eps), self.components, law, draws, isinstance(self, NormLayer)).on(stored)
 
 
 class AnalyticalGhostNoise(Lawful, Leaf):

@@ -205,9 +205,9 @@ class DrawnNoise(NamedTuple):
 
     def alone(self, m: Moments) -> Affine:
         """Decide on the noise of a batch that is not normalized."""
-        return self(m.detach(), self.stored)
+        return self.on(m.detach(), self.stored)
 
-    def __call__(self, m: Moments, stored: Moments | None) -> Affine:
+    def on(self, m: Moments, stored: Moments | None) -> Affine:
         """Decide on the noise, given the moments of the samples and of stored ones in the same units."""
         pool = m if stored is None else m.join(stored)
         if self.partition_size is None:
@@ -232,7 +232,7 @@ def decide_with_noise(
     # Detached rather than only without gradients, which forward-mode tangents would pass.
     hat = norm.detach().moments(m.detach())
     stored = None if noise.stored is None else whole.detach().moments(noise.stored)
-    return inject_before(norm, noise(hat, stored), ranks).then(weight, bias)
+    return inject_before(norm, noise.on(hat, stored), ranks).then(weight, bias)
 
 
 def _check(
@@ -247,7 +247,8 @@ def _check(
         check_noise(noise_eps, components, generator)
     if draw not in DRAWS:
         checks.choice("draw", draw, DRAWS)
-    check_history(history)
+    if history is not None:
+        check_history(history)
     if draw == "partition" and history is not None:
         raise ValueError(
             f"draw='partition' with history={history!r}: must be without one, since the batch alone is partitioned; "

@@ -119,6 +119,11 @@ ROWS = {
         {**BN, "GNI": ("norm.method=gni", N, MORE_SIZES), "AGNI fc": ("", N, MORE_SIZES),
          "AGNI conv": ("norm.law=conv", N, MORE_SIZES)},
     ),
+    "mnist1d-equal-time": (
+        20,
+        {"BN 60": BN["BN"], "BN 68": ("norm.method=bn train.epochs=68",), "GNI-16 60": ("",),
+         "GNI-16 67": ("train.epochs=67",), "dropout 60": ("norm.method=dropout norm.p=0.1",)},
+    ),
     "mnist1d-wsln": (
         10,
         {"WSLN": ("norm.method=none",), "BN": ("model.name=conv1d norm.method=bn",),
@@ -177,7 +182,7 @@ COUNTS = {
     "mnist1d-fig3-dropout": (31, 310), "mnist1d-fig5": (9, 90), "mnist1d-fig7": (12, 120),
     "mnist1d-stable-xbn": (31, 310), "mnist1d-history": (17, 170), "mnist1d-equal-noise": (3, 30),
     "mnist1d-evalnorm": (25, 250), "mnist1d-evalnorm-table1": (5, 100), "mnist1d-adaptivity": (31, 310),
-    "mnist1d-wsln": (18, 180),
+    "mnist1d-wsln": (18, 180), "mnist1d-equal-time": (5, 100),
 }  # fmt: skip
 # Smoke runs have at most two micro-batches.
 SAME_IN_SMOKE_RUNS = {"mnist1d-history": {"GNI 4x8", "GNI 8x4", "GNI history 4x8", "GNI history 8x4"}}

@@ -143,6 +143,7 @@ SIGNALS = {
     "mnist1d-evalnorm": {"data": VALIDATION, "norm": {"method": "en", "ghost_size": 8, **NO_NOISE}},
     "mnist1d-evalnorm-table1": {"norm": {"method": "en", **NO_NOISE}},
     "mnist1d-adaptivity": {"data": VALIDATION, "norm": {"method": "agni"}},
+    "mnist1d-equal-time": {},
     "mnist1d-wsln": {"data": VALIDATION, "model": {"name": "wsln-conv1d"}},
     "mnist1d-equal-noise": {"meter": {"every": 60, "batches": 7}, "norm": {"ghost_size": 32}},
     "mnist1d-table3-nfresnet": {

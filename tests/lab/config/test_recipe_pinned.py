@@ -29,6 +29,7 @@ PINNED = {
     "fig7": ("5919304259b4", "ebaf924f151c", "20bcd1d54ae8"),
     "mnist1d-adaptivity": ("cbb10aa06694", "e9caf8dd1876", "0dfdf44b67f8"),
     "mnist1d-equal-noise": ("e80bec179d4d", "af914871fc0a", "0f6fde91780a"),
+    "mnist1d-equal-time": ("1f2ed71783c5", "bce1bdc683df", "5aba4cbc759e"),
     "mnist1d-evalnorm": ("f7bae907b2e2", "de3cc9070352", "0d5f0d03a0ac"),
     "mnist1d-evalnorm-table1": ("4ab18778525d", "340da98b1fdb", "771a4736ce79"),
     "mnist1d-fig3": ("b99f06f63b8c", "94d8edc16998", "7da67669137e"),

@@ -4,6 +4,7 @@ import json
 import math
 
 import pytest
+from scipy import stats
 
 from ghostnoise.lab.errors import UserError
 from ghostnoise.lab.report import evidence
@@ -154,6 +155,35 @@ def test_files_are_compared_with_limits(claims, limit, sign, verdict):
     assert ratio[4:] == ["1", "0.2 to 0.3", "–", verdict]
 
 
+def test_methods_in_a_file_are_paired_by_seed(claims):
+    """The tests of a file are a family, in which those that were stated later do not count for the others."""
+    values = {name: noisy(mean, 0.3) for name, mean in {"A": 90.5, "B": 90.2, "C": 90}.items()}
+    lines = [f"{name},{seed},{value}" for name, each in values.items() for seed, value in each.items()]
+    (claims.parent / "a.csv").write_text("\n".join(["method,seed,accuracy", *reversed(lines), ""]))
+    tests = ["A > C in results/a.csv", "B < C in results/a.csv"]
+    claims.write_text(
+        f'[[claim]]\ntext = "x"\npaper = "y"\nstated = "before"\ntests = {tests}\n'
+        '[[claim]]\ntext = "x"\npaper = "y"\nstated = "post hoc"\ntests = ["A ~ B in results/a.csv"]\n'
+    )
+    first, second, third = table(claims, filled())
+    p = {
+        pair: stats.ttest_rel(*([values[name][seed] for seed in SEEDS] for name in pair)).pvalue
+        for pair in ("AC", "BC", "AB")
+    }
+    assert first[2] == "[a.csv](../results/a.csv): A > C"
+    worst, best = sorted([p["AC"], p["BC"]], reverse=True)
+    naive = {p["AB"]: p["AB"], best: 2 * best, worst: max(2 * best, worst)}
+    for row, pair in ((first, "AC"), (second, "BC"), (third, "AB")):
+        assert row[4] == str(len(SEEDS))
+        assert row[6] == ("< 0.001" if naive[p[pair]] < 0.001 else f"{naive[p[pair]]:.2g}")
+    claims.write_text('[[claim]]\ntext = "x"\npaper = "y"\nstated = "before"\ntests = ["A > D in results/a.csv"]\n')
+    with pytest.raises(UserError, match="D is unknown; there are C, B, A"):
+        table(claims, filled())
+    claims.write_text('[[claim]]\ntext = "x"\npaper = "y"\nstated = "before"\ntests = ["A > D in results/b.csv"]\n')
+    with pytest.raises(UserError, match=r"results/b\.csv: cannot be tested"):
+        table(claims, filled())
+
+
 @pytest.mark.parametrize(
     ("text", "message"),
     [
@@ -167,7 +197,7 @@ def test_files_are_compared_with_limits(claims, limit, sign, verdict):
             "C is no method or cell",
         ),
         (
-            "[[claim]]\ntext = 'x'\npaper = 'y'\nstated = 'before'\ntests = ['x in a.csv']\n",
+            "[[claim]]\ntext = 'x'\npaper = 'y'\nstated = 'before'\ntests = ['x in a.json']\n",
             "must be 'COLUMN < NUMBER'",
         ),
         ("[[claim]]\ntext = 'x'\npaper = 'y'\nstated = 'before'\ntests = ['x < 1 in a.csv']\n", "cannot be tested"),

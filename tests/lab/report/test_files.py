@@ -79,3 +79,16 @@ def test_epochs_that_were_not_evaluated_are_no_gap_in_the_curves(tmp_path, evalu
         assert list(line.get_xdata()) == list(evaluated)
         assert list(line.get_ydata()) == [90.0 - 3 + epoch for epoch in evaluated]
         assert (line.get_marker() == "o") == (len(evaluated) == 1)
+
+
+@pytest.mark.parametrize("form", ["bars", "curves", "noise"])
+def test_long_labels_leave_room_for_the_axes(tmp_path, form):
+    """Matplotlib warns if they do not, and warnings are errors."""
+    label, other = "L" * 300, "L" * 299 + "M"
+    more = "".join(
+        f'[[grid.methods]]\nlabel = "{name}"\nset = {{ norm.method = "gbn", norm.ghost_size = {size} }}\n'
+        for name, size in ((label, 4), (other, 8))
+    )
+    made = experiment(tmp_path, form=form, more=more)
+    fill(tmp_path, made, {**GOOD, label: {0: 91.0, 1: 92.0}, other: {0: 90.0, 1: 91.0}})
+    assert figures.draw(findings(tmp_path, made), "png").startswith(b"\x89PNG")

@@ -90,3 +90,15 @@ def test_differences_and_means_without_an_interval_say_why(tmp_path):
     assert tables.difference_text(one.difference) == "+1.00 (n = 1)"
     assert tables.difference_text(same.difference) == "+1.00 (no spread)"
     assert [tables.mean_interval_text(row.score) for row in (bn, one)] == ["87.66 to 92.74", "n = 1"]
+
+
+def test_a_row_that_is_not_decided_has_its_note_and_the_papers_number(tmp_path):
+    made = experiment(tmp_path, more='[select]\naxes = ["norm.ghost_size"]\n')
+    fill(tmp_path, made, {"BN": GOOD["BN"]})
+    found = findings(tmp_path, made)
+    found.rows[1].paper = "91.2"
+    names, _, undecided = list(csv.reader(io.StringIO(tables.comma_separated(found))))
+    assert len(undecided) == len(names)
+    row = dict(zip(names, undecided, strict=True))
+    assert (row["method"], row["paper"], row["n"]) == ("GNI", "91.2", "")
+    assert row["note"] == "not tested yet: 6 tuning runs not finished"

@@ -93,7 +93,7 @@ def views(findings: Findings) -> list[Chart]:
 
     A grid with an axis of ghost sizes has a curve over it, whatever form the recipe names; every experiment has rows.
     """
-    return [*(over(findings, axis) for axis in _axes(findings)), rows(findings)]
+    return [*(over(findings, axis) for axis in axes_of_curves(findings)), rows(findings)]
 
 
 def first(findings: Findings) -> Chart:
@@ -105,7 +105,7 @@ def first(findings: Findings) -> Chart:
 
 def gaps(findings: Findings) -> Chart:
     """Return the figure of the train-test gap, in the form of the first view of the accuracy."""
-    axis = next(iter(_axes(findings)), "")
+    axis = next(iter(axes_of_curves(findings)), "")
     chart = over(findings, axis, measures.gap) if axis else rows(findings, measures.gap)
     chart.measure = f"training minus {split(_scores(findings, axis))} accuracy, points"
     chart.higher_is_better = False
@@ -183,7 +183,7 @@ def row_label(score: Score) -> str:
     return " ".join([score.label, ", ".join(str(value) for _, value in score.at)]).strip()
 
 
-def _axes(findings: Findings) -> list[str]:
+def axes_of_curves(findings: Findings) -> list[str]:
     """Return the axes that have curves: the one that the recipe names, and that of the ghost sizes."""
     report = findings.collected.experiment.report
     axes = [report.x] if report.form == "curves" and report.x else []

@@ -149,14 +149,31 @@ def judge(findings: Findings, further: Mapping[str, bool] | None = None) -> Find
         claim.late = further.get(claim.text, False)
         if claim.text in further and (unknown := [name for name in claim.methods if name not in known]):
             raise UserError(f"{claim.text!r}: {unknown[0]} is no method or cell; there are {', '.join(sorted(known))}")
+    correct(findings.claims)
+    return findings
+
+
+def of_values(text: str, values: Mapping[str, Mapping[Hashable, float]]) -> Claim:
+    """Return the claim "A > B", "A < B" or "A ~ B" about accuracies by seed, without its correction."""
+    match = FORMS["accuracy"].fullmatch(text)
+    if match is None:
+        raise UserError(f"{text!r}: must be 'A > B', 'A < B' or 'A ~ B'")
+    names = match["ours"], match["theirs"]
+    if unknown := [name for name in names if name not in values]:
+        raise UserError(f"{text!r}: {unknown[0]} is unknown; there are {', '.join(values)}")
+    return Claim(text, names, SIGNS[match["sign"]], paired=paired(*(values[name] for name in names)))
+
+
+def correct(claims: Iterable[Claim]) -> None:
+    """Correct the p-values of the two families: of claims that were stated before the runs, and of later ones."""
+    claims = list(claims)
     for late in (False, True):
-        family = [claim for claim in findings.claims if claim.late == late]
+        family = [claim for claim in claims if claim.late == late]
         corrected = holm([claim.paired.p if claim.paired else None for claim in family])
         for claim, each in zip(family, corrected, strict=True):
             claim.corrected = each
             if claim.difference is not None and claim.paired is claim.difference.paired:
                 claim.difference.corrected = each
-    return findings
 
 
 def _pairs(claims: Iterable[str]) -> list[str]:

@@ -24,14 +24,17 @@ one family; those whose `stated` does not start with "before" are another one.
 
 "COLUMN < NUMBER in FILE.csv" compares each row of a file of the noise meter with a limit, and "COLUMN of LAYER < NUMBER
 in FILE.json" each record of a benchmark, or the interval of its ratio; supported if all are below, refuted if all are
-above. Such tests have no p-value. A verdict is preliminary while runs of its methods are missing.
+above. Such tests have no p-value. "A > B in FILE.csv" compares the rows of two methods by seed; the columns are
+`method`, `seed` and `accuracy`, and the tests of a file are a family.
+
+A verdict is preliminary while runs of its methods are missing.
 """
 
 import csv
 import json
 import re
 import tomllib
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Hashable, Iterator, Mapping
 from pathlib import Path
 from typing import Annotated, Any, Literal, NamedTuple, Self
 
@@ -39,6 +42,7 @@ from pydantic import BaseModel, BeforeValidator, ConfigDict, Field, ValidationEr
 
 from ghostnoise.lab.errors import UserError
 from ghostnoise.lab.report import fragments, tables
+from ghostnoise.lab.report.claims import Claim, correct, of_values
 from ghostnoise.lab.report.notes import without_result
 from ghostnoise.lab.report.statistics import Findings
 from ghostnoise.lab.report.tables import NOTHING
@@ -127,21 +131,21 @@ def tests_of(path: Path) -> Iterator[tuple[str, str, bool]]:
 
 def table(path: Path, load: Load) -> str:
     """Return the table in Markdown. `load` returns the findings of an experiment, None if it has no records yet."""
-    rows = []
-    for each in statements(path):
+    rows, judge = [], _Judge(path, load)
+    for each in judge.statements:
         if each.verdict is not None:
             rows.append([each.text, each.paper, each.note or NOTHING, *[NOTHING] * 4, each.verdict])
         for at, test in enumerate(each.tests):
-            name, *found = outcome(test.test, load, path.parents[1])
+            name, *found = judge.outcome(test.test)
             rows.append([*(("", "") if at else (each.text, each.paper)), name, test.stated or each.stated, *found])
     return _markdown(HEADINGS, rows)
 
 
 def summary(path: Path, load: Load) -> str:
     """Return a short table in Markdown: a line for each claim, with the number of tests that have each verdict."""
-    rows = []
-    for each in statements(path):
-        verdicts = (outcome(test.test, load, path.parents[1]).verdict for test in each.tests)
+    rows, judge = [], _Judge(path, load)
+    for each in judge.statements:
+        verdicts = (judge.outcome(test.test).verdict for test in each.tests)
         found = [verdict.partition(":")[0] for verdict in verdicts] or [UNTESTED]
         counts = {verdict: found.count(verdict) for verdict in found}
         words = [verdict if len(found) == 1 else f"{count} {verdict}" for verdict, count in counts.items()]
@@ -154,20 +158,50 @@ def _markdown(headings: list[str], rows: list[list[str]]) -> str:
     return "".join(f"| {' | '.join(cell.replace('|', chr(92) + '|') for cell in line)} |\n" for line in lines)
 
 
-def outcome(text: str, load: Load, root: Path) -> Outcome:
-    """Return what the records give for a test."""
-    test, where = _split(text)
-    if where.endswith(FILES):
-        return _of_file(test, where, root)
-    findings = load(where)
-    if findings is None:
-        return Outcome(f"`{where}`: {_shown(test)}")
-    recipe = findings.collected.experiment.recipe.name
-    name = f"[{recipe}](../results/{recipe}/README.md): {_shown(test)}"
-    claim = next(each for each in findings.claims if each.text == test)
+class _Judge:
+    """Finds what the records and files give for the tests of a file of claims."""
+
+    def __init__(self, path: Path, load: Load) -> None:
+        self.statements, self.load, self.root = statements(path), load, path.parents[1]
+
+    def outcome(self, text: str) -> Outcome:
+        """Return what was found for a test."""
+        test, where = _split(text)
+        if where.endswith(FILES):
+            if where.endswith(".csv") and not LIMIT.fullmatch(test):
+                claim = next(each for each in self._of_values(where) if each.text == test)
+                return _outcome(f"[{Path(where).name}](../{where}): {_shown(test)}", claim)
+            return _of_file(test, where, self.root)
+        findings = self.load(where)
+        if findings is None:
+            return Outcome(f"`{where}`: {_shown(test)}")
+        recipe = findings.collected.experiment.recipe.name
+        claim = next(each for each in findings.claims if each.text == test)
+        preliminary = " (preliminary)" if without_result(findings, claim.methods) else ""
+        return _outcome(f"[{recipe}](../results/{recipe}/README.md): {_shown(test)}", claim, preliminary)
+
+    def _of_values(self, where: str) -> list[Claim]:
+        """Return the claims about the accuracies in a file."""
+        values: dict[str, dict[Hashable, float]] = {}
+        try:
+            for row in csv.DictReader((self.root / where).read_text(encoding="utf-8").splitlines()):
+                values.setdefault(row["method"], {})[int(row["seed"])] = float(row["accuracy"])
+        except (OSError, ValueError, KeyError) as error:
+            raise UserError(f"{where}: cannot be tested ({type(error).__name__}: {error}); correct it") from None
+        made = []
+        for statement in self.statements:
+            for each in statement.tests:
+                test, file = _split(each.test)
+                if file == where and not LIMIT.fullmatch(test):
+                    made.append(of_values(test, values))
+                    made[-1].late = not (each.stated or statement.stated).startswith(BEFORE)
+        correct(made)
+        return made
+
+
+def _outcome(name: str, claim: Claim, preliminary: str = "") -> Outcome:
     if claim.paired is None:
         return Outcome(name)
-    preliminary = " (preliminary)" if without_result(findings, claim.methods) else ""
     unit = "" if claim.unit == "points" or claim.gains else f" {claim.unit}"
     p = tables.p_text(claim.corrected.p if claim.corrected else None)
     verdict = f"{claim.verdict}: {claim.side}" if claim.side else claim.verdict

@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Any
 from ghostnoise.lab.report import charts, colors, histories
 from ghostnoise.lab.report.charts import Chart, ChartPoint, Series
 from ghostnoise.lab.report.measures import FEWEST_FOR_BAND, Summary
+from ghostnoise.lab.report.noise import distinct, shortened
 from ghostnoise.lab.report.statistics import Findings
 from ghostnoise.lab.report.tables import numerics_text
 
@@ -25,6 +26,7 @@ LINES: dict[str, Any] = {
     "longdash": (0, (11, 2)),
 }
 TITLE_WIDTH, NOTE_WIDTH = 115, 75  # characters that fit into the width of a figure, and of its axes
+NAME_WIDTH = 36  # characters of a series' label
 FAINT = 0.35
 NO_BAND = f"hollow: fewer than {FEWEST_FOR_BAND} seeds, no interval drawn"
 
@@ -87,11 +89,16 @@ def render(figure: "Figure", kind: str) -> bytes:
 
 def _draw_curves(axes: "Axes", chart: Chart) -> None:
     curves = [each for each in chart.series if not each.flat]
+    names = _names(chart)
     numeric = all(isinstance(point.x, int | float) for each in curves for point in each.points)
     for series in chart.series:
         points = [(point, point.summary) for point in series.points if point.summary]
         if points:
-            _draw_flat(axes, series, points[0][1]) if series.flat else _draw_curve(axes, series, points, numeric)
+            name = names[series.label]
+            if series.flat:
+                _draw_flat(axes, series, points[0][1], name)
+            else:
+                _draw_curve(axes, series, points, numeric, name)
     if chart.log and numeric:
         _set_logarithmic(axes, sorted({point.x for each in curves for point in each.points}))
     axes.set_xlabel(chart.x)
@@ -100,17 +107,25 @@ def _draw_curves(axes: "Axes", chart: Chart) -> None:
     _legend(axes)
 
 
-def _draw_flat(axes: "Axes", series: Series, summary: Summary) -> None:
+def _names(chart: Chart) -> dict[str, str]:
+    """Return the labels of the series, shortened to what leaves room for the axes."""
+    labels = list(dict.fromkeys(each.label for each in chart.series))
+    return dict(zip(labels, distinct(labels, NAME_WIDTH), strict=True))
+
+
+def _draw_flat(axes: "Axes", series: Series, summary: Summary, name: str) -> None:
     color = series.color.light
-    axes.axhline(summary.mean, color=color, linestyle=":", linewidth=1.6, label=series.label)
+    axes.axhline(summary.mean, color=color, linestyle=":", linewidth=1.6, label=name)
     if summary.band:
         axes.axhspan(*summary.band, color=color, alpha=0.08, linewidth=0)
 
 
-def _draw_curve(axes: "Axes", series: Series, points: Sequence[tuple[ChartPoint, Summary]], numeric: bool) -> None:
+def _draw_curve(
+    axes: "Axes", series: Series, points: Sequence[tuple[ChartPoint, Summary]], numeric: bool, name: str
+) -> None:
     color, marker = series.color.light, MARKERS[series.marker]
     xs = [point.x if numeric else str(point.x) for point, _ in points]
-    axes.plot(xs, [summary.mean for _, summary in points], color=color, linewidth=1.6, label=series.label,
+    axes.plot(xs, [summary.mean for _, summary in points], color=color, linewidth=1.6, label=name,
               linestyle=LINES[series.dash], marker=marker, markersize=5)  # fmt: skip
     # A point without an interval has a band of no height, so that the band of its neighbours narrows towards it.
     bands = [summary.band or (summary.mean, summary.mean) for _, summary in points]
@@ -170,7 +185,8 @@ def _draw_rows(axes: "Axes", chart: Chart) -> None:
             _draw_row(axes, at, series.color.light, point.summary)
         if point.paper is not None:
             axes.plot(point.paper, at, marker="D", markerfacecolor="none", markeredgecolor="black", markersize=6)
-    axes.set_yticks(range(len(chart.series)), [each.label for each in chart.series])
+    names = _names(chart)
+    axes.set_yticks(range(len(chart.series)), [names[each.label] for each in chart.series])
     axes.set_ylim(len(chart.series) - 0.5, -0.5)
     if shown:
         axes.set_xlim(*shown)
@@ -198,8 +214,9 @@ def _draw_training(axes: "Axes", findings: Findings) -> None:
         if not found:
             continue
         marker = "o" if len(found) == 1 else ""  # runs that were evaluated once
-        axes.plot(list(found), [each.mean for each in found.values()], color=color, linewidth=1.6, marker=marker,
-                  label=score.cell, linestyle=LINES[charts.DASHES[style % len(charts.DASHES)]])  # fmt: skip
+        dash = LINES[charts.DASHES[style % len(charts.DASHES)]]
+        line = {"label": shortened(score.cell, NAME_WIDTH), "linestyle": dash, "marker": marker}
+        axes.plot(list(found), [each.mean for each in found.values()], color=color, linewidth=1.6, **line)
         low, high = zip(*(each.band or (each.mean, each.mean) for each in found.values()), strict=True)
         axes.fill_between(list(found), low, high, color=color, alpha=0.14, linewidth=0)
     axes.set_xlabel("epoch")

@@ -1,20 +1,20 @@
 """The files of a report: page, tables and figures."""
 
 import json
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 
 from rich.table import Table
 
 from ghostnoise.lab.config.grid import Experiment
 from ghostnoise.lab.errors import UserError
-from ghostnoise.lab.report import figures, noise_figures, noise_tables, page, page_figures, tables
+from ghostnoise.lab.report import figures, noise_figures, noise_tables, page, page_figures, paper, tables
 from ghostnoise.lab.report.claims import judge
 from ghostnoise.lab.report.collect import collect
 from ghostnoise.lab.report.noise import noise_runs
 from ghostnoise.lab.report.notes import claim_line, notes
 from ghostnoise.lab.report.page import Provenance
-from ghostnoise.lab.report.statistics import aggregate
+from ghostnoise.lab.report.statistics import Findings, aggregate
 from ghostnoise.lab.run import Run
 from ghostnoise.lab.store import atomic
 
@@ -64,17 +64,18 @@ class ExperimentReport:
 
     def write(self, out: Path) -> Path:
         """Write all files into `out`, each atomically, and return the path of the page."""
-        contents = {name: self.file(name) for name in ((*NAMES, NOISE) if self.noise else NAMES)}
-        try:
-            out.mkdir(parents=True, exist_ok=True)
-            atomic.remove_abandoned_parts(out)
-            for name, content in contents.items():
-                atomic.write(out / name, content)
-        except (OSError, UserError) as error:  # the remedy of `atomic` is for run folders
-            cause = error.__cause__ if isinstance(error.__cause__, OSError) else error
-            reason = getattr(cause, "strerror", None) or cause
-            raise UserError(f"cannot write {out}: {reason}; give another folder with --out") from None
+        _write(out, {name: self.file(name) for name in ((*NAMES, NOISE) if self.noise else NAMES)})
+        if not self.noise:
+            (out / NOISE).unlink(missing_ok=True)  # of an earlier report, of other runs
         return out / "index.html"
+
+    def write_paper(self, out: Path, others: Sequence[Findings]) -> list[Path]:
+        """Write the figure and the table as the paper has them, also of other experiments; return their paths."""
+        found = [self.findings, *others]
+        contents = {f"paper.{kind}": paper.draw(found, kind) for kind in ("png", "pdf")}
+        contents["paper.md"] = paper.table(found).encode()
+        _write(out, contents)
+        return [out / name for name in contents]
 
     def table(self) -> Table:
         """Return the table for a terminal."""
@@ -90,3 +91,15 @@ class ExperimentReport:
         if settings.form == "noise" and self.noise:
             return noise_figures.draw_run(self.noise[0], settings.law_size, kind)
         return figures.draw(self.findings, kind)
+
+
+def _write(out: Path, contents: Mapping[str, bytes]) -> None:
+    try:
+        out.mkdir(parents=True, exist_ok=True)
+        atomic.remove_abandoned_parts(out)
+        for name, content in contents.items():
+            atomic.write(out / name, content)
+    except (OSError, UserError) as error:  # the remedy of `atomic` is for run folders
+        cause = error.__cause__ if isinstance(error.__cause__, OSError) else error
+        reason = getattr(cause, "strerror", None) or cause
+        raise UserError(f"cannot write {out}: {reason}; give another folder with --out") from None

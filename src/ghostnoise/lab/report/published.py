@@ -13,7 +13,7 @@ from pathlib import Path
 
 from ghostnoise.lab.config.grid import Experiment
 from ghostnoise.lab.errors import UserError
-from ghostnoise.lab.report import blocks, evidence, figures, fragments, tables, uncertainty
+from ghostnoise.lab.report import blocks, evidence, figures, fragments, paper, tables, uncertainty
 from ghostnoise.lab.report.claims import judge
 from ghostnoise.lab.report.collect import collect
 from ghostnoise.lab.report.statistics import Findings, aggregate
@@ -66,7 +66,8 @@ class Publisher:
         self.kinds: dict[str, Renderer] = {
             "report": self._report, "table": self._table,
             **{kind: partial(self._about, render) for kind, render in about.items()},
-            "figure": self._figure, "value": self._value, "result": self._result, "noise": self._noise,
+            "figure": self._figure, "paper": self._paper, "paper-table": self._paper_table,
+            "value": self._value, "result": self._result, "noise": self._noise,
             "evidence": self._evidence, "uncertainty": self._uncertainty, "costs": self._costs, **self.others,
         }  # fmt: skip
         self._findings: dict[tuple[str, ...], Findings] = {}
@@ -170,6 +171,22 @@ class Publisher:
                 raise UserError(f"{name}{suffix}: another figure has this name; give this one a name with --as NAME")
         link = self._relative(folder / f"{name}.svg")
         return f"![{tables.split(findings)} of {findings.collected.experiment.recipe.name}]({link})"
+
+    def _paper(self, words: list[str]) -> str:
+        """Return a link to the figure of several recipes as the paper draws it, and add the figure to the files."""
+        words, name = _without_name(words)
+        if not words:
+            raise UserError("paper: needs recipes: paper mnist1d-fig3 mnist1d-fig3-agni")
+        found = [self.findings([word]) for word in words]
+        path = self.root / RESULTS / words[0] / f"{'paper' if name == 'figure' else name}.svg"
+        self._files[path] = paper.draw(found, "svg")
+        return f"![the same in the form of the paper's figure]({self._relative(path)})"
+
+    def _paper_table(self, words: list[str]) -> str:
+        """Return one table of several recipes, with a line for each."""
+        if not words:
+            raise UserError("paper-table: needs recipes: paper-table mnist1d-table3-vit mnist1d-table3-convmixer")
+        return paper.table([self.findings([word]) for word in words])
 
     def _value(self, words: list[str]) -> str:
         """Return a number: FIELD, the name of a cell or a claim, and the experiment."""
