@@ -257,6 +257,9 @@ def copies(rank, count):
         for twin in (copy.deepcopy(layer), pickle.loads(pickle.dumps(layer))):
             torch.testing.assert_close(twin(x), y, rtol=0, atol=0)
             assert f"process_group={group.group_name!r}" in repr(twin)
+    plain = ghostnoise.revert(copy.deepcopy(layer), to="nn")[0]
+    assert type(plain) is nn.SyncBatchNorm
+    assert plain.process_group is group
     assert ghostnoise.revert(layer)[0].process_group is group
     assert engine_ranks.resolve(group) is engine_ranks.resolve(group.group_name) is group
 

@@ -3,7 +3,7 @@
 import inspect
 import warnings
 from collections.abc import Sequence
-from typing import Any, TypeVar, Unpack
+from typing import Any, Literal, TypeVar, Unpack
 
 from torch import nn
 
@@ -110,11 +110,18 @@ def convert(
     return model
 
 
-def revert(model: Model) -> Model:
+def revert(model: Model, *, to: Literal["original", "nn"] = "original") -> Model:
     """Restore converted layers to what they were, with their present weights, and remove inserted noise.
 
     Layers of this library that were not made by `convert` become the `nn.BatchNorm*d` of the same rank. A model without
     such layers is returned unchanged.
+
+    Args:
+        model: any network.
+        to: "original" restores the classes that layers had before; "nn" makes converted layers of other libraries
+            layers of `torch.nn` with the same keys in the state_dict: an `nn.BatchNorm*d`, and a wrapper that divides
+            the batch an `nn.Sequential` of it. An `nn.SyncBatchNorm` keeps its process group, and timm's layers, which
+            contain an activation, become those of timm.
 
     Examples:
         >>> model = nn.Sequential(nn.Linear(4, 8), nn.BatchNorm1d(8))
@@ -122,9 +129,10 @@ def revert(model: Model) -> Model:
         BatchNorm1d(8, eps=1e-05, momentum=0.1, affine=True, bias=True, track_running_stats=True)
     """
     checks.module(model, "revert")
+    checks.choice("to", to, ("original", "nn"))
     found = targets.everything(model)
     ours = [each for each in found if swap.is_ours(each.module)]
-    swaps = [swap.plan_back(each) for each in ours] + wrappers.plan_back(found)
+    swaps = [swap.plan_back(each, to == "nn") for each in ours] + wrappers.plan_back(found, to == "nn")
     specs = [swap.spec_of(type(each.module)) for each in ours]
     for spec in registry.specs().values():
         if spec.changes_inference and spec in specs:

@@ -78,6 +78,7 @@ def _layers(spec: MethodSpec) -> tuple[type[nn.Module], ...]:
 
 PLAIN = (nn.BatchNorm1d, nn.BatchNorm2d, nn.BatchNorm3d)
 PLAIN_BY_NDIMS = {(2, 3): nn.BatchNorm1d, (4,): nn.BatchNorm2d, (5,): nn.BatchNorm3d}
+OF_TORCH = {"affine": True, "track_running_stats": True}  # what a batch norm of torch has besides a foreign one
 LAZY = ((nn.LazyBatchNorm1d, LazyNorm1d), (nn.LazyBatchNorm2d, LazyNorm2d), (nn.LazyBatchNorm3d, LazyNorm3d))
 FORWARDS = [kind.forward for kind in (AnyBatchNorm, nn.SyncBatchNorm, NormLayer, Activated, Lazy)]
 
@@ -86,10 +87,14 @@ FORWARDS = [kind.forward for kind in (AnyBatchNorm, nn.SyncBatchNorm, NormLayer,
 
 
 class Origin(NamedTuple):
-    """What `revert` restores: the class of a layer, and the process group of an `nn.SyncBatchNorm`, by its name."""
+    """What `revert` restores: the class of a layer, and the process group of an `nn.SyncBatchNorm`, by its name.
+
+    Also the attributes that a batch norm of another library has and torch's have not.
+    """
 
     layer: Any
     process_group: Any
+    attributes: dict[str, Any] = {}  # noqa: RUF012 - never changed
 
 
 class Swap(NamedTuple):
@@ -127,8 +132,9 @@ def origin(module: nn.Module) -> Origin:
         return Origin(
             PLAIN_BY_NDIMS.get(layer.ndims, nn.SyncBatchNorm), None
         )  # torch's only one for inputs of any rank
-    group = getattr(module, "process_group", None)
-    return Origin(layer, getattr(group, "group_name", group))
+    group, theirs = getattr(module, "process_group", None), targets.foreign(layer)
+    attributes = {name: getattr(module, name) for name in (theirs.attributes if theirs else ())}
+    return Origin(layer, getattr(group, "group_name", group), attributes)
 
 
 def current(module: nn.Module) -> type[nn.Module]:
@@ -145,7 +151,11 @@ def own_names(module: nn.Module) -> set[str]:
     if is_ours(module):
         options = getattr(current(module), "options", ())
         lazy = ["cls_to_become"] if issubclass(origin(module).layer, AnyLazyNorm) else []
-        return {*options, *lazy, "process_group", KEPT, SAMPLER, ORIGIN, PATH}
+        added = () if targets.foreign(origin(module).layer) is None else OF_TORCH
+        return {*options, *lazy, *added, "process_group", KEPT, SAMPLER, ORIGIN, PATH}
+    theirs = targets.foreign(parametrize.type_before_parametrizations(module))
+    if theirs is not None:
+        return set(theirs.attributes)
     return {"process_group"} if isinstance(module, nn.SyncBatchNorm) else set()
 
 
@@ -154,9 +164,12 @@ def plan(found: Found, method: Method, size: Any, options: dict[str, Any], proce
     module, was = found.module, origin(found.module)
     layer = _fitting(found, method.spec, was.layer)
     _check_numbers(found)
-    group = targets.default_group(*was) if process_group is ... else process_group
+    group = targets.default_group(was.layer, was.process_group) if process_group is ... else process_group
     fixed = {"num_features": 1, "device": "meta", "process_group": group}
-    fixed["track_running_stats"] = module.track_running_stats
+    theirs = targets.foreign(was.layer)
+    fixed["track_running_stats"] = theirs is not None or module.track_running_stats
+    if theirs is not None and theirs.method == method.spec.name:
+        options = theirs.options(was.attributes) | options
     built, *_ = [method.build(layer, each, options, **fixed) for each in targets.range_of(size)]
     attributes = {name: getattr(built, name) for name in layer.options}
     taken = sorted(name for name in {*attributes, KEPT, SAMPLER} - own_names(module) if hasattr(module, name))
@@ -165,6 +178,7 @@ def plan(found: Found, method: Method, size: Any, options: dict[str, Any], proce
             f"{found} has an attribute {taken[0]!r} of its own, which {layer.__name__} needs: rename it, or exclude "
             "the layer with where="
         )
+    attributes |= {} if theirs is None else OF_TORCH
     attributes[ORIGIN], attributes[PATH] = was, found.names[0]
     if KEPT in vars(module):
         attributes[KEPT] = vars(module)[KEPT]  # the moments of the layer's input, which no method changes
@@ -177,8 +191,8 @@ def plan(found: Found, method: Method, size: Any, options: dict[str, Any], proce
     return Swap(module, becomes, attributes, size if isinstance(size, Schedule) else None)
 
 
-def plan_back(found: Found) -> Swap:
-    """Plan to make a layer of this library what it was."""
+def plan_back(found: Found, plain: bool) -> Swap:
+    """Plan to make a layer of this library what it was, or if `plain` the layer of torch with its parameters."""
     module, was = found.module, origin(found.module)
     if targets.is_fsdp(module):
         raise ValueError(
@@ -188,9 +202,24 @@ def plan_back(found: Found) -> Swap:
     layer = was.layer
     if issubclass(layer, AnyLazyNorm) and not isinstance(module, AnyLazyNorm):
         layer = layer.cls_to_become  # it has seen its first batch
-    synchronized = issubclass(layer, nn.SyncBatchNorm)
-    attributes = {"process_group": targets.restored_group(was.process_group)} if synchronized else {}
+    theirs = targets.foreign(layer)
+    if plain:
+        layer = _plain(layer)
+    attributes = dict(was.attributes) if theirs is None or not plain else dict(OF_TORCH)
+    if issubclass(layer, nn.SyncBatchNorm):
+        attributes["process_group"] = targets.restored_group(was.process_group)
     return Swap(module, parametrized(module, layer), attributes, None)
+
+
+def _plain(layer: type[Any]) -> type[Any]:
+    """Return the layer of torch with the parameters and buffers of `layer`; timm's, which also activate, stay."""
+    theirs = targets.foreign(layer)
+    if theirs is not None:
+        return theirs.plain  # type: ignore[no-any-return]
+    if layer.__module__.startswith("torch.nn.") or layer.forward.__module__.startswith("timm.layers"):
+        return layer
+    kinds = [kind for kind in (*PLAIN, nn.SyncBatchNorm) if issubclass(layer, kind)]
+    return kinds[0] if kinds else nn.SyncBatchNorm
 
 
 def parametrized(module: nn.Module, layer: type[Any]) -> type[Any]:
@@ -208,12 +237,13 @@ def _fitting(found: Found, spec: MethodSpec, was: type[Any]) -> type[Any]:
     layers: Any = spec.norms
     if _has_drop_and_act(was, found.module):
         return activated(layers[1])
-    if now.forward not in FORWARDS:
+    if now.forward not in FORWARDS and targets.foreign(now) is None:
         raise ValueError(
             f"{found} is a {now.__module__}.{now.__qualname__}, which defines its own forward, and conversion would "
             "lose it: exclude it with where=lambda name, module: type(module) in (nn.BatchNorm2d, ...)"
         )
-    plain: Any = was.cls_to_become if issubclass(was, AnyLazyNorm) else was
+    theirs = targets.foreign(was)
+    plain: Any = was.cls_to_become if issubclass(was, AnyLazyNorm) else was if theirs is None else theirs.plain
     for kind, layer in zip(PLAIN, layers, strict=True):
         if input_check(plain) is input_check(kind):
             return layer  # type: ignore[no-any-return]

@@ -39,6 +39,45 @@ ACTIVATIONS = {
 }  # fmt: skip
 
 
+class Foreign(NamedTuple):
+    """A batch norm of another library that does not derive from torch's, with the same parameters and buffers.
+
+    Args:
+        plain: the layer of torch with these parameters and buffers.
+        attributes: the names of the attributes that only this layer has.
+        method: the method that it computes.
+        options: returns the options of that method for the values of the attributes.
+    """
+
+    plain: Any
+    attributes: tuple[str, ...]
+    method: str
+    options: Callable[[dict[str, Any]], dict[str, Any]]
+
+
+def _renorm_of_torchrl(given: dict[str, Any]) -> dict[str, Any]:
+    steps, smooth = given["warmup_steps"], given["smooth"]
+    schedule = {"warmup_steps": 0 if smooth else steps, "transition_steps": steps if smooth else 0}
+    return {"r_max": given["max_r"], "d_max": given["max_d"], **schedule, "transition": "correction"}
+
+
+# By the full name of the class, so that no library needs to be installed or imported.
+FOREIGN = {
+    "torchrl.modules.models.batchrenorm.BatchRenorm1d": Foreign(
+        nn.BatchNorm1d, ("max_r", "max_d", "warmup_steps", "smooth"), "brn", _renorm_of_torchrl
+    ),
+}
+
+
+def foreign(layer: type[Any]) -> Foreign | None:
+    """Return the entry of a class in `FOREIGN`, if it has one and does not define its own `forward`."""
+    for base in layer.__mro__:
+        found = FOREIGN.get(f"{base.__module__}.{base.__qualname__}")
+        if found is not None:
+            return found if layer.forward is vars(base)["forward"] else None
+    return None
+
+
 class Found(NamedTuple):
     """A module, and all names that it has in the model."""
 
@@ -85,7 +124,7 @@ def select(model: nn.Module, spec: MethodSpec, types: Types | None, where: Where
 def is_batch_norm(module: nn.Module) -> bool:
     """Return whether a module is a batch norm, including one that was compiled to TorchScript."""
     scripted = isinstance(module, torch.jit.ScriptModule) and "BatchNorm" in getattr(module, "original_name", "")
-    return isinstance(module, AnyBatchNorm) or scripted
+    return isinstance(module, AnyBatchNorm) or scripted or foreign(type(module)) is not None
 
 
 def is_norm_layer(module: nn.Module) -> bool:
