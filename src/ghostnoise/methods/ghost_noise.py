@@ -26,7 +26,7 @@ from ghostnoise.methods.noise_base import (
     Drawing,
     check_noise,
     checked_input,
-    inject_before,
+    inject,
     warn_without_variance,
 )
 from ghostnoise.methods.registry import MeterSpec, MethodSpec, register
@@ -227,12 +227,12 @@ def decide_with_noise(
     bias: Tensor | None,
 ) -> Affine:
     """Normalize, inject the noise of normalized samples as a constant, then apply weight and bias."""
-    whole = normalize(whole_batch(m), eps)
-    norm = normalize(excluding_sample(m), eps) if exclusive else whole
+    whole = whole_batch(m)
+    stats = excluding_sample(m) if exclusive else whole
     # Detached rather than only without gradients, which forward-mode tangents would pass.
-    hat = norm.detach().moments(m.detach())
-    stored = None if noise.stored is None else whole.detach().moments(noise.stored)
-    return inject_before(norm, noise.on(hat, stored), ranks).then(weight, bias)
+    hat = normalize(stats.detach(), eps).moments(m.detach())
+    stored = None if noise.stored is None else normalize(whole.detach(), eps).moments(noise.stored)
+    return inject(stats, eps, noise.on(hat, stored), ranks, weight, bias)
 
 
 def _check(
