@@ -72,6 +72,11 @@ def no_draws(name: str, given: object) -> None:
 
 def module(model: object, name: str) -> None:
     """Check that `model` is a module, and not compiled to TorchScript."""
+    if type(model).__module__.startswith("torch.export"):
+        raise ValueError(
+            f"{name} got an {type(model).__name__}, whose layers have become operators: pass the model itself, and "
+            "export it afterwards"
+        )
     if not isinstance(model, nn.Module):
         raise ValueError(f"{name} got a {type(model).__name__}: model must be an nn.Module; pass the model itself")
     if isinstance(model, torch.jit.ScriptModule):
@@ -130,9 +135,8 @@ def floating(x: object, name: str) -> None:
         )
     if x.layout is not torch.strided:
         raise ValueError(f"{name} got a tensor of layout {x.layout}: must be a dense tensor; convert with x.to_dense()")
-    raise ValueError(
-        f"{name} got an input of dtype {x.dtype}: must be float16, bfloat16, float32 or float64; convert with x.float()"
-    )
+    remedy = "normalize torch.view_as_real(x)" if x.is_complex() else "convert with x.float()"
+    raise ValueError(f"{name} got an input of dtype {x.dtype}: must be float16, bfloat16, float32 or float64; {remedy}")
 
 
 def dimension(channel_dim: object) -> None:
