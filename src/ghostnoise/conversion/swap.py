@@ -64,7 +64,7 @@ def _spellings() -> dict[str, str]:
     """Return the names of `convert` by everything that a method is called, in lower-case letters and digits."""
     found: dict[str, str] = {}
     for spec in registry.specs().values():
-        if spec.norm is not None:
+        if spec.name in registry.names():
             names = (spec.label, spec.title, *(layer.__name__ for layer in _layers(spec)))
             found |= dict.fromkeys(map(_letters, names), spec.name)
     return found | {_letters(name): name for name in registry.names()}

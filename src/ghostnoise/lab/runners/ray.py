@@ -20,6 +20,7 @@ from urllib.parse import urlsplit
 from ghostnoise.lab.errors import UserError
 from ghostnoise.lab.runners.job import Emit, Job, Place
 from ghostnoise.lab.runners.ray_round import Round, Terms
+from ghostnoise.text import install_command
 
 ANSWER_WITHIN = 20.0  # seconds for a cluster to answer
 CLIENT = "ray://"
@@ -114,7 +115,7 @@ def _import(local: bool) -> ModuleType:
         import ray
         import ray.util.scheduling_strategies
     except ImportError as error:
-        raise UserError(f"--runner ray: needs the package ray ({error}); run pip install 'ghostnoise[ray]'") from None
+        raise UserError(f"--runner ray: needs the package ray ({error}); run {install_command('ray')}") from None
     return ray
 
 

@@ -1,5 +1,6 @@
 """Train one run, from a recipe to a folder with a result; the same call resumes an interrupted run."""
 
+import warnings
 from collections.abc import Callable, Iterator
 from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass, field
@@ -70,7 +71,10 @@ def train(chosen: Recipe, options: Options) -> Outcome:
         torch.set_num_threads(options.threads)
     raised = options.thresholds and machine.raise_malloc_thresholds()
     machine.set_deterministic(chosen.settings.train.deterministic)
-    with machine.machine(chosen.settings.train.device) as here:
+    with machine.machine(chosen.settings.train.device) as here, warnings.catch_warnings():
+        warnings.filterwarnings(
+            "ignore", ".*with a single ghost batch it is plain batch norm"
+        )  # the recipe warns of it
         # In a function of its own, since nothing may refer to the process group when it ends.
         return _train(chosen, options, here, raised)
 
