@@ -110,8 +110,8 @@ def convert(
         )
     if types is None and where is None and chosen.spec.norm is None:
         raise ValueError(
-            f"{chosen.name!r} without after=, before= or where=: it replaces no batch norm; give the type of the modules "
-            "to insert it at, as in after=nn.ReLU, or where=lambda name, module: name in ('layer1', 'layer2')"
+            f"{chosen.name!r} without after=, before= or where=: it replaces no batch norm; give the type of the "
+            "modules to insert it at, as in after=nn.ReLU, or where=lambda name, module: name in ('layer1', 'layer2')"
         )
     arguments = list(inspect.signature(convert).parameters)[2:-1]
     layer = chosen.spec.noise if types is not None or chosen.spec.norm is None else chosen.spec.norm
