@@ -250,7 +250,7 @@ def copies(rank, count):
     """A layer with a process group can be copied and saved, and the copies have that group."""
     group, x = dist.new_group(list(range(count))), values(4, CHANNELS, seed=rank)
     for layer in (
-        ghostnoise.GhostBatchNorm1d(CHANNELS, ghost_size=GHOST, process_group=group, dtype=x.dtype),
+        ghostnoise.GhostBatchNorm1d(CHANNELS, ghost_size=2, process_group=group, dtype=x.dtype),
         ghostnoise.convert(nn.Sequential(nn.SyncBatchNorm(CHANNELS, process_group=group, dtype=x.dtype)), "xbn", 4),
     ):
         y = layer(x)

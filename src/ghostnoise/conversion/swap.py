@@ -1,7 +1,9 @@
 """Conversion of batch norms in place: the class of the layer changes, so every reference to the layer stays valid."""
 
+import functools
 import inspect
 import math
+import re
 from typing import Any, NamedTuple
 
 from torch import nn
@@ -41,6 +43,37 @@ class Method(NamedTuple):
         return layer(**sized, **self.fixed, **options, **more)
 
 
+def find(given: object) -> tuple[Method, int | None]:
+    """Return the method that a layer or a name in any spelling stands for, and the ghost size at the end of the name.
+
+    >>> [find(name)[0].name for name in ("Ghost noise", "gni_shift", "EvalNorm")], find("GBN-16")[1]
+    (['gni', 'gni-shift', 'en'], 16)
+    """
+    if isinstance(given, type):
+        given = next((spec.name for spec in registry.specs().values() if given in _layers(spec)), given)
+    known = _spellings()
+    word = _letters(given) if isinstance(given, str) else ""
+    stem = word if word in known else word.rstrip("0123456789")
+    name = known.get(stem, given)
+    digits = word[len(stem) :] if stem in known else ""
+    return Method(str(name), *registry.find(name)), int(digits) if digits else None
+
+
+@functools.cache
+def _spellings() -> dict[str, str]:
+    """Return the names of `convert` by everything that a method is called, in lower-case letters and digits."""
+    found: dict[str, str] = {}
+    for spec in registry.specs().values():
+        if spec.name in registry.names():
+            names = (spec.label, spec.title, *(layer.__name__ for layer in _layers(spec)))
+            found |= dict.fromkeys(map(_letters, names), spec.name)
+    return found | {_letters(name): name for name in registry.names()}
+
+
+def _letters(name: str) -> str:
+    return re.sub(r"[\W_]", "", name).lower()
+
+
 def check_options(method: Method, layer: Any, options: dict[str, Any], arguments: list[str]) -> None:
     """Check the names of options; the error suggests the nearest option, or the nearest of `arguments`."""
     allowed = method.options(layer)
@@ -49,9 +82,13 @@ def check_options(method: Method, layer: Any, options: dict[str, Any], arguments
             hint = did_you_mean(name, [*allowed, *arguments], cutoff=0.7, show=repr)
             if name in method.fixed:
                 hint = f"{method.name!r} stands for {name}={method.fixed[name]!r}"
+            elif name in inspect.signature(nn.BatchNorm2d).parameters:
+                hint = f"a converted layer keeps its own {name}; set it on the layers"
+            elif name == "inplace":
+                hint = "the model is always changed in place; convert copy.deepcopy(model) to keep the original"
             raise ValueError(
-                f"{name}={value!r}: {layer.__name__} has no such option here; it takes {', '.join(allowed)}"
-                f"{hint and '; ' + hint}"
+                f"{name}={value!r}: neither an argument of convert nor an option of {layer.__name__}, which takes "
+                f"{', '.join(allowed)}{hint and '; ' + hint}"
             )
     for option in registry.options_of(layer):
         if option.default is inspect.Parameter.empty and option.name not in {**options, **method.fixed}:
@@ -73,7 +110,7 @@ def name_of(layer: type[nn.Module], options: dict[str, Any]) -> str:
 
 
 def _layers(spec: MethodSpec) -> tuple[type[nn.Module], ...]:
-    return tuple(layer for layer in (spec.norm, spec.noise) if layer is not None)
+    return tuple(layer for layer in (spec.norm, *(spec.norms or ()), spec.noise) if layer is not None)
 
 
 PLAIN = (nn.BatchNorm1d, nn.BatchNorm2d, nn.BatchNorm3d)

@@ -50,6 +50,15 @@ def inject(
     return norm.before(Affine(center, noise.scale, 0.0 if bias is None else bias))
 
 
+def without_noise(name: str, ghost_size: int, draw: str) -> str:
+    """Return the warning about a batch whose ghost batches have the statistics of the batch itself."""
+    given, remedy = "of a single sample", "history=256, which draws from earlier batches too"
+    if draw == "partition":
+        given, remedy = f"of fewer than {2 * ghost_size} samples with ghost_size={ghost_size}", "a smaller ghost_size"
+    why = "its ghost batch is the batch itself, so there is no noise"
+    return f"{name} got a batch {given}: {why}; use larger batches or {remedy}"
+
+
 def warn_without_variance(input: Tensor) -> None:
     """Warn about ghost batches of a single value, once for each shape of samples."""
     if not torch.compiler.is_compiling():
