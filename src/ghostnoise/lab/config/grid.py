@@ -26,7 +26,7 @@ from ghostnoise.lab.config.overrides import (
     Unset,
     applied,
     flat,
-    keys,
+    known,
     several,
     spelled,
     unknown,
@@ -445,7 +445,7 @@ def _of_grid(grid: GridSettings) -> Iterator[str]:
             yield "grid: seed cannot be an axis; give grid.seeds"
         elif key in RESERVED:
             yield f"grid: {key}: set by {RESERVED[key]}, and cannot be an axis; leave it out"
-        elif key not in keys():
+        elif not known(key):
             yield f"grid: {unknown(key)}"
     axes, labels = grid.names(), grid.labels()
     for method in grid.methods:
