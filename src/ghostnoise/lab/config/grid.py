@@ -246,8 +246,8 @@ def _expanded(
         spots = {name: (name, tuple(at[axis] for axis in axes)) for name, axes in touching.items()}
         if missing := [name for name, spot in spots.items() if spot not in made]:
             given = applied(tree, {**method.set, **more, **dict(pairs)})
-            known = {name: made[spot] for name, spot in spots.items() if made.get(spot) is not None}
-            settings = validated(given | known, place=f"{named(method.label, pairs)}: ")
+            shared = {name: made[spot] for name, spot in spots.items() if made.get(spot) is not None}
+            settings = validated(given | shared, place=f"{named(method.label, pairs)}: ")
             made.update((spots[name], getattr(settings, name)) for name in missing)
             made[spots["norm"]] = recipe.placed(made[spots["norm"]], settings.model.name)
         sections = {name: made[spot] for name, spot in spots.items()}
