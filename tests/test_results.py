@@ -9,8 +9,8 @@ from pathlib import Path
 from scipy import stats
 
 from ghostnoise.cli import results
-from ghostnoise.lab import records
 from ghostnoise.lab.report import blocks, published
+from ghostnoise.lab.store import records
 
 ROOT = Path(__file__).parents[1]
 FOLDER = ROOT / "results"
@@ -30,7 +30,7 @@ def test_every_table_in_results_is_generated():
 
 def test_every_folder_of_records_has_a_page_and_valid_records():
     for path in FOLDER.glob("*/records.jsonl"):
-        assert records.read(path).recipe == path.parent.name
+        assert records.load(path).recipe == path.parent.name
         assert path.with_name("README.md").exists()
 
 

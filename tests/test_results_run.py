@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from ghostnoise.lab import records
+from ghostnoise.lab.store import records
 from support.experiment import BASE
 
 ROOT = Path(__file__).parents[1]
@@ -66,12 +66,12 @@ def test_results_are_run_once_from_a_commit(tree):
     assert "its images were not found" in done.stderr
     assert "recipe 'no-such-recipe': not found" in done.stderr
     path = tree / "results" / "small" / "records.jsonl"
-    (record,) = records.read(path).runs.values()
-    assert record.environment.commit == git("-C", str(tree), "rev-parse", "HEAD")
-    assert record.environment.threads == 1
+    (record,) = records.load(path).runs.values()
+    assert record.environment["commit"] == git("-C", str(tree), "rev-parse", "HEAD")
+    assert record.environment["threads"] == 1
     page = (tree / "results" / "small" / "README.md").read_text()
-    assert f"{record.result.accuracy:.2f}" in page
-    assert record.environment.commit[:10] in page
+    assert f"{record.accuracy:.2f}" in page
+    assert record.environment["commit"][:10] in page
     assert not git("-C", str(tree), "status", "--porcelain", ".results")
     content = path.read_bytes()
     shutil.rmtree(tree / ".results" / "runs")  # the records alone are enough

@@ -16,7 +16,7 @@ from ghostnoise.lab.errors import UserError
 def test_the_baseline_is_first(tmp_path):
     (row,), left_out = recipe.plan(Settings("recipe", torch.device("cpu"), recipe="mnist1d-table1"))
     assert row.name == "mnist1d-table1 batch 256"
-    assert [cell.name for cell in row.cells][:3] == ["BN", "GBN-16", "XBN-32"]
+    assert [cell.cell for cell in row.cells][:3] == ["BN", "GBN-16", "XBN-32"]
     assert len(row.cells) == 9
     assert left_out == []
 

@@ -4,13 +4,14 @@ import json
 import os
 import random
 import shutil
+from dataclasses import replace
 
 import pytest
 
 from ghostnoise import cli
 from ghostnoise.lab.config import overrides as settings
 from ghostnoise.lab.config import recipe
-from ghostnoise.lab.train import Outcome
+from ghostnoise.lab.events import Ended
 from support.records import experiment_with_runs
 
 pytestmark = pytest.mark.slow
@@ -61,10 +62,10 @@ def outcome(words, capsys):
 def untrained(monkeypatch, tmp_path):
     """Load and check recipes as training does, but do not train them."""
 
-    def train(chosen, options):
-        resolved = recipe.resolve(chosen.settings, device="cpu", processes=1)
+    def train(run, options):
+        resolved = recipe.resolve(run.settings, device="cpu", processes=1)
         recipe.check(resolved)
-        return Outcome({}, tmp_path / chosen.name / recipe.identity(resolved))
+        yield Ended("finished", replace(run, given=resolved, status="finished"))
 
     monkeypatch.setattr("ghostnoise.lab.train.train", train)
 

@@ -25,7 +25,7 @@ def test_a_run_is_measured_shown_and_written(run, tmp_path, capsys, monkeypatch)
     monkeypatch.setenv("COLUMNS", "100")
     assert cli.main(["meter", str(run), "--out", str(tmp_path), "--batches", "2", "--draws", "32"]) == 0
     said = capsys.readouterr().out
-    assert f"{run}, epoch 2 (step-" in said.replace("\n", "")
+    assert f"{run}, epoch 2 (final-" in said.replace("\n", "")
     for name in ("noise.png", "noise.pdf", "noise.npz", "noise.csv"):
         assert (tmp_path / name).stat().st_size > 0
         assert name in said

@@ -47,7 +47,7 @@ def test_the_runs_of_a_variant_have_a_report_of_their_own(there, capsys):
     assert "90.1 ± 0.2" in out  # the paper's result
     assert out.splitlines()[-1] == os.path.join("out", "tiny-slow", "index.html")
     page = (there / "out/tiny-slow/index.html").read_text()
-    assert "ghostnoise report tiny.toml --runs runs --variant slow" in page
+    assert "ghostnoise report tiny.toml --variant slow --runs runs" in page
 
 
 def test_open_opens_the_page(there, monkeypatch):

@@ -5,7 +5,7 @@ import json
 import pytest
 
 from ghostnoise import cli
-from ghostnoise.lab.store import RunFolder
+from ghostnoise.lab.store.folder import RunFolder, read
 from support.experiment import write
 from support.records import experiment_with_runs
 
@@ -135,7 +135,7 @@ def test_a_run_that_a_process_has_is_not_removed(runs, capsys):
     folder = RunFolder(runs / "digits" / "aaa111", pytest.fail)
     folder.own()
     assert "another process is training this run" in called(runs, capsys, "remove", "aaa111", "--yes", code=2)
-    assert (folder.path / "result.json").exists()
+    assert folder.path.exists()
 
 
 @pytest.mark.parametrize(
@@ -145,7 +145,7 @@ def test_a_run_that_a_process_has_is_not_removed(runs, capsys):
         (["digit"], "has no runs of this recipe; did you mean digits?"),
         (["digits", "fig1"], "must be one recipe at most"),
         (["norm.metod=bn"], "did you mean norm.method?"),
-        (["show"], "needs exactly one run"),
+        (["show"], "needs exactly 1 run"),
         (["show", "zzz"], "zzz: not found in"),
         (["show", "aa"], "aa: matches 2 runs"),
         (["remove"], "remove: needs runs"),
@@ -205,9 +205,9 @@ def test_a_sweep_skips_imported_runs_and_their_weights_are_repeatable(tmp_path, 
     assert "2 finished (2 of them earlier)" in capsys.readouterr().out
     # A removed run is trained again, and its record then has the same weights.
     folder = next(path for path in (tmp_path / "second" / "small").iterdir() if path.is_dir())
-    before = json.loads((folder / "result.json").read_text())
+    before = read(folder).result
     called(tmp_path / "second", capsys, "remove", folder.name, "--yes")
     assert cli.main(["sweep", made, "--runs", "second", "--workers", "1", "--threads", "1"]) == 0
-    after = json.loads((folder / "result.json").read_text())
+    after = read(folder).result
     assert after["weights_sha256"] == before["weights_sha256"]
     assert after["ended"] >= before["ended"]

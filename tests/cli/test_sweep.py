@@ -15,7 +15,7 @@ from support import experiment
         ("[grid]\naxes.optim.lr = [0.1, 0.1]\n[[grid.methods]]\nlabel = 'A'\n", [], "are the same run"),
         (experiment.THREE, ["--runner", "slurm"], "--runner slurm: must be local or ray"),
         (experiment.THREE, ["--gpus-per-run", "0.5"], "add --runner ray, or leave them out"),
-        (experiment.THREE, ["--engine", "ray", "--workers", "2"], "give --cpus-per-run"),
+        (experiment.THREE, ["--runner", "ray", "--workers", "2"], "give --cpus-per-run"),
         (experiment.THREE, ["--only", "XBN"], "--only XBN: no such method"),
         (experiment.THREE, ["--variant", "released"], "small.toml has no variants; the recipes that have this one are"),
         (experiment.THREE + "[variants.a]\n", ["--variant", "b"], "small.toml has no such variant; it has a"),

@@ -1,6 +1,5 @@
 """`ghostnoise train` as a user calls it: exit codes, one line for a mistake, nothing left behind."""
 
-import json
 import os
 import signal
 import subprocess
@@ -10,6 +9,7 @@ import time
 import pytest
 
 from ghostnoise import cli
+from ghostnoise.lab.store.folder import RunFolder, history, read
 
 SHORT = ["train.epochs=1", "train.batch_size=64", "data.limit=256", "optim.warmup_epochs=0", "--device", "cpu"]
 
@@ -21,11 +21,9 @@ def test_train_takes_options_and_overrides_in_any_order(tmp_path, capsys):
     assert cli.main(arguments) == 0
     assert capsys.readouterr().out.startswith("test accuracy")
     (folder,) = (tmp_path / "digits").iterdir()
-    settings = json.loads((folder / "settings.json").read_text())
-    assert settings["seed"] == 3
-    assert settings["data"]["evaluate"] == "test"
-    assert settings["train"]["channels_last"] is True
-    assert settings["train"]["batch_size"] == 64
+    settings = read(folder).settings
+    assert (settings.seed, settings.data.evaluate) == (3, "test")
+    assert (settings.train.channels_last, settings.train.batch_size) == (True, 64)
 
 
 @pytest.mark.parametrize(
@@ -86,6 +84,7 @@ def test_without_the_extra_the_error_names_what_to_install(monkeypatch, capsys):
 TOGETHER = """
 import glob, pathlib, sys
 from ghostnoise import cli
+from ghostnoise.lab.store.folder import RunFolder, history, read
 
 code = cli.main(sys.argv[1:])
 names = [pathlib.Path(path).read_text() for path in glob.glob("/proc/self/task/*/comm")]
@@ -122,7 +121,7 @@ def stopped_and_resumed(folder, runs):
 
 def result(runs):
     (folder,) = (runs / "digits").iterdir()
-    return json.loads((folder / "result.json").read_text())
+    return {"identity": folder.name} | read(folder).result
 
 
 @pytest.mark.slow
@@ -132,8 +131,8 @@ def test_two_processes_train_together_stop_and_resume(tmp_path):
     found = result(tmp_path / "runs")
     assert (found["status"], found["epochs"], found["steps"]) == ("finished", 6, 120), told
     (folder,) = (tmp_path / "runs" / "digits").iterdir()
-    assert json.loads((folder / "environment.json").read_text())["processes"] == 2, told
-    assert len((folder / "metrics.jsonl").read_text().splitlines()) == 6, told
+    assert [environment["processes"] for environment in read(folder).environments] == [2, 2], told
+    assert len(history(read(folder))) == 6, told
 
 
 @pytest.mark.slow
@@ -204,13 +203,11 @@ def test_two_processes_meet_a_damaged_checkpoint(tmp_path, damage):
 @pytest.mark.slow
 def test_the_first_of_two_processes_fails_with_one_line(tmp_path):
     """The other one has one line too, and no traceback."""
-    from ghostnoise.lab.store import RunFolder
-
     short = ("train.epochs=1", "data.limit=256", "optim.warmup_epochs=0", "--runs", str(tmp_path / "runs"))
     first = together(tmp_path, *short)
     first.communicate(timeout=240)
     (folder,) = (tmp_path / "runs" / "digits").iterdir()
-    (folder / "result.json").unlink()
+    (folder / "run.json").unlink()
     other = RunFolder(folder, pytest.fail)
     other.own()
     second = together(tmp_path, *short)

@@ -12,7 +12,7 @@ from ghostnoise.lab.config import recipe
 from ghostnoise.lab.errors import UserError
 from ghostnoise.lab.measure import Request, call, find, from_folder
 from ghostnoise.lab.store import checkpoints
-from ghostnoise.lab.train import Options, train
+from support.training import trained
 
 SHORT = ["train.epochs=2", "train.batch_size=64", "data.limit=256", "train.device=cpu", "optim.warmup_epochs=0"]
 
@@ -21,16 +21,15 @@ SHORT = ["train.epochs=2", "train.batch_size=64", "data.limit=256", "train.devic
 def runs(tmp_path_factory):
     """A folder with a finished run of digits."""
     path = tmp_path_factory.mktemp("runs")
-    outcome = train(recipe.load("digits", SHORT), Options(runs=path, thresholds=False, quiet=True, threads=1))
-    return path, outcome
+    return path, trained(recipe.load("digits", SHORT), path, threads=1, keep="checkpoints")
 
 
 def test_a_run_folder_is_its_network_and_its_batches(runs):
     _, outcome = runs
     found = find(Request(str(outcome.folder), device="cpu"))
     assert found.folder == outcome.folder
-    assert "epoch 2 (step-" in found.about
-    saved = torch.load(max((outcome.folder / "checkpoints").glob("*.pt")), weights_only=True)["model"]
+    assert "epoch 2 (final-" in found.about
+    saved = torch.load(*(outcome.folder / "checkpoints").glob("final-*.pt"), weights_only=True)["model"]
     for name, value in found.model.state_dict().items():
         assert torch.equal(value, saved[name])
     assert found.ghost_size == recipe.load("digits").settings.norm.ghost_size
@@ -52,6 +51,8 @@ def test_an_earlier_epoch_is_found_if_it_is_kept(runs):
 @pytest.mark.parametrize("damage", ["flipped", "folder", "format", "other network"])
 def test_a_damaged_checkpoint_is_never_measured(runs, tmp_path, damage):
     folder = shutil.copytree(runs[1].folder, tmp_path / "digits" / runs[1].folder.name)
+    for path in checkpoints.saved(folder / "checkpoints", "final"):
+        path.unlink()
     last, first = checkpoints.saved(folder / "checkpoints")
     content, state = bytearray(last.read_bytes()), torch.load(last, weights_only=True)
     last.unlink()
@@ -157,9 +158,18 @@ def test_a_folder_that_is_no_run_is_refused(tmp_path, runs):
     _, outcome = runs
     with pytest.raises(UserError, match="its settings cannot change; leave it out"):
         find(Request(str(outcome.folder), ("seed=1",)))
-    (tmp_path / "settings.json").write_text((outcome.folder / "settings.json").read_text())
+    folder = tmp_path / outcome.folder.name
+    folder.mkdir()
+    (folder / "run.json").write_text((outcome.folder / "run.json").read_text())
     with pytest.raises(UserError, match="has no checkpoint; run `ghostnoise train` first"):
-        find(Request(str(tmp_path)))
+        find(Request(str(folder)))
+
+
+def test_averaged_weights_are_measured_if_they_are_what_the_result_describes(tmp_path):
+    """With `train.ema`, the result has the accuracy and the hash of the averaged weights."""
+    outcome = trained(recipe.load("digits", [*SHORT, "train.ema=0.9"]), tmp_path, threads=1)
+    found = find(Request(str(outcome.folder), device="cpu"))
+    assert checkpoints.weights_sha256(found.model.state_dict()) == outcome.result["weights_sha256"]
 
 
 SOURCE = """

@@ -24,6 +24,7 @@ from pathlib import Path
 
 from ghostnoise import cli
 from ghostnoise.lab.store import checkpoints
+from ghostnoise.lab.store.folder import history, read
 from support.faults import NEEDS_SPACE, Faults, steps
 
 SETTINGS = [
@@ -69,8 +70,8 @@ def forked(work):
 def outcome(runs):
     """Return the result and the metrics without timings, and the names of all files."""
     (folder,) = (runs / "digits").iterdir()
-    lines = [json.loads(line) for line in (folder / "metrics.jsonl").read_text().splitlines()]
-    result = json.loads((folder / "result.json").read_text())
+    run = read(folder)
+    lines, result = history(run), run.result
     kept = [{name: value for name, value in each.items() if name not in TIMINGS} for each in (result, *lines)]
     files = sorted(str(path.relative_to(folder)) for path in folder.rglob("*") if path.is_file())
     return {"kept": kept, "files": [name.rpartition("-")[0] if name.endswith(".pt") else name for name in files]}
@@ -129,7 +130,7 @@ def kills(folder, count, seed):
         runs = folder / kind / "0"
         while killed < int(count) or (runs / "digits").exists():
             killed += _killed(runs, more, chance.uniform(0, 0.5 * took) if killed < int(count) else None)
-            if list(runs.glob("digits/*/result.json")):
+            if list(runs.glob("digits/*/run.json")):
                 assert outcome(runs) == expected, (kind, finished)
                 finished += 1
                 runs = folder / kind / f"{finished}"

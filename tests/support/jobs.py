@@ -1,12 +1,11 @@
-"""Jobs for runners: tiny runs on digits."""
-
-import json
-from functools import partial
+"""Runs for runners: tiny ones on digits."""
 
 from ghostnoise.lab.config import recipe
-from ghostnoise.lab.runners import Ended, Job, Started
-from ghostnoise.lab.runners.execution import execute
-from ghostnoise.lab.train import Options, train
+from ghostnoise.lab.events import Ended, Started
+from ghostnoise.lab.run import Run
+from ghostnoise.lab.store.folder import read
+from ghostnoise.lab.sweep.execute import execute
+from support.training import trained
 
 SHORT = ["train.epochs=1", "train.batch_size=64", "data.limit=256", "optim.warmup_epochs=0"]
 LONG = ["train.epochs=10", "train.batch_size=64"]
@@ -14,22 +13,20 @@ LONG = ["train.epochs=10", "train.batch_size=64"]
 
 def job(*overrides, seed=0, recipe_name="digits"):
     settings = recipe.load("digits", [*overrides, f"seed={seed}"]).settings
-    settings = recipe.resolve(settings, device="cpu", processes=1)
-    return Job(recipe_name, recipe.identity(settings), f"run {seed}", settings)
+    return Run.planned(recipe_name, recipe.resolve(settings, device="cpu", processes=1), "run")
 
 
 def alone(each, runs):
     """Return the weights of the same run, trained in this process with one thread."""
-    chosen = recipe.load("digits").with_settings(each.settings)
-    return train(chosen, Options(runs=runs, threads=1, quiet=True)).result["weights_sha256"]
+    return trained(each, runs, threads=1).result["weights_sha256"]
 
 
 def weights(each, runs):
-    return json.loads((runs / each.recipe / each.identity / "result.json").read_text())["weights_sha256"]
+    return read(runs / each.recipe / each.identity).result["weights_sha256"]
 
 
 class Inline:
-    """A runner without worker processes: runs jobs one after another in this process."""
+    """A runner without worker processes: trains runs one after another in this process."""
 
     def __init__(self, place):
         self.place, self.closed = place, False
@@ -37,20 +34,26 @@ class Inline:
     def run(self, given, emit, stop):
         for each in given:
             if stop():
-                emit(Ended(each, "stopped"))
+                emit(each, Ended("stopped"))
                 continue
-            on_start = partial(emit, Started(each, "here"))
-            emit(execute(each, self.place, lambda *numbers: None, threads=1, on_start=on_start))
+            for event in execute(each, self.place, threads=1):
+                emit(each, event)
 
     def close(self):
         self.closed = True
 
 
 class Log(list):
-    """The events of a runner."""
+    """The events of a runner, with their runs: call `take`."""
+
+    def take(self, run, event):
+        self.append((run, event))
+
+    def of(self, kind, run=None):
+        return [event for each, event in self if isinstance(event, kind) and run in (None, each)]
 
     def ended(self):
-        return [(event.job.name, event.status) for event in self if isinstance(event, Ended)]
+        return [(run.name, event.status) for run, event in self if isinstance(event, Ended)]
 
     def started(self):
-        return [event.job.name for event in self if isinstance(event, Started)]
+        return [run.name for run, event in self if isinstance(event, Started)]

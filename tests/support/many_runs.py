@@ -5,12 +5,13 @@
 writes FOLDER/many.toml and FOLDER/runs/many/, 500 cells with SEEDS seeds each (10, that is, 5,000 runs).
 """
 
-import json
 import sys
+from dataclasses import replace
 from pathlib import Path
 
-from ghostnoise.lab.config import grid, plan, recipe
-from ghostnoise.lab.store import index, scan
+from ghostnoise.lab.config import grid, recipe
+from ghostnoise.lab.store import record, scan
+from ghostnoise.lab.store.folder import RUN
 from support.records import ENVIRONMENT, on_cpu
 
 EPOCHS = 10
@@ -66,23 +67,17 @@ def write_experiment(folder, seeds=10):
 
 def write_runs(path, runs):
     """Write the folder of each run of a recipe, as a CPU leaves it; return how many there are."""
-    experiment = grid.load(str(path))
-    points = plan.first_points(experiment, on_cpu)
-    name = experiment.recipe.name
-    for at, point in enumerate(points):
-        folder = Path(runs) / name / point.identity
+    planned = grid.load(str(path)).runs(on_cpu)
+    for at, run in enumerate(planned):
+        folder = Path(runs) / run.recipe / run.identity
         (folder / "checkpoints").mkdir(parents=True)
-        header = {"recipe": name, "identity": point.identity}
         lines = _metrics(at)
-        files = {"settings": header | point.settings.model_dump(exclude_none=True)}
-        files |= {"environment": ENVIRONMENT, "result": _result(header, point, lines)}
-        for file, content in files.items():
-            (folder / f"{file}.json").write_text(json.dumps(content, indent=2) + "\n")
-        (folder / "metrics.jsonl").write_text("".join(json.dumps(line) + "\n" for line in lines))
+        ended = replace(run, result=_result(run, lines), curve=record.curve_of(lines), environments=[ENVIRONMENT])
+        (folder / RUN).write_text(record.line(ended) + "\n")
         (folder / ".lock").touch()
-    assert len({point.identity for point in points}) == len(points)
-    assert recipe.identity(points[0].settings) == points[0].identity
-    return len(points)
+    assert len({run.identity for run in planned}) == len(planned)
+    assert recipe.identity(planned[0].settings) == planned[0].identity
+    return len(planned)
 
 
 def _metrics(at):
@@ -99,20 +94,20 @@ def _metrics(at):
     ]  # fmt: skip
 
 
-def _result(header, point, lines):
+def _result(run, lines):
     last = lines[-1]
     return {
-        "status": "finished", **header, "split": "test", "epochs": EPOCHS, "steps": last["step"],
+        "status": "finished", "split": "test", "epochs": EPOCHS, "steps": last["step"],
         **{name: last[name] for name in ("train_loss", "train_accuracy", "loss", "accuracy")},
         "best_accuracy": last["accuracy"], "best_epoch": EPOCHS, "parameters": 1234,
-        "weights_sha256": point.identity * 5 + "abcd", "images_per_second": 1000.5, "seconds": last["seconds"],
+        "weights_sha256": run.identity * 5 + "abcd", "images_per_second": 1000.5, "seconds": last["seconds"],
         "ended": "2026-01-31T12:00:10+00:00",
     }  # fmt: skip
 
 
 def indexed(runs):
     """Scan a folder with an index; here, since processes that are started anew cannot import test modules."""
-    scan.INDEXED, index.RACY = 1, 0.0
+    scan.INDEXED, scan.RACY = 1, 0.0
     return scan.scan(runs, lambda line: None)
 
 

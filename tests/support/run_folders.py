@@ -3,7 +3,7 @@
 import json
 from pathlib import Path
 
-from ghostnoise.lab.config import grid, plan
+from ghostnoise.lab.config import grid
 from ghostnoise.lab.report.claims import judge
 from ghostnoise.lab.report.collect import collect
 from ghostnoise.lab.report.statistics import aggregate
@@ -57,11 +57,8 @@ def experiment(
 
 
 def points(made, cells=None):
-    return [
-        point
-        for point in plan.first_points(made, lambda settings: settings)
-        if cells is None or point.cell.name in cells
-    ]
+    """Return the runs of the first stage, or those of some cells."""
+    return [run for run in made.runs() if cells is None or run.cell in cells]
 
 
 def write(runs, point, accuracy=90.0, *, status="finished", device="cpu", name=None, failure=None, environment=None):
@@ -106,7 +103,7 @@ def evaluate_only(folder, epochs):
 def fill(runs, made, scores, **options):
     """Write finished runs: `scores` has, by the cell's name, an accuracy for each seed."""
     for point in points(made):
-        accuracy = scores.get(point.cell.name, {}).get(point.seed)
+        accuracy = scores.get(point.cell, {}).get(point.seed)
         if accuracy is not None:
             write(runs, point, accuracy, **options)
 

@@ -27,12 +27,13 @@ from ghostnoise.lab.config.schema import Settings as RunSettings
 from ghostnoise.lab.data import Source, catalog
 from ghostnoise.lab.data.in_memory import Images, InMemorySource
 from ghostnoise.lab.data.source import Shard
-from ghostnoise.lab.store import RunFolder
-from ghostnoise.lab.train.display import Terminal
+from ghostnoise.lab.events import Started
+from ghostnoise.lab.run import Run
+from ghostnoise.lab.store.folder import RunFolder
 from ghostnoise.lab.train.loop import Loop
-from ghostnoise.lab.train.machine import Machine
+from ghostnoise.lab.train.machine import Clock, Machine, Stop
 from ghostnoise.lab.train.session import Session, build_optimizer
-from ghostnoise.lab.train.stop import Clock, Stop
+from ghostnoise.lab.train.sinks import Terminal
 
 WORKERS = 2  # of the DataLoader
 PADDING = 2  # of random crops, as in the paper's experiments on CIFAR
@@ -142,11 +143,13 @@ def trainer(row: Row, settings: Settings, source: Source, folder: Path) -> Calla
     here, chosen = Machine(settings.device), row.settings()
     torch.manual_seed(0)
     session = Session(models.build(chosen.model, chosen.norm, CIFAR.shape, CIFAR.classes), chosen, here)
-    display = Terminal(Console(file=io.StringIO()), False, chosen.train.epochs, source.steps)
-    loop = Loop(session, source, RunFolder(folder, print), Clock(here, Stop(), math.inf), display, [])
+    display = Terminal(Console(file=io.StringIO()), quiet=False)
+    loop = Loop(session, source, RunFolder(folder, print), Clock(here, Stop(), math.inf), step_seconds=0.25)
+    display.take(Started(Run.planned("bench", chosen), "", 0, source.steps))
 
     def run() -> None:
-        loop.train_epoch()
+        for event in loop.train_epoch():
+            display.take(event)
         session.progress.epoch += 1
         session.progress.start_epoch(settings.device)
 

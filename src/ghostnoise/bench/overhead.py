@@ -3,23 +3,24 @@
 It has three parts: expanding the grid, scanning the run folders, and handing a run to a worker.
 """
 
-import json
 import time
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from tempfile import TemporaryDirectory
 
 from ghostnoise.bench.layers import times
 from ghostnoise.bench.settings import Record, Settings, conditions
 from ghostnoise.bench.timing import LEAST_ROUNDS, Timing, summary
-from ghostnoise.lab.config import plan, recipe
+from ghostnoise.lab.config import recipe
 from ghostnoise.lab.config.grid import Experiment, GridSettings, ReportSettings
-from ghostnoise.lab.config.plan import Point
-from ghostnoise.lab.runners import Ended, Event, Job, Place
-from ghostnoise.lab.runners.local import LocalRunner
-from ghostnoise.lab.store import scan
-from ghostnoise.lab.sweep import machine
+from ghostnoise.lab.events import Ended, Event
+from ghostnoise.lab.run import Run
+from ghostnoise.lab.store import record, scan
+from ghostnoise.lab.store.folder import RUN
+from ghostnoise.lab.sweep.execute import Place
+from ghostnoise.lab.sweep.local import LocalRunner
+from ghostnoise.lab.sweep.run import resolver
 
 RATES = 100
 
@@ -38,9 +39,9 @@ class Overhead:
 
 @dataclass(frozen=True)
 class Planning:
-    """The seconds to expand a grid of `points` runs, and to scan as many run folders."""
+    """The seconds to expand a grid of `count` runs, and to scan as many run folders."""
 
-    points: int
+    count: int
     expansion: float
     scan: float
 
@@ -59,36 +60,34 @@ def measure(row: Overhead, settings: Settings) -> list[Record]:
     ]
 
 
-def planning(points: int, folder: Path, seeds: int = 1) -> Planning:
-    """Time the planning of a grid of about `points` runs with `seeds` seeds, all of them finished in `folder`."""
-    experiment = grid_of(points // seeds, seeds)
+def planning(count: int, folder: Path, seeds: int = 1) -> Planning:
+    """Time the planning of a grid of about `count` runs with `seeds` seeds, all of them finished in `folder`."""
+    experiment = grid_of(count // seeds, seeds)
     begun = time.perf_counter()
-    expanded = plan.first_points(experiment, machine.resolver(None))
+    runs = experiment.runs(resolver(None))
     expansion = time.perf_counter() - begun
-    for point in expanded:
-        make_finished(point, folder / experiment.recipe.name)
+    for run in runs:
+        make_finished(run, folder)
     begun = time.perf_counter()
     found = scan.scan(folder / experiment.recipe.name, lambda text: None)
-    assert all(found[point.identity].status == "finished" for point in expanded)
-    return Planning(len(expanded), expansion, time.perf_counter() - begun)
+    assert all(found[run.identity].ended for run in runs)
+    return Planning(len(runs), expansion, time.perf_counter() - begun)
 
 
-def scheduling(jobs: int, folder: Path) -> float:
+def scheduling(count: int, folder: Path) -> float:
     """Return the seconds that a worker of the local runner takes for a run that is already finished."""
-    experiment = grid_of(jobs + 1, 1)
-    points = plan.first_points(experiment, machine.resolver(None))
-    name = experiment.recipe.name
-    for point in points:
-        make_finished(point, folder / name)
+    runs = grid_of(count + 1, 1).runs(resolver(None))
+    for run in runs:
+        make_finished(run, folder)
     ended: list[float] = []
 
-    def emit(event: Event) -> None:
+    def emit(run: Run, event: Event) -> None:
         if isinstance(event, Ended):
             ended.append(time.perf_counter())
 
     runner = LocalRunner(Place(folder), workers=1, threads=1)
     try:
-        runner.run([Job(name, each.identity, each.name, each.settings) for each in points], emit, lambda: False)
+        runner.run(runs, emit, lambda: False)
     finally:
         runner.close()
     return (ended[-1] - ended[0]) / (len(ended) - 1)  # the first run waits for the imports of the worker
@@ -114,13 +113,17 @@ RESULT = {
 }  # fmt: skip
 
 
-def make_finished(point: Point, folder: Path) -> None:
-    """Create the folder of a finished run, without running it."""
-    path = folder / point.identity
+def make_finished(run: Run, folder: Path) -> None:
+    """Create the folder of a finished run, without training it."""
+    path = folder / run.recipe / run.identity
     path.mkdir(parents=True)
-    settings = {"recipe": folder.name, "identity": point.identity} | point.settings.model_dump(exclude_none=True)
-    (path / "settings.json").write_text(json.dumps(settings, indent=2))
-    (path / "result.json").write_text(json.dumps(RESULT, indent=2))
+    epochs = run.settings.train.epochs
+    curve = {"train_loss": [1.0] * epochs, "train_accuracy": [50.0] * epochs, "evaluated": [epochs]}
+    ended = replace(
+        run, result=RESULT | {"epochs": epochs, "split": run.settings.data.evaluate}, environments=[{}],
+        curve=curve | {"loss": [1.0], "accuracy": [50.0]},
+    )  # fmt: skip
+    (path / RUN).write_text(record.line(ended) + "\n")
 
 
 def _planning(folder: Path, quick: bool) -> float:

@@ -14,9 +14,9 @@ from ghostnoise.bench.settings import Record, Settings, conditions
 from ghostnoise.bench.timing import Length, interleave
 from ghostnoise.lab import models
 from ghostnoise.lab.config import grid
-from ghostnoise.lab.config.grid import Cell
 from ghostnoise.lab.data import catalog
 from ghostnoise.lab.errors import UserError
+from ghostnoise.lab.run import Run
 from ghostnoise.lab.train.session import PRECISIONS, build_optimizer
 
 WARMUP = 3  # rounds
@@ -24,10 +24,10 @@ WARMUP = 3  # rounds
 
 @dataclass(frozen=True)
 class Row:
-    """The cells of a recipe, the baseline first."""
+    """A run of each cell of a recipe, the baseline first."""
 
     recipe: str
-    cells: tuple[Cell, ...]
+    cells: tuple[Run, ...]
 
     @property
     def name(self) -> str:
@@ -44,9 +44,9 @@ class Row:
 def plan(settings: Settings) -> tuple[list[Row], list[str]]:
     """Return a row with the cells of the recipe, and nothing that is left out."""
     experiment = grid.load(settings.recipe, list(settings.overrides), smoke=settings.quick)
-    cells = experiment.cells()
-    baseline = experiment.report.baseline or cells[0].method
-    first = [cell for cell in cells if cell.method == baseline]
+    cells = list({run.cell: run for run in reversed(experiment.runs())}.values())[::-1]
+    baseline = experiment.report.baseline or cells[0].label
+    first = [run for run in cells if run.label == baseline]
     if len(first) != 1:
         raise UserError(
             f"recipe {settings.recipe}: its baseline, the method {baseline!r}, must be one cell, and has {len(first)}; "
@@ -55,7 +55,7 @@ def plan(settings: Settings) -> tuple[list[Row], list[str]]:
     name = cells[0].settings.data.name
     if name == "imagefolder":
         raise UserError(f"recipe {settings.recipe}: its images have no fixed shape; choose another recipe")
-    rows = [Row(experiment.recipe.name, (*first, *(cell for cell in cells if cell not in first)))]
+    rows = [Row(experiment.recipe.name, (*first, *(run for run in cells if run not in first)))]
     return [row for row in rows if settings.selects(row.name)], []
 
 
@@ -67,13 +67,11 @@ def measure(row: Row, settings: Settings, on_progress: Callable[[float], object]
     """
     synchronize = synchronizer(settings.device)
     clock = time.process_time if settings.cpu_time else time.perf_counter
-    taken: dict[str, list[float]] = {cell.name: [] for cell in row.cells}
-    steps = {
-        cell.name: _timed(training_step(cell, settings), synchronize, clock, taken[cell.name]) for cell in row.cells
-    }
+    taken: dict[str, list[float]] = {run.cell: [] for run in row.cells}
+    steps = {run.cell: _timed(training_step(run, settings), synchronize, clock, taken[run.cell]) for run in row.cells}
     length = Length(settings.seconds, settings.rounds, WARMUP)
     timings = interleave(steps, length, synchronize=synchronize, on_progress=on_progress, clock=clock)
-    baseline, first = row.cells[0].name, row.cells[0].settings
+    baseline, first = row.cells[0].cell, row.cells[0].settings
     shape = "x".join(map(str, row.shape))
     shared = {"bench": "recipe", "row": row.name, "shape": shape, "memory_format": "contiguous"}
     records = []
@@ -93,7 +91,7 @@ def measure(row: Row, settings: Settings, on_progress: Callable[[float], object]
     return records
 
 
-def training_step(cell: Cell, settings: Settings) -> Callable[[], None]:
+def training_step(cell: Run, settings: Settings) -> Callable[[], None]:
     """Return a training step with the network, optimizer, batch size and precision of a cell, on random inputs."""
     entry = catalog.find(cell.settings.data.name)
     generator = torch.Generator().manual_seed(0)

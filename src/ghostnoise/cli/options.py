@@ -14,6 +14,7 @@ if TYPE_CHECKING:
     import torch
 
 MOST_SEEDS = 100_000
+KEEP, LOGS = ("weights", "best", "checkpoints"), ("tensorboard", "wandb")
 DEVICES = ("auto", "cpu", "cuda", "mps")
 SEEDS = re.compile(r"(\d{1,18})(?:(?:\.\.|-)(\d{1,18}))?")
 
@@ -27,6 +28,13 @@ def positive(text: str) -> int:
     if number < 1:
         raise argparse.ArgumentTypeError(f"{text}: must be an integer of 1 or more")
     return number
+
+
+def count(text: str) -> int:
+    """Parse an integer of 0 or more."""
+    if not (text.isascii() and text.isdigit()):
+        raise argparse.ArgumentTypeError(f"{text}: must be an integer of 0 or more")
+    return int(text)
 
 
 def seconds(text: str) -> float:
@@ -123,6 +131,15 @@ def add_selection(parser: argparse.ArgumentParser) -> None:
     )
 
 
+def selecting_words(options: argparse.Namespace) -> list[str]:
+    """Return the words of a command line that select the runs of an experiment."""
+    words = [options.recipe, *options.overrides]
+    words += ["--variant", options.variant] if options.variant else []
+    words += ["--seeds", ",".join(map(str, options.seeds))] if options.seeds else []
+    words += [word for label in options.only for word in ("--only", label)]
+    return words + (["--smoke"] if options.smoke else [])
+
+
 def add_runs_folder(parser: argparse.ArgumentParser) -> None:
     """Add `--runs`."""
     parser.add_argument(
@@ -139,9 +156,14 @@ def add_data_folder(parser: argparse.ArgumentParser) -> None:
     )  # fmt: skip
 
 
-def add_checkpoint_seconds(parser: argparse.ArgumentParser) -> None:
-    """Add `--checkpoint-seconds`."""
-    parser.add_argument(
-        "--checkpoint-seconds", type=seconds, default=60.0, metavar="S",
-        help="save a checkpoint at least this often (default: 60)",
-    )  # fmt: skip
+def add_training(parser: argparse.ArgumentParser) -> None:
+    """Add the options of the training of a run that change no result."""
+    option = parser.add_argument
+    option("--checkpoint-seconds", type=seconds, default=60.0, metavar="S",
+           help="save a checkpoint at least this often (default: 60)")  # fmt: skip
+    option("--keep", choices=KEEP, default="weights",
+           help="what stays of a run that has ended: the final weights (default), also the best ones, or also the last "
+           "two checkpoints")  # fmt: skip
+    option("--log", action="append", choices=LOGS, default=[],
+           help="also write curves for TensorBoard, or to Weights & Biases; may be repeated")  # fmt: skip
+    option("--log-steps", type=positive, default=10, metavar="N", help="steps between two logged steps (default: 10)")

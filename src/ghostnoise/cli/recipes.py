@@ -83,10 +83,10 @@ def print_recipe(name: str, terminal: "Console", variant: str | None = None) -> 
 
 def _extent(experiment: "Experiment") -> str:
     """Describe how many runs a sweep has."""
-    seeds = {cell.method: len(experiment.seeds_of(cell)) for cell in experiment.cells()}
-    cells = Counter(cell.method for cell in experiment.cells())
-    runs = sum(count * seeds[method] for method, count in cells.items())
-    tests = sum(seeds[method] for method, count in cells.items() if count > 1) if experiment.select else 0
+    runs = experiment.runs()
+    seeds = {run.label: len(experiment.seeds_of(run.label)) for run in runs}
+    cells = Counter(label for label, _ in dict.fromkeys((run.label, run.at) for run in runs))
+    tests = sum(seeds[label] for label, count in cells.items() if count > 1) if experiment.select else 0
     several = " or ".join(map(str, dict.fromkeys(seeds.values())))
-    line = f"runs of a sweep: {runs + tests}; methods: {len(cells)}; seeds: {several}"
+    line = f"runs of a sweep: {len(runs) + tests}; methods: {len(cells)}; seeds: {several}"
     return f"{line}; test runs of the best cell of each tuned method: {tests}" if tests else line

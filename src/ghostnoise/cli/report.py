@@ -7,12 +7,12 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from ghostnoise.cli import console
-from ghostnoise.cli.options import add_recipe, add_runs_folder, add_selection
+from ghostnoise.cli.options import add_recipe, add_runs_folder, add_selection, selecting_words
 from ghostnoise.lab.errors import UserError
 
 if TYPE_CHECKING:
     from ghostnoise.lab.config.grid import Experiment
-    from ghostnoise.lab.store.scan import Found
+    from ghostnoise.lab.run import Run
 
 PACKAGES = (*console.LAB, "matplotlib", "scipy")
 
@@ -80,7 +80,7 @@ def run(options: argparse.Namespace) -> int:
     return 0
 
 
-def _source(options: argparse.Namespace, experiment: "Experiment") -> tuple[Path, dict[str, "Found"] | None]:
+def _source(options: argparse.Namespace, experiment: "Experiment") -> tuple[Path, "dict[str, Run] | None"]:
     """Return the folder of the runs, or the file of records and the runs in it; `--with` has files beside that one."""
     folder: Path = options.runs / experiment.recipe.name
     if options.records is None:
@@ -90,18 +90,18 @@ def _source(options: argparse.Namespace, experiment: "Experiment") -> tuple[Path
                 "or give the folder that contains it with --runs"
             )
         return folder, None
-    from ghostnoise.lab import records
+    from ghostnoise.lab.store import records
 
     path: Path = options.records
     if experiment.recipe.name in options.others:
         path = path.parents[1] / experiment.recipe.name / path.name
-    read = records.read(path)
+    read = records.load(path)
     if read.recipe != experiment.recipe.name:
         raise UserError(
             f"--records {path}: has the records of {read.recipe}, not of {experiment.recipe.name}; give another file "
             "or recipe"
         )
-    return path, records.recorded(read.runs, read.recipe, path)
+    return path, read.runs
 
 
 def load(options: argparse.Namespace) -> "Experiment":
@@ -116,11 +116,7 @@ def load(options: argparse.Namespace) -> "Experiment":
 
 def command_line(options: argparse.Namespace) -> str:
     """Return the command that makes the same report again."""
-    words = ["ghostnoise", options.command, options.recipe, *options.overrides, "--runs", str(options.runs)]
-    words += ["--variant", options.variant] if options.variant else []
-    words += ["--seeds", ",".join(map(str, options.seeds))] if options.seeds else []
-    words += [word for label in options.only for word in ("--only", label)]
-    words += ["--smoke"] if options.smoke else []
+    words = ["ghostnoise", options.command, *selecting_words(options), "--runs", str(options.runs)]
     words += ["--layout", "paper"] if getattr(options, "layout", "") == "paper" else []
     words += [word for name in getattr(options, "others", []) for word in ("--with", name)]
     words += ["--records", str(options.records)] if getattr(options, "records", None) else []

@@ -5,13 +5,14 @@ from pathlib import Path
 
 from ghostnoise.cli.console import LAB
 from ghostnoise.cli.options import (
-    add_checkpoint_seconds,
     add_data_folder,
     add_recipe,
     add_runs_folder,
     add_selection,
+    add_training,
     device,
     positive,
+    selecting_words,
 )
 from ghostnoise.lab.errors import UserError
 
@@ -27,7 +28,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     option("--dry-run", action="store_true", help="list finished and missing runs, and run nothing")
     option("--smoke", action="store_true", help="shrink each run to seconds, and the grid to the ends of its axes")
     option("--device", type=device, help="auto (the default), cpu, cuda or mps")
-    option("--runner", "--engine", dest="runner", default="local",
+    option("--runner", default="local",
            help="local (the default): processes on this machine; ray: a Ray cluster")  # fmt: skip
     option("--workers", type=positive, help="runs at the same time (default: one per GPU, or one per core)")
     option("--threads", type=positive, help="CPU threads of each run (default: an equal share of the cores)")
@@ -37,7 +38,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
            help="GPUs that Ray reserves for a run, such as 0.25 (default: 1 on CUDA)")  # fmt: skip
     option("--storage", metavar="DIR", help="folder that all nodes of the Ray cluster can write")
     option("--quiet", action="store_true", help="print only the last line")
-    add_checkpoint_seconds(parser)
+    add_training(parser)
     add_runs_folder(parser)
     add_data_folder(parser)
 
@@ -45,7 +46,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 def run(options: argparse.Namespace) -> int:
     """Run the sweep, or list what it would run, and return the exit code."""
     from ghostnoise.lab.config import grid
-    from ghostnoise.lab.sweep import Options, list_runs, sweep
+    from ghostnoise.lab.sweep.run import Options, list_runs, sweep
 
     cluster = _cluster(options)
     overrides = options.overrides + ([f"train.device={options.device}"] if options.device else [])
@@ -56,7 +57,8 @@ def run(options: argparse.Namespace) -> int:
     given = Options(
         runs=Path(options.storage.removeprefix("file://")) if options.storage else options.runs,
         data=options.data_dir, runner=options.runner, workers=options.workers, threads=options.threads,
-        checkpoint_seconds=options.checkpoint_seconds, quiet=options.quiet, cluster=cluster,
+        checkpoint_seconds=options.checkpoint_seconds, quiet=options.quiet, cluster=cluster, keep=options.keep,
+        logs=options.log, log_steps=options.log_steps, words=selecting_words(options),
     )  # fmt: skip
     if options.dry_run:
         list_runs(experiment, given)
@@ -66,7 +68,7 @@ def run(options: argparse.Namespace) -> int:
 
 def _cluster(options: argparse.Namespace) -> dict[str, object]:
     """Return the options of the Ray runner that were given, after checking that they fit the chosen runner."""
-    from ghostnoise.lab.sweep.machine import RUNNERS
+    from ghostnoise.lab.sweep.run import RUNNERS
 
     if options.runner not in RUNNERS:
         raise UserError(f"--runner {options.runner}: must be {' or '.join(RUNNERS)}; choose one of them")

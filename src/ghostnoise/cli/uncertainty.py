@@ -48,23 +48,22 @@ def run(options: argparse.Namespace) -> int:
     def warn(text: str) -> None:
         console.print_line(terminal, f"warning: {text}")
 
-    found = [run for run in collect(experiment, options.runs / name, warn).runs if run.accuracy is not None]
+    runs = collect(experiment, options.runs / name, warn).runs
+    found = [(run, run.folder) for run in runs if run.accuracy is not None and run.folder is not None]
     if not found:
         raise UserError(f"{options.runs / name} has no finished run; run `ghostnoise sweep {name}` first")
     rows = _rows(options.out, {"test": options.test, "shifted": options.shifted, "samples": options.samples})
-    known = {row["identity"] for row in rows}
-    for each in found:
-        assert each.found is not None
-        if each.point.identity in known:
+    for run, folder in found:
+        weights = str((run.result or {}).get("weights_sha256", ""))
+        if any((row["identity"], row["weights"]) == (run.identity, weights) for row in rows):
             continue
-        header = {"recipe": name, "method": each.point.cell.method, "seed": each.point.seed}
-        header |= {"identity": each.point.identity, "weights": each.result.get("weights_sha256", "")}
-        request = Request(str(each.found.path), data_folder=options.data_dir, device=options.device)
-        made = uncertainty.evaluate(each.found.path, request, options.samples, options.test, options.shifted)
-        for row in list(made):
+        rows = [row for row in rows if row["identity"] != run.identity]  # those of other weights
+        header = {"recipe": name, "method": run.label, "seed": run.seed, "identity": run.identity, "weights": weights}
+        request = Request(str(folder), data_folder=options.data_dir, device=options.device)
+        for row in uncertainty.evaluate(folder, request, options.samples, options.test, options.shifted):
             rows.append(header | row)
             figures = ", ".join(f"{key} {row[key]:.2f}" for key in ("accuracy", "ece"))
-            console.print_line(terminal, f"{each.point.name}, {row['inference']}: {figures}, {row['seconds']} s")
+            console.print_line(terminal, f"{run.name}, {row['inference']}: {figures}, {row['seconds']} s")
         atomic.write(options.out, _csv(rows), "--out")
     console.print_line(terminal, report.render(options.out))
     return 0

@@ -21,7 +21,8 @@ from ghostnoise.lab.config.schema import DataSettings, Settings
 from ghostnoise.lab.data import catalog
 from ghostnoise.lab.errors import UserError, import_failure
 from ghostnoise.lab.store import checkpoints
-from ghostnoise.lab.store.contents import one_line, read_settings
+from ghostnoise.lab.store.folder import RUN, SETTINGS, read
+from ghostnoise.lab.store.record import one_line
 from ghostnoise.lab.train import machine, metering
 from ghostnoise.lab.train.session import seed_generators
 from ghostnoise.text import printable
@@ -91,7 +92,7 @@ def find(request: Request) -> Target:
     if _is_function(request.target):
         return from_function(request)
     name, resolved, folder = _from_recipe(request)
-    if checkpoints.saved(folder / "checkpoints"):
+    if checkpoints.any_saved(folder / "checkpoints"):
         return from_folder(folder, replace(request, overrides=()))
     about = f"{name}, not trained ({folder} has no checkpoint): the network at initialization"
     return _target(name, (about, "at initialization"), *_build(resolved, request), resolved, request)
@@ -112,17 +113,17 @@ def from_folder(folder: Path, request: Request, epoch: int | None = None) -> Tar
             f"{' '.join(request.overrides)} for the run folder {folder}: its settings cannot change; leave it out"
         )
     settings = settings_of(folder)
-    if not checkpoints.saved(folder / "checkpoints"):
+    if not checkpoints.any_saved(folder / "checkpoints"):
         raise UserError(f"{folder} has no checkpoint; run `ghostnoise train` first, or give another folder")
     model, source = _build(settings, request)
     known = []
-    for found in checkpoints.readable(folder / "checkpoints", request.warn, rename=False):
+    for found in checkpoints.readable(folder / "checkpoints", request.warn, rename=False, kinds=("final", "step")):
         state = found.state
         if epoch is not None and (state["epoch"], state["step"]) != (epoch, 0):
             known.append(_where(state))
             continue
         try:
-            model.load_state_dict(state["model"])
+            model.load_state_dict(checkpoints.evaluated(state))
         except Exception as error:  # a state of another network can raise anything
             checkpoints.reject(found.path, one_line(error), request.warn, rename=False)
             continue
@@ -136,7 +137,7 @@ def from_folder(folder: Path, request: Request, epoch: int | None = None) -> Tar
         )
     raise UserError(
         f"epoch {epoch} of {folder}: has neither a checkpoint nor recorded noise; checkpoints exist for epochs "
-        f"{' and '.join(known)}; train with meter.every to record the noise during training"
+        f"{' and '.join(dict.fromkeys(known))}; train with meter.every to record the noise during training"
     )
 
 
@@ -177,11 +178,10 @@ def from_function(request: Request) -> Target:
 def settings_of(folder: Path) -> Settings:
     """Read the settings of a run folder."""
     try:
-        return recipe.stored(read_settings(folder / "settings.json"))
-    except (OSError, ValueError):
+        return read(folder).settings
+    except ValueError:
         raise UserError(
-            f"{folder} is not a run folder: its settings.json is missing or invalid; give one that `ghostnoise runs` "
-            "lists"
+            f"{folder} is not a run folder: its settings are missing or invalid; give one that `ghostnoise runs` lists"
         ) from None
 
 
@@ -213,7 +213,7 @@ def call(name: str) -> Any:
 def _is_folder(target: str) -> bool:
     """Return whether `target` is a run folder, or a folder that does not have the name of a recipe."""
     path = Path(target)
-    return path.is_dir() and ((path / "settings.json").exists() or target not in recipe.names())
+    return path.is_dir() and (any((path / name).exists() for name in (RUN, SETTINGS)) or target not in recipe.names())
 
 
 def _is_function(target: str) -> bool:

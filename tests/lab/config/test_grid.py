@@ -14,7 +14,7 @@ def loaded(tmp_path, plan=experiment.THREE, *overrides, **options):
 
 
 def named(made):
-    return [cell.name for cell in made.cells()]
+    return [cell.cell for cell in made.cells()]
 
 
 def test_methods_are_crossed_with_the_axes_but_those_they_go_without(tmp_path):
@@ -23,16 +23,16 @@ def test_methods_are_crossed_with_the_axes_but_those_they_go_without(tmp_path):
     assert [cell.settings.norm.method for cell in made.cells()] == ["bn", "gbn", "gbn", "gni", "gni"]
     assert [cell.settings.norm.ghost_size for cell in made.cells()] == [None, 4, 16, 4, 16]
     assert made.seeds == [0, 1]
-    assert [made.cells()[3].run(seed).seed for seed in made.seeds] == [0, 1]
+    assert [run.seed for run in made.runs() if run.cell == "GNI ghost_size=4"] == [0, 1]
 
 
 def test_a_cell_is_the_run_that_the_same_overrides_of_train_make(tmp_path):
     made = loaded(tmp_path)
     for cell in made.cells():
-        method = {"BN": "bn", "GBN": "gbn", "GNI": "gni"}[cell.method]
+        method = {"BN": "bn", "GBN": "gbn", "GNI": "gni"}[cell.label]
         words = [f"norm.method={method}", *(f"{key}={value}" for key, value in cell.at), "seed=1"]
         alone = recipe.load(experiment.write(tmp_path), words)
-        assert recipe.identity(cell.run(1)) == alone.identity
+        assert recipe.identity(cell.settings.model_copy(update={"seed": 1})) == alone.identity
 
 
 def test_axes_of_a_method_replace_those_of_the_grid(tmp_path):
@@ -135,7 +135,7 @@ def test_with_select_cells_are_tuned_on_validation_images_and_tested_on_the_othe
         experiment.write(tmp_path, plan, base=experiment.BASE.replace('"digits"\n', '"digits"\nevaluate = "test"\n'))
     )
     assert {cell.settings.data.evaluate for cell in made.cells()} == {"validation"}
-    assert {made.tested(cell).settings.data.evaluate for cell in made.cells()} == {"test"}
+    assert {made.tests({"": cell})[0].settings.data.evaluate for cell in made.cells()} == {"test"}
     assert [made.group(cell) for cell in made.cells()] == ["BN", "GBN", "GBN", "GNI", "GNI"]
 
 
@@ -223,11 +223,11 @@ def test_there_are_as_many_cells_as_places(tmp_path_factory, lengths, methods):
     plan += "".join(f"[[grid.methods]]\nlabel = 'M{n}'\nset.norm.ghost_size = {n + 1}\n" for n in range(methods))
     cells = loaded(tmp_path_factory.mktemp("grid"), plan).cells()
     expected = [(f"M{n}", place) for n in range(methods) for place in itertools.product(*values.values())]
-    assert [(cell.method, tuple(value for _, value in cell.at)) for cell in cells] == expected
+    assert [(cell.label, tuple(value for _, value in cell.at)) for cell in cells] == expected
 
 
 def test_an_override_of_an_axis_leaves_lines_beside_it_alone():
     cells = grid.load("fig3-gni", ["norm.ghost_size=32"]).cells()
-    assert {cell.method: cell.settings.norm.ghost_size for cell in cells} == {"BN": None, "GBN-16": 16, "GNI": 32}
+    assert {cell.label: cell.settings.norm.ghost_size for cell in cells} == {"BN": None, "GBN-16": 16, "GNI": 32}
     (cell,) = grid.load("table2-c10", ["norm.ghost_size=48"], only=["GNI"]).cells()
     assert cell.settings.norm.ghost_size == 48

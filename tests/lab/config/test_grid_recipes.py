@@ -260,24 +260,26 @@ def test_cells_are_the_runs_that_overrides_lead_to(name):
     ]
     made = grid.load(name)
     assert made.seeds == list(range(seeds))
-    assert [(cell.method, cell.settings) for cell in made.cells()] == expected
+    assert [(cell.label, cell.settings) for cell in made.cells()] == expected
 
 
 @EVERY
 def test_how_many_runs_a_sweep_is(name):
     made = grid.load(name)
-    tuned = {cell.method for cell in made.cells() if cell.at} if made.select else set()
+    tuned = {cell.label for cell in made.cells() if cell.at} if made.select else set()
     cells, runs = COUNTS[name]
     assert len(made.cells()) == cells
-    points = [(cell, seed) for cell in made.cells() for seed in made.seeds_of(cell)]
+    points = [(cell, seed) for cell in made.cells() for seed in made.seeds_of(cell.label)]
     assert len(points) + len(tuned) * len(made.seeds) == runs
     assert documented(name) == runs
-    assert len({recipe.identity(cell.run(seed)) for cell, seed in points}) == len(points)
+    assert len({recipe.identity(cell.settings.model_copy(update={"seed": seed})) for cell, seed in points}) == len(
+        points
+    )
 
 
 def test_three_methods_of_cpu_resnet_have_more_seeds():
     made = grid.load("cpu-resnet")
-    more = {cell.method for cell in made.cells() if made.seeds_of(cell) == list(range(10))}
+    more = {cell.label for cell in made.cells() if made.seeds_of(cell.label) == list(range(10))}
     assert more == {"BN", "GBN-16", "GNI-16"}
 
 
@@ -296,12 +298,12 @@ def test_labels_are_those_of_the_settings(name):
     made = grid.load(name)
     for cell in made.cells():
         norm = cell.settings.norm
-        if found := SIZED.match(cell.method):
+        if found := SIZED.match(cell.label):
             assert (norm.method.upper(), norm.ghost_size) == (found[1], int(found[2]))
-        elif cell.method.startswith("dropout-"):
-            assert (norm.method, norm.p) == ("dropout", float(cell.method.removeprefix("dropout-")))
-        elif cell.method in ("BN", "BRN"):
-            assert norm.method.upper() == cell.method
+        elif cell.label.startswith("dropout-"):
+            assert (norm.method, norm.p) == ("dropout", float(cell.label.removeprefix("dropout-")))
+        elif cell.label in ("BN", "BRN"):
+            assert norm.method.upper() == cell.label
         assert cell.settings.data.name == "mnist1d"
     assert len(made.seeds) >= 6
     assert made.seeds == list(range(len(made.seeds)))
@@ -312,24 +314,24 @@ def test_labels_are_those_of_the_settings(name):
 def test_a_smoke_sweep_on_signals_has_every_method(name):
     made, small = grid.load(name), grid.load(name, smoke=True)
     same = SAME_IN_SMOKE_RUNS.get(name, set())
-    assert {cell.method for cell in small.cells()} == {cell.method for cell in made.cells()} - same
+    assert {cell.label for cell in small.cells()} == {cell.label for cell in made.cells()} - same
     assert all(cell.settings.train.smoke for cell in small.cells())
 
 
 @EVERY
 def test_the_papers_numbers(name):
     def number(cell):
-        of_method = PAPER.get(name, {}).get(cell.method)
+        of_method = PAPER.get(name, {}).get(cell.label)
         return of_method[cell.settings.norm.ghost_size] if isinstance(of_method, dict) else of_method
 
     for cell in grid.load(name).cells():
-        assert cell.paper == number(cell), cell.name
+        assert cell.paper == number(cell), cell.cell
 
 
 @EVERY
 def test_what_train_runs_is_one_of_the_rows(name):
     made = grid.load(name)
-    cells = [made.tested(cell) if made.select else cell for cell in made.cells()]
+    cells = [made.tests({"": cell})[0] if made.select else cell for cell in made.cells()]
     base = [cell for cell in cells if cell.settings == made.recipe.settings]
     assert len(base) == 1
     if scored := re.match(r"[\d.]+( ± [\d.]+)?(?= %)", made.recipe.score):
@@ -343,13 +345,13 @@ def test_tables_are_tuned_on_validation_images_and_tested_on_others(name):
     if made.select:
         assert (made.select.axes, made.select.metric) == ([N], "accuracy")
         assert {cell.settings.data.evaluate for cell in made.cells()} == {"validation"}
-        assert {made.tested(cell).settings.data.evaluate for cell in made.cells()} == {"test"}
+        assert {made.tests({"": cell})[0].settings.data.evaluate for cell in made.cells()} == {"test"}
 
 
 @EVERY
 def test_a_smoke_sweep_has_every_method(name):
     made = grid.load(name, smoke=True)
-    assert {cell.method for cell in made.cells()} == set(ROWS[name][1]) - SAME_IN_SMOKE_RUNS.get(name, set())
+    assert {cell.label for cell in made.cells()} == set(ROWS[name][1]) - SAME_IN_SMOKE_RUNS.get(name, set())
     assert all(cell.settings.train.smoke for cell in made.cells())
     assert len(made.seeds) <= 2
 
@@ -369,7 +371,7 @@ def test_the_report(name):
         if name in PAPER:  # and the paper's numbers bear it out
             assert best(PAPER[name][better]) > best(PAPER[name][worse])
     if form != "noise":
-        baseline = next(cell for cell in made.cells() if cell.method == made.report.baseline)
+        baseline = next(cell for cell in made.cells() if cell.label == made.report.baseline)
         known = {
             "mnist1d-gap": ("gbn",), "mnist1d-equal-noise": ("gbn",), "mnist1d-stable-xbn": ("xbn",),
             "mnist1d-evalnorm-table1": ("gbn",), "cpu-resnet-evalnorm": ("gbn",),

@@ -1,17 +1,15 @@
 """Variants of recipes: how they are read, and that "released" has the settings of the authors' scripts."""
 
 import hashlib
-import io
 import json
 
 import pytest
-from rich.console import Console
 
-from ghostnoise.lab.config import grid, plan, recipe
+from ghostnoise.lab.config import grid, recipe
 from ghostnoise.lab.config.overrides import check
 from ghostnoise.lab.errors import UserError
-from ghostnoise.lab.train import Options, train
 from support import experiment
+from support.training import trained
 
 # recipe -> its base settings, its smoke run, and all cells of its grid, in the variant "released".
 PINNED = {
@@ -100,7 +98,7 @@ def test_base_settings_are_those_of_the_scripts(name):
 def runs(name, **options):
     """The seeds of each cell."""
     made = grid.load(name, variant="released", **options)
-    return {cell.name: made.seeds_of(cell) for cell in made.cells()}
+    return {cell.cell: made.seeds_of(cell.label) for cell in made.cells()}
 
 
 SWEPT, FEW, TESTED = [20, 21, 22, 23, 24], [20, 21, 22], [42, 43, 44]
@@ -111,20 +109,20 @@ def test_cells_and_seeds_are_those_of_the_scripts():
     assert runs("table1") == {cell: [42, 33, 43] for cell in cells}
     for name in ("fig1", "fig3-gbn", "fig3-gni-parts", "fig3-agni", "fig3-xbn-en", "fig5"):
         assert set(map(tuple, runs(name).values())) == {tuple(SWEPT)}
-        assert list(runs(name)) == [cell.name for cell in grid.load(name).cells()]
-    base, sizes = [cell.name for cell in grid.load("fig3-gni").cells()], (2, 4, 8, 16, 32, 64, 128, 256)
+        assert list(runs(name)) == [cell.cell for cell in grid.load(name).cells()]
+    base, sizes = [cell.cell for cell in grid.load("fig3-gni").cells()], (2, 4, 8, 16, 32, 64, 128, 256)
     after_xbn = [f"XBN GNI ghost_size={size}" for size in sizes]
     assert runs("fig3-gni") == dict.fromkeys(base, SWEPT) | dict.fromkeys(after_xbn, FEW)
     for name, seeds in runs("fig3-dropout").items():
         assert seeds == (FEW if "Bernoulli" in name else SWEPT)
-    assert runs("table2-c10") == {cell.name: TESTED for cell in grid.load("table2-c10").cells()}
+    assert runs("table2-c10") == {cell.cell: TESTED for cell in grid.load("table2-c10").cells()}
     for name, sizes in {"nfresnet": (32, 32), "vit": (4, 12), "convmixer": (192, 128)}.items():
         cells = ("baseline", f"GNI ghost_size={sizes[0]}", "baseline, aug", f"GNI, aug ghost_size={sizes[1]}")
         assert runs(f"table3-{name}") == dict.fromkeys(cells, TESTED)
 
 
 def test_imagenet_has_batch_norm_at_the_size_of_a_micro_batch_in_place_of_gbn():
-    cells = {cell.name: cell for cell in grid.load("table2-i1k", variant="released").cells()}
+    cells = {cell.cell: cell for cell in grid.load("table2-i1k", variant="released").cells()}
     assert runs("table2-i1k") == {name: [0, 1, 2] if name == "BN" else [0] for name in cells}
     assert list(cells)[:4] == ["BN", "GBN-16", "GBN-32", "GBN-64"]
     sizes = {}
@@ -194,14 +192,10 @@ def test_every_variant_runs(name, tmp_path, monkeypatch):
     """The last cell and one with gradient accumulation, shrunk, on random images."""
     monkeypatch.setenv("GHOSTNOISE_DATA", str(tmp_path / "data"))
     made = grid.load(name, ["train.device=cpu"], variant="released", smoke=True)
-    quiet = Options(
-        runs=tmp_path, thresholds=False, quiet=True, workers=0, console=Console(file=io.StringIO()),
-        errors=Console(file=io.StringIO()),
-    )  # fmt: skip
     last = {bool(cell.settings.train.accumulation_steps): cell for cell in made.cells()}
     for cell in last.values():
-        outcome = train(made.recipe.with_settings(cell.run(made.seeds_of(cell)[0])), quiet)
-        assert outcome.result["status"] == "finished", cell.name
+        outcome = trained(cell, tmp_path, workers=0)
+        assert outcome.result["status"] == "finished", cell.cell
         assert outcome.folder.parent == tmp_path / f"{name}-released"
 
 
@@ -243,14 +237,14 @@ def test_a_variant_changes_settings_grid_and_report(path):
     made = grid.load(path, variant="shifted")
     assert (made.recipe.name, made.recipe.words) == ("small-shifted", "small --variant shifted")
     assert made.recipe.settings.norm.components == "shift"
-    cells = {cell.name: cell for cell in made.cells()}
+    cells = {cell.cell: cell for cell in made.cells()}
     assert list(cells) == ["GNI ghost_size=8", "XBN ghost_size=4", "XBN ghost_size=16"]
-    assert [made.seeds_of(cell) for cell in cells.values()] == [[5], [6, 7], [6, 7]]
+    assert [made.seeds_of(cell.label) for cell in cells.values()] == [[5], [6, 7], [6, 7]]
     assert {cell.settings.optim.lr for cell in cells.values()} == {0.2}
     own = cells["GNI ghost_size=8"].settings
     assert (own.norm.method, own.norm.components, own.train.epochs) == ("gni", "shift", 2)  # "set" is completed
     assert made.report.baseline == "XBN"
-    points = plan.first_points(made, lambda settings: settings)
+    points = made.runs()
     assert [point.seed for point in points] == [5, 6, 7, 6, 7]
 
 
@@ -269,9 +263,9 @@ def test_a_variant_removes_settings_that_do_not_belong_to_its_method(path):
 def test_overrides_and_seeds_change_a_variant_further(path):
     made = grid.load(path, ["optim.lr=0.3", "norm.ghost_size=4"], variant="shifted", seeds=[1, 2, 3], only=["XBN"])
     (cell,) = made.cells()
-    assert (cell.settings.optim.lr, cell.settings.norm.ghost_size, made.seeds_of(cell)) == (0.3, 4, [1, 2, 3])
+    assert (cell.settings.optim.lr, cell.settings.norm.ghost_size, made.seeds_of(cell.label)) == (0.3, 4, [1, 2, 3])
     small = grid.load(path, variant="shifted", smoke=True, seeds=[1, 2, 3])
-    assert [small.seeds_of(cell) for cell in small.cells()] == 3 * [[1, 2]]
+    assert [small.seeds_of(cell.label) for cell in small.cells()] == 3 * [[1, 2]]
 
 
 def test_a_recipe_without_the_variant_is_refused():

@@ -75,7 +75,7 @@ def test_the_guides_example_is_a_grid(tmp_path):
     path = tmp_path / "mine.toml"
     path.write_text(text, encoding="utf-8")
     made = grid.load(str(path))
-    assert [cell.name for cell in made.cells()] == ["BN", *(f"GNI ghost_size={size}" for size in (8, 16, 32))]
+    assert [cell.cell for cell in made.cells()] == ["BN", *(f"GNI ghost_size={size}" for size in (8, 16, 32))]
     assert made.seeds == [0, 1, 2]
     assert {cell.settings.data.evaluate for cell in made.cells()} == {"validation"}
 

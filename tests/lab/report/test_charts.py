@@ -66,7 +66,7 @@ def test_series_of_one_method_have_its_colour_and_differ_in_style(tmp_path):
 def test_a_number_of_the_paper_for_a_method_is_shown_once(tmp_path):
     found = with_sizes(tmp_path)
     for row in found.rows:
-        object.__setattr__(row.score.cell, "paper", "91.2 ± 0.1")
+        object.__setattr__(row.score.runs[0], "paper", "91.2 ± 0.1")
     for chart in charts.views(found):
         papers = {series.label: [point.paper for point in series.points] for series in chart.series}
         assert sum(paper is not None for each in papers.values() for paper in each) == 2  # BN and GNI

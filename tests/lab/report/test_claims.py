@@ -52,8 +52,8 @@ def test_the_best_cell_is_chosen_by_the_first_half_of_the_seeds_and_tested_on_th
     four |= {seed: 90.5 + 0.01 * seed for seed in range(4)}
     found = judged(tmp_path, {BN: bn, FOUR: four, SIXTEEN: sixteen}, claims=["GNI > BN"])
     (claim,) = found.claims
-    assert found.best("GNI").cell.name == FOUR
-    assert claim.difference.ours.cell.name == SIXTEEN
+    assert found.best("GNI").cell == FOUR
+    assert claim.difference.ours.cell == SIXTEEN
     assert claim.paired.mean == pytest.approx(numpy.mean(differences(sixteen, bn, range(4, 8))))
     assert claim.paired.n == 4
     assert claim.chosen == "cells chosen by seeds 0 to 3, tested on seeds 4 to 7"
@@ -74,7 +74,7 @@ def test_what_is_tested_does_not_choose(tmp_path):
         folder.mkdir()
         changed = four | {seed: value + 0.1 * seed for seed in range(4, 8)}
         (claim,) = judged(folder, {BN: bn, FOUR: changed, SIXTEEN: sixteen}, claims=["GNI > BN"]).claims
-        assert claim.difference.ours.cell.name == SIXTEEN
+        assert claim.difference.ours.cell == SIXTEEN
 
 
 def test_a_cell_that_diverged_is_not_chosen(tmp_path):
@@ -82,7 +82,7 @@ def test_a_cell_that_diverged_is_not_chosen(tmp_path):
     fill(tmp_path, made, {BN: noisy(90), FOUR: noisy(91), SIXTEEN: {s: v for s, v in noisy(95).items() if s != 1}})
     write(tmp_path, next(point for point in points(made, [SIXTEEN]) if point.seed == 1), status="diverged")
     (claim,) = findings(tmp_path, made).claims
-    assert claim.difference.ours.cell.name == FOUR
+    assert claim.difference.ours.cell == FOUR
 
 
 def test_a_tuned_cell_is_tested_on_seeds_that_did_not_select_it(tmp_path):
@@ -91,8 +91,8 @@ def test_a_tuned_cell_is_tested_on_seeds_that_did_not_select_it(tmp_path):
     fill(tmp_path, made, {BN: noisy(90), FOUR: noisy(91), SIXTEEN: noisy(92)})
     found = findings(tmp_path, made)
     for run in found.collected.runs:
-        if run.point.stage == "test" and run.status == "missing":
-            write(tmp_path, run.point, 93 + 0.1 * run.point.seed)
+        if run.stage == "test" and run.status == "missing":
+            write(tmp_path, run, 93 + 0.1 * run.seed)
     (claim,) = findings(tmp_path, made).claims
     assert claim.paired.n == 4
     expected = [93 + 0.1 * seed - noisy(90)[seed] for seed in range(4, 8)]
@@ -105,10 +105,10 @@ def test_a_tuned_cell_that_half_of_the_seeds_would_not_select_is_not_tested(tmp_
     four = noisy(91) | {seed: 95.0 + 0.1 * seed for seed in range(4, 8)}
     fill(tmp_path, made, {BN: noisy(90), FOUR: four, SIXTEEN: noisy(92)})
     found = findings(tmp_path, made)
-    assert [score.cell.name for score in found.tuning if score.chosen] == [FOUR]
+    assert [score.cell for score in found.tuning if score.chosen] == [FOUR]
     for run in found.collected.runs:
-        if run.point.stage == "test" and run.status == "missing":
-            write(tmp_path, run.point, 93 + 0.1 * run.point.seed)
+        if run.stage == "test" and run.status == "missing":
+            write(tmp_path, run, 93 + 0.1 * run.seed)
     (claim,) = findings(tmp_path, made).claims
     assert (claim.paired, claim.verdict) == (None, "inconclusive")
 
@@ -265,7 +265,7 @@ def metered(tmp_path, monkeypatch):
         ("A", "xbn_random"): noisy(0.112, 0.0001), ("A", "gbn_random"): noisy(0.1, 0.0001),
         ("A", "ks_shift_conv"): noisy(0.02, 0.001),
     }  # fmt: skip
-    monkeypatch.setattr(judging, "of_network", lambda score, column: columns.get((score.cell.name, column), {}))
+    monkeypatch.setattr(judging, "of_network", lambda score, column: columns.get((score.cell, column), {}))
     return (
         columns,
         lambda *texts: judged(tmp_path, {"A": noisy(90), "B": noisy(91)}, dict.fromkeys(texts, False)).claims,
@@ -289,21 +289,13 @@ def test_measures_of_the_noise_meter(metered):
 
 
 def test_a_column_of_the_meter_is_the_mean_over_layers_after_the_last_epoch():
-    class Measured:
-        def __init__(self, *values):
-            self.values = values
+    def run(seed, *readings):
+        noise = [{"epoch": at, "layers": {"layer": ["a", "b"], "x": values}} for at, values in enumerate(readings, 1)]
+        return type("Run", (), {"seed": seed, "noise": tuple(noise)})
 
-        def rows(self):
-            return [{"layer": str(at), "x": value} for at, value in enumerate(self.values)]
-
-    class Run:
-        def __init__(self, seed, *noise):
-            self.point, self.found = type("Point", (), {"seed": seed}), type("Found", (), {"noise": noise})
-
-    score = type(
-        "Score", (), {"runs": (Run(0, Measured(9.0), Measured(1.0, 2.0, None)), Run(1), Run(2, Measured(None)))}
-    )
+    score = type("Score", (), {"runs": (run(0, [9.0, 9.0], [1.0, 2.0]), run(1), run(2, [None, None]))})
     assert measures.of_network(score, "x") == {0: 1.5}
+    assert measures.of_network(score, "y") == {}
 
 
 @pytest.mark.parametrize(

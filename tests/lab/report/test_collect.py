@@ -26,12 +26,12 @@ def test_every_run_is_missing_before_there_is_a_folder(tmp_path):
 
 def test_each_status_is_recognized(tmp_path):
     made = experiment(tmp_path)
-    for point, status in zip(points(made), ("finished", "diverged", "failed", "unfinished"), strict=False):
+    for point, status in zip(points(made), ("finished", "diverged", "failed", "interrupted"), strict=False):
         write(tmp_path, point, 91.5, status=status)
     found, lines = look(tmp_path, made)
-    assert [run.status for run in found.runs[:5]] == ["finished", "diverged", "failed", "unfinished", "missing"]
+    assert [run.status for run in found.runs[:5]] == ["finished", "diverged", "failed", "interrupted", "missing"]
     assert [run.accuracy for run in found.runs[:5]] == [91.5, None, None, None, None]
-    assert found.runs[2].reason == "RuntimeError: no luck"
+    assert found.runs[2].failed_for == "RuntimeError: no luck"
     assert not lines
 
 
@@ -44,7 +44,7 @@ def test_runs_are_found_whatever_machine_made_them(tmp_path, device):
 
 def test_of_two_folders_of_one_run_the_further_advanced_is_used(tmp_path):
     made = experiment(tmp_path)
-    write(tmp_path, points(made)[0], 91.0, status="unfinished", device="cpu")
+    write(tmp_path, points(made)[0], 91.0, status="interrupted", device="cpu")
     write(tmp_path, points(made)[0], 92.0, device="cuda")
     found, _ = look(tmp_path, made)
     assert found.runs[0].accuracy == 92.0
@@ -115,9 +115,9 @@ def test_winners_are_tested_after_the_tuning_has_finished(tmp_path):
     assert look(tmp_path, made)[0].winners == {}
     write(tmp_path, tuned[-1], 91.0)
     found, _ = look(tmp_path, made)
-    assert {method: dict(cell.at) for method, cell in found.winners.items()} == {"GNI": {"norm.ghost_size": 16}}
-    tests = [run for run in found.runs if run.point.stage == "test" and run.point.cell.method == "GNI"]
-    assert [run.point.settings.data.evaluate for run in tests] == ["test"] * 3
+    assert {method: dict(run.at) for method, run in found.winners.items()} == {"GNI": {"norm.ghost_size": 16}}
+    tests = [run for run in found.runs if run.stage == "test" and run.label == "GNI"]
+    assert [run.settings.data.evaluate for run in tests] == ["test"] * 3
 
 
 def test_smoke_runs_in_bf16_on_a_cpu_are_found_for_fp16(tmp_path):
@@ -125,7 +125,7 @@ def test_smoke_runs_in_bf16_on_a_cpu_are_found_for_fp16(tmp_path):
     point = points(made)[0]
     train = point.settings.train.model_copy(update={"amp": "bf16"})
     settings = point.settings.model_copy(update={"train": train})
-    write(tmp_path, dataclasses.replace(point, settings=settings))
+    write(tmp_path, dataclasses.replace(point, given=settings))
     assert look(tmp_path, made)[0].count("finished") == 1
 
 
@@ -135,7 +135,7 @@ def test_numerics_are_read_from_the_environment_and_default_to_one(tmp_path):
     folders = [write(tmp_path, point, environment=each) for point, each in zip(points(made), recorded, strict=False)]
     folders.append(write(tmp_path, points(made)[5], environment={"numerics": 3}))
     (folders[-1] / "environment.json").unlink()
-    write(tmp_path, points(made)[6], status="unfinished", environment={"numerics": 4})
+    write(tmp_path, points(made)[6], status="interrupted", environment={"numerics": 4})
     found, lines = look(tmp_path, made)
     assert [run.numerics.number for run in found.runs] == [3, 1, 1, 1, 1, 1, 4, 1, 1]
     assert {str(each): count for each, count in found.numerics.items()} == {
@@ -150,6 +150,6 @@ def test_of_two_finished_folders_of_one_run_the_newer_numerics_are_used(tmp_path
     made = experiment(tmp_path)
     write(tmp_path, points(made)[0], 91.0, device="cpu", environment={"numerics": 1})
     write(tmp_path, points(made)[0], 92.0, device="cuda", environment={"numerics": 2})
-    write(tmp_path, points(made)[0], 93.0, device="mps", status="unfinished", environment={"numerics": 3})
+    write(tmp_path, points(made)[0], 93.0, device="mps", status="interrupted", environment={"numerics": 3})
     found, _ = look(tmp_path, made)
     assert (found.runs[0].accuracy, found.runs[0].numerics.number, found.duplicates) == (92.0, 2, 2)

@@ -13,10 +13,10 @@ def filled(tmp_path, speeds, environment=None, **more):
     """Write runs of all cells; `speeds` has the images per second of each seed, by the cell's name."""
     made = experiment(tmp_path)
     for point in points(made):
-        if point.cell.name in speeds:
+        if point.cell in speeds:
             folder = write(tmp_path, point, 90.0 + point.seed, environment=environment and environment(point))
             path = folder / "result.json"
-            result = json.loads(path.read_text()) | {"images_per_second": speeds[point.cell.name][point.seed]} | more
+            result = json.loads(path.read_text()) | {"images_per_second": speeds[point.cell][point.seed]} | more
             path.write_text(json.dumps(result))
     return findings(tmp_path, made)
 

@@ -4,10 +4,10 @@ import json
 
 import pytest
 
-from ghostnoise.lab import records
 from ghostnoise.lab.config import grid
 from ghostnoise.lab.errors import UserError
 from ghostnoise.lab.report.published import Publisher
+from ghostnoise.lab.store import records
 from support.records import experiment_with_runs
 
 PAGE = """\
@@ -172,7 +172,7 @@ def test_the_gap_between_training_and_inference_is_in_the_records(root, parts):
     else:
         assert base == "| BN | 3 | 14.50 ± 2.00 | – |"
     assert "| GNI ghost\\_size=4 | 3 | " in page
-    records.import_files([(path, "tiny", records.read(path).runs)], root / "imported")
+    records.import_records([(path, records.load(path))], root / "imported")
     records.export(root / "imported" / "tiny", root / "again.jsonl", pytest.fail)
     assert (root / "again.jsonl").read_bytes() == path.read_bytes()
 

@@ -122,18 +122,18 @@ def test_diverged_runs_are_not_averaged_and_their_cell_is_not_the_best(tmp_path)
     found = findings(tmp_path, made)
     assert rows_of(found)[SIXTEEN].score.mean == pytest.approx(99.25)
     assert rows_of(found)[SIXTEEN].note == "1 diverged"
-    assert found.best("GNI").cell.name == FOUR
+    assert found.best("GNI").cell.cell == FOUR
 
 
 def test_a_cell_is_compared_with_the_baseline_at_the_same_place(tmp_path):
     more = '[grid.axes]\ndata.augment = ["none", "flip-crop"]\n'
     made = experiment(tmp_path, more=more, claims=[])
-    fill(tmp_path, made, {point.cell.name: {0: 90.0} for point in points(made)})
+    fill(tmp_path, made, {point.cell: {0: 90.0} for point in points(made)})
     found = findings(tmp_path, made)
     compared = [row.difference for row in found.rows if row.method == "GNI"]
     assert len(compared) == 4
     for difference in compared:
-        assert dict(difference.ours.cell.at)["data.augment"] == dict(difference.theirs.cell.at)["data.augment"]
+        assert dict(difference.ours.at)["data.augment"] == dict(difference.theirs.at)["data.augment"]
 
 
 def test_a_baseline_with_an_axis_of_its_own_is_compared_with_nothing(tmp_path):
@@ -153,8 +153,8 @@ def test_tuned_methods_are_judged_by_their_tests(tmp_path):
     fill(tmp_path, made, GOOD)
     found = findings(tmp_path, made)
     assert found.claims[0].verdict == "inconclusive"
-    assert [(score.cell.name, score.chosen) for score in found.tuning] == [(FOUR, False), (SIXTEEN, True)]
-    tests = [run.point for run in found.collected.runs if run.point.stage == "test" and run.status == "missing"]
+    assert [(score.cell, score.chosen) for score in found.tuning] == [(FOUR, False), (SIXTEEN, True)]
+    tests = [run for run in found.collected.runs if run.stage == "test" and run.status == "missing"]
     for point in tests:
         write(tmp_path, point, 95.0 + 0.3 * point.seed**2)
     found = findings(tmp_path, made)

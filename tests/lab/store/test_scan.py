@@ -1,12 +1,10 @@
 import json
 import os
-import time
 
 import pytest
 
-from ghostnoise.lab.config import methods
-from ghostnoise.lab.store import RunFolder
-from ghostnoise.lab.store.folder import outdated
+from ghostnoise.lab.config import methods, recipe
+from ghostnoise.lab.store.folder import RunFolder, history
 from ghostnoise.lab.store.scan import look, scan
 from support.records import finished, on_cpu
 from support.run_folders import experiment, points
@@ -18,21 +16,22 @@ def folder(tmp_path, name="abc"):
     return RunFolder(tmp_path / "digits" / name, pytest.fail)
 
 
-def test_a_run_is_unfinished_failed_and_finished_in_turn(tmp_path):
+def test_a_run_is_running_interrupted_and_failed_in_turn(tmp_path):
     run = folder(tmp_path)
     run.own()
-    run.begin(SETTINGS, {})
-    assert look(run.path, pytest.fail).status == "unfinished"
+    run.begin(SETTINGS, [{}], [])
+    assert look(run.path, pytest.fail).status == "running"
+    run.release()
+    assert look(run.path, pytest.fail).status == "interrupted"
     run.fail(SETTINGS, "no memory", "trace")
     found = look(run.path, pytest.fail)
     assert (found.status, found.failure["message"]) == ("failed", "no memory")
     assert found.failed_for == "no memory"
-    run.begin(SETTINGS, {})
-    assert look(run.path, pytest.fail).status == "unfinished"
-    run.fail(SETTINGS, "no memory")
-    run.finish({"status": "finished"})
+    run.own()
+    run.begin(SETTINGS, [{}, {}], [])
+    run.release()
     found = look(run.path, pytest.fail)
-    assert (found.status, found.failure, found.failed_for) == ("finished", None, "")
+    assert (found.status, found.failure, found.failed_for) == ("interrupted", None, "")
 
 
 @pytest.mark.parametrize(
@@ -55,7 +54,7 @@ def test_a_failure_before_the_run_began_has_its_settings(tmp_path):
     run = folder(tmp_path)
     run.fail(SETTINGS, "no data")
     found = look(run.path, pytest.fail)
-    assert (found.status, found.settings) == ("failed", SETTINGS)
+    assert (found.status, found.tree) == ("failed", {"seed": 0})
 
 
 def test_all_folders_are_found_and_damaged_ones_are_reported(tmp_path):
@@ -69,8 +68,8 @@ def test_all_folders_are_found_and_damaged_ones_are_reported(tmp_path):
     assert {name: each.status for name, each in found.items()} == {"a": "failed", "b": "damaged", "c": "damaged"}
     assert said == [found["b"].damage, found["c"].damage]
     assert said[0] == (
-        f"{found['b'].path} is damaged (settings.json: not a JSON object); `ghostnoise runs remove {found['b'].path}` "
-        "removes it"
+        f"{found['b'].folder} is damaged (settings.json: not a JSON object); "
+        f"`ghostnoise runs remove {found['b'].folder}` removes it"
     )
     assert scan(tmp_path / "nothing", pytest.fail) == {}
 
@@ -78,62 +77,29 @@ def test_all_folders_are_found_and_damaged_ones_are_reported(tmp_path):
 def test_metrics_are_read_up_to_a_line_that_is_being_written(tmp_path):
     run = folder(tmp_path)
     run.own()
-    run.record({"epoch": 1})
+    run.begin(SETTINGS, [{}], [{"epoch": 1}])
     with open(run.path / "metrics.jsonl", "a") as file:
         file.write('{"epo')
-    assert look(run.path, pytest.fail).metrics() == [{"epoch": 1}]
+    assert history(look(run.path, pytest.fail)) == [{"epoch": 1}]
 
 
-def test_owners_are_seen_and_nothing_is_changed(tmp_path):
-    run = folder(tmp_path)
-    assert not run.owned()
-    assert not run.path.exists()
-    run.own()
-    assert folder(tmp_path).owned()
-    run.release()
-    assert not folder(tmp_path).owned()
+def test_runs_that_another_version_would_compute_differently_have_not_ended(tmp_path, monkeypatch, raised):
+    """By the number of this version, or by that of their own method."""
+    made = points(experiment(tmp_path))
+    runs = [on_cpu(run.settings) for run in (made[0], made[1], made[3])]
+    for settings, numerics in zip(runs, (1, 2, 1), strict=True):
+        finished(tmp_path / "runs", "tiny", settings, environment={"numerics": numerics})
 
+    def ended():
+        found = scan(tmp_path / "runs" / "tiny", pytest.fail)
+        assert {run.status for run in found.values()} == {"finished"}
+        return [found[recipe.identity(settings)].ended for settings in runs]
 
-def test_a_run_that_has_ended_meanwhile_is_not_taken(tmp_path):
-    from ghostnoise.lab.store.folder import Busy
-
-    run = folder(tmp_path)
-    run.path.mkdir(parents=True)
-    (run.path / "result.json").write_text(json.dumps({"status": "finished"}))
-    with pytest.raises(Busy, match="has just finished this run"):
-        run.own_and_read()
-    assert not run.owned()
-
-
-def test_runs_of_another_numerics_number_are_outdated_if_asked(tmp_path, monkeypatch):
-    for name, environment in (("a", {}), ("b", {"numerics": 1}), ("c", {"numerics": 2})):
-        run = folder(tmp_path, name)
-        run.own()
-        run.begin(SETTINGS, environment)
-        run.finish({"status": "finished", "accuracy": 1.0})
-    runs = tmp_path / "digits"
-    assert {found.status for found in scan(runs, pytest.fail).values()} == {"finished"}
-    assert [found.numerics for found in scan(runs, pytest.fail).values()] == [1, 1, 2]
-    first = scan(runs, pytest.fail, current=True)
+    assert ended() == [True, False, True]
+    raised("gni", 3)
+    assert ended() == [True, False, False]
     monkeypatch.setattr(methods, "NUMERICS", 2)
-    second = scan(runs, pytest.fail, current=True)
-    assert [found.status for found in first.values()] == ["finished", "finished", "outdated"]
-    assert [found.status for found in second.values()] == ["outdated", "outdated", "finished"]
-    assert (first["c"].result, first["c"].reason) == (None, "made with numerics 2, not 1")
-
-
-def test_runs_are_outdated_by_the_number_of_their_own_method(tmp_path, raised):
-    for method in ("bn", "gbn"):
-        run = folder(tmp_path, method)
-        run.own()
-        run.begin(SETTINGS | {"norm": {"method": method, "ghost_size": 4}}, {"numerics": 1})
-        run.finish({"status": "finished", "accuracy": 1.0})
-    raised("gbn", 3)
-    found = scan(tmp_path / "digits", pytest.fail, current=True)
-    assert [(each.status, each.reason) for each in found.values()] == [
-        ("finished", ""), ("outdated", "made with numerics 1, not 3")
-    ]  # fmt: skip
-    assert [outdated(each.path) for each in found.values()] == [None, 1]
+    assert ended() == [False, True, False]
 
 
 NAMES = ("settings.json", "result.json", "environment.json", "metrics.jsonl")
@@ -154,9 +120,9 @@ FINE = {  # values that these fields may have
 
 @pytest.fixture
 def run(tmp_path):
-    """The folder of a finished run."""
+    """The folder of a finished run of version 0.1, which has a file for each part."""
     (point, *_) = points(experiment(tmp_path))
-    return finished(tmp_path / "runs", "tiny", on_cpu(point.settings))
+    return finished(tmp_path / "runs", "tiny", on_cpu(point.settings), old=True)
 
 
 @pytest.mark.parametrize(("name", "field"), [(name, field) for name in NAMES for field in FIELDS[name]])
@@ -208,10 +174,26 @@ def test_a_link_to_itself_is_no_run(run):
     assert list(scan(run.parent, pytest.fail)) == [run.name]
 
 
-@pytest.mark.slow
-def test_reading_a_run_takes_less_than_a_millisecond(run):
-    look(run, pytest.fail)
-    began = time.process_time()
-    for _ in range(200):
-        look(run, pytest.fail)
-    assert time.process_time() - began < 0.2
+RECORD = [
+    "identity", "settings.seed", "settings.norm.method", "environments.0.numerics", "environments.0.more",
+    "curve.loss.0", "curve.evaluated", "result.accuracy", "result.more",
+]  # fmt: skip
+
+
+@pytest.mark.parametrize("path", RECORD)
+def test_every_part_of_a_record_is_checked(tmp_path, path):
+    run = finished(tmp_path / "runs", "tiny", on_cpu(points(experiment(tmp_path))[0].settings))
+    *above, last = path.split(".")
+    whole = (run / "run.json").read_text()
+    for wrong, value in WRONG.items():
+        place = tree = json.loads(whole)
+        for name in above:
+            place = place[int(name) if isinstance(place, list) else name]
+        place[int(last) if isinstance(place, list) else last] = "HERE"
+        (run / "run.json").write_text(json.dumps(tree).replace('"HERE"', value))
+        found = look(run, lambda line: None)
+        fine = wrong == "null" and path in ("environments.0.more", "result.more", "curve.loss.0")
+        assert found.status == ("finished" if fine else "damaged"), (wrong, found.reason)
+        assert fine or found.reason.startswith("run.json: ")
+        assert found.reason.isprintable()
+        assert len(found.reason) < 300

@@ -1,7 +1,6 @@
 """Sweeps: missing runs are run once, and finished ones are left alone."""
 
 import io
-import json
 import os
 import re
 import shutil
@@ -14,10 +13,13 @@ import pytest
 from rich.console import Console
 
 from ghostnoise.lab.config import grid
-from ghostnoise.lab.store import RunFolder
-from ghostnoise.lab.sweep import Options, list_runs, machine, sweep
+from ghostnoise.lab.errors import UserError
+from ghostnoise.lab.store.folder import read
+from ghostnoise.lab.sweep import run as sweeping
+from ghostnoise.lab.sweep.run import Options, list_runs, sweep
 from ghostnoise.version import NUMERICS
 from support import experiment, jobs
+from support.records import change
 
 SELECT = experiment.THREE.replace("[0, 1]", "[0]") + '[select]\naxes = ["norm.ghost_size"]\n'
 
@@ -25,14 +27,17 @@ SELECT = experiment.THREE.replace("[0, 1]", "[0]") + '[select]\naxes = ["norm.gh
 class Ran:
     """A sweep in this process, and what it printed."""
 
-    def __init__(self, path, runs, *overrides, run=sweep, quiet=False, terminal=False, **options):
+    def __init__(
+        self, path, runs, *overrides, run=sweep, quiet=False, terminal=False, workers=None, data=None, **options
+    ):  # fmt: skip
         self.out, self.err = io.StringIO(), io.StringIO()
         given = Options(
-            runs=runs, quiet=quiet, errors=Console(file=self.err, width=1000),
+            runs=runs, quiet=quiet, workers=workers, data=data, errors=Console(file=self.err, width=1000),
             console=Console(file=self.out, width=1000, force_terminal=terminal),
         )  # fmt: skip
         self.outcome = run(grid.load(path, ["train.device=cpu", *overrides], **options), given)
         self.lines = self.out.getvalue().splitlines()
+        self.next = self.lines.pop() if self.lines[-1].startswith("next: ") else ""
 
 
 @pytest.fixture
@@ -40,21 +45,21 @@ def inline(monkeypatch):
     """Sweeps without worker processes; the runners that were made."""
     made = []
 
-    def make_runner(name, place, *_):
+    def make_runner(options, place, runs):
         made.append(jobs.Inline(place))
         return made[-1]
 
-    monkeypatch.setattr(machine, "make_runner", make_runner)
+    monkeypatch.setattr(sweeping, "make_runner", make_runner)
     return made
 
 
 def results(runs):
     """The time of each run's result."""
-    return {path.parent.name: path.stat().st_mtime_ns for path in runs.glob("small/*/result.json")}
+    return {path.parent.name: path.stat().st_mtime_ns for path in runs.glob("small/*/run.json")}
 
 
 def weights(runs):
-    return {path.parent.name: json.loads(path.read_text())["weights_sha256"] for path in runs.glob("*/*/result.json")}
+    return {path.parent.name: read(path.parent).result["weights_sha256"] for path in runs.glob("*/*/run.json")}
 
 
 def test_all_are_run_once_and_only_what_is_missing_after_that(tmp_path, inline):
@@ -80,20 +85,18 @@ def test_all_are_run_once_and_only_what_is_missing_after_that(tmp_path, inline):
 def test_what_is_tuned_best_is_tested_and_nothing_else(tmp_path, inline):
     ran = Ran(experiment.write(tmp_path, SELECT), tmp_path / "runs")
     assert ran.outcome.code == 0
-    runs = [json.loads(path.read_text()) for path in tmp_path.glob("runs/small/*/settings.json")]
+    runs = [read(path) for path in tmp_path.glob("runs/small/*")]
     by_split = {
-        split: sorted(f"{run['norm']['method']} {run['norm'].get('ghost_size')}" for run in runs
-                      if run["data"]["evaluate"] == split)
+        split: sorted(f"{run.settings.norm.method} {run.settings.norm.ghost_size}" for run in runs
+                      if run.settings.data.evaluate == split)
         for split in ("validation", "test")
     }  # fmt: skip
     assert by_split["validation"] == ["gbn 16", "gbn 4", "gni 16", "gni 4"]
     assert [name.split()[0] for name in by_split["test"]] == ["bn", "gbn", "gni"]
     scores = {
-        (run["norm"]["method"], run["norm"]["ghost_size"]): json.loads(
-            (tmp_path / "runs" / "small" / run["identity"] / "result.json").read_text()
-        )["accuracy"]
+        (run.settings.norm.method, run.settings.norm.ghost_size): run.accuracy
         for run in runs
-        if run["data"]["evaluate"] == "validation"
+        if run.settings.data.evaluate == "validation"
     }
     for method in ("gbn", "gni"):
         best = max((4, 16), key=lambda size: scores[method, size])
@@ -133,7 +136,7 @@ def test_a_method_whose_tuning_diverged_is_not_tested(tmp_path, inline):
 def test_a_damaged_folder_is_failed_and_left_alone(tmp_path, inline):
     path = experiment.write(tmp_path)
     Ran(path, tmp_path / "runs", only=["BN"], seeds=[0])
-    (result,) = tmp_path.glob("runs/small/*/result.json")
+    (result,) = tmp_path.glob("runs/small/*/run.json")
     result.write_text("{")
     ran = Ran(path, tmp_path / "runs", only=["BN"], seeds=[0])
     assert ran.outcome.code == 1
@@ -141,35 +144,6 @@ def test_a_damaged_folder_is_failed_and_left_alone(tmp_path, inline):
     assert "is damaged" in ran.lines[-2]
     assert ran.lines[-1].startswith("0 finished, 1 failed")
     assert result.read_text() == "{"
-
-
-def test_runs_that_another_sweep_owns_are_waited_for(tmp_path, inline, monkeypatch):
-    path = experiment.write(tmp_path)
-    listed = Ran(path, tmp_path / "runs", only=["BN"], seeds=[0, 1], run=lambda made, _: made).outcome
-    from ghostnoise.lab.config import plan
-
-    points = plan.first_points(listed, machine.resolver(None))
-    folders = [RunFolder(tmp_path / "runs" / "small" / point.identity, pytest.fail) for point in points]
-    for folder in folders:
-        folder.own()
-    waits = []
-
-    def sleep(seconds):
-        waits.append(seconds)
-        if len(waits) == 2:
-            folders[0].finish({"status": "finished", "accuracy": 1.0, "seconds": 1.0})
-            folders[0].release()
-        if len(waits) == 4:
-            folders[1].release()
-
-    from ghostnoise.lab.runners import execution
-
-    monkeypatch.setattr(execution, "CHECK_EVERY", 0)
-    monkeypatch.setattr(execution, "pause", lambda: sleep(0))
-    ran = Ran(path, tmp_path / "runs", only=["BN"], seeds=[0, 1])
-    assert ran.outcome.code == 0
-    assert ran.lines[-1].startswith("2 finished;")
-    assert len(waits) >= 4
 
 
 def test_quiet_prints_one_line_and_a_terminal_keeps_no_line_of_what_went_well(tmp_path, inline):
@@ -190,51 +164,13 @@ def test_a_dry_run_lists_missing_runs_and_runs_nothing(tmp_path, inline):
     assert ["test", "BN", "0", "1"] in rows
     assert ["tune", "GNI", "ghost_size=16", "0", "1"] in rows
     assert ran.lines[-1].startswith("9 to run, 1 finished;")
-    assert ran.lines[-1].endswith("then up to 4 tests of the best tuned cells")
+    assert "; then up to 4 tests of the best tuned cells; about " in ran.lines[-1]
 
 
 def start(path, runs, *more):
     command = [sys.executable, "-m", "ghostnoise", "sweep", path, "--runs", str(runs), "--device", "cpu", "--workers",
                "1", "--threads", "1", *more]  # fmt: skip
     return subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True, start_new_session=True)
-
-
-def test_runs_whose_folders_are_deleted_are_trained_again(tmp_path, inline, monkeypatch):
-    """One that had ended before the sweep, and one that ended in it."""
-    path, runs = experiment.write(tmp_path), tmp_path / "runs"
-    assert Ran(path, runs, only=("BN",), seeds=[0]).outcome.tally.finished == 1
-    (early,) = results(runs)
-    expected = {}
-
-    class Deleting(jobs.Inline):
-        def run(self, given, emit, stop):
-            super().run(given, emit, stop)
-            if not expected:
-                expected.update(weights(runs))
-                for name in (early, given[-1].identity):
-                    shutil.rmtree(runs / "small" / name)
-
-    monkeypatch.setattr(machine, "make_runner", lambda name, place, *_: Deleting(place))
-    ran = Ran(path, runs, only=("BN", "GNI"), seeds=[0])
-    assert weights(runs) == expected
-    again = [line for line in ran.lines if "deleted" in line]
-    assert len(again) == 2
-    assert all(line.endswith(": its folder was deleted during the sweep; it is trained again") for line in again)
-    assert ran.lines[-1] == f"3 finished; {runs}/small"
-    assert ran.outcome.code == 0
-
-
-def test_a_folder_that_is_deleted_again_and_again_does_not_keep_a_sweep_running(tmp_path, inline, monkeypatch):
-    path, runs = experiment.write(tmp_path), tmp_path / "runs"
-
-    class Deleting(jobs.Inline):
-        def run(self, given, emit, stop):
-            super().run(given, emit, stop)
-            shutil.rmtree(runs / "small")
-
-    monkeypatch.setattr(machine, "make_runner", lambda name, place, *_: Deleting(place))
-    ran = Ran(path, runs, only=("BN",), seeds=[0])
-    assert sum("it is trained again" in line for line in ran.lines) == 2
 
 
 @pytest.mark.slow
@@ -265,8 +201,8 @@ def test_sweeps_killed_at_random_end_with_the_same_bits(tmp_path, inline):
     path = experiment.write(tmp_path, base=experiment.BASE.replace("epochs = 1", "epochs = 30"))
     for _ in range(10):
         process = start(path, tmp_path / "runs", "--checkpoint-seconds", "0.02")
-        before = len(list(tmp_path.glob("runs/small/*/environment.json")))
-        while process.poll() is None and len(list(tmp_path.glob("runs/small/*/environment.json"))) <= before:
+        before = len(list(tmp_path.glob("runs/small/*/environments.json")))
+        while process.poll() is None and len(list(tmp_path.glob("runs/small/*/environments.json"))) <= before:
             time.sleep(0.01)
         time.sleep(chance.uniform(0, 1))
         process.kill()
@@ -282,12 +218,96 @@ def test_runs_of_another_numerics_number_are_trained_again(tmp_path, inline):
     Ran(path, runs, seeds=[0])
     before = results(runs)
     outdated = runs / "small" / min(before)
-    environment = json.loads((outdated / "environment.json").read_text())
-    (outdated / "environment.json").write_text(json.dumps(environment | {"numerics": NUMERICS + 1}))
+    content = (outdated / "run.json").read_text()
+    (outdated / "run.json").write_text(content.replace(f'"numerics":{NUMERICS},', f'"numerics":{NUMERICS + 1},'))
     listed = Ran(path, runs, seeds=[0], run=list_runs)
-    assert listed.lines[-1] == f"1 to run, 4 finished; {runs / 'small'}"
+    assert listed.lines[-1].startswith(f"1 to run, 4 finished; {runs / 'small'}; about ")
+    assert any("0 (outdated)" in line for line in listed.lines)
     again = Ran(path, runs, seeds=[0])
     assert again.lines[-1].startswith("5 finished (4 of them earlier)")
     assert "was trained with numerics" in again.out.getvalue()
     after = results(runs)
     assert {name for name in before if before[name] != after[name]} == {outdated.name}
+
+
+def test_a_sweep_ends_with_the_command_to_type_next(tmp_path, inline):
+    ran = Ran(experiment.write(tmp_path), tmp_path / "runs", only=["BN"], seeds=[0])
+    assert ran.next == f"next: ghostnoise report --runs {tmp_path / 'runs'}"  # `words` are those of the command line
+
+
+def test_a_dry_run_counts_what_the_sweep_would_do(tmp_path, inline):
+    """Diverged runs have ended but not finished, and damaged ones are not run."""
+    path, runs = experiment.write(tmp_path), tmp_path / "runs"
+    Ran(path, runs, "train.epochs=2", only=["BN"])
+    assert Ran(path, runs, "optim.lr=1e30", "train.epochs=2", only=["BN"], seeds=[0]).outcome.tally.diverged == 1
+    assert (
+        Ran(path, runs, "optim.lr=1e30", "train.epochs=2", only=["BN"], seeds=[0], run=list_runs)
+        .lines[-1]
+        .startswith("0 to run, 0 finished, 1 diverged; ")
+    )
+    first = min((runs / "small").iterdir())
+    for folder in (runs / "small").iterdir():
+        if read(folder).status == "finished" and folder != first:
+            (folder / "run.json").write_text("{")
+            break
+    listed = Ran(path, runs, "train.epochs=2", only=["BN"], seeds=[0, 1, 2], run=list_runs)
+    assert listed.lines[-1].startswith("1 to run, 1 finished, 1 damaged; ")
+    done = Ran(path, runs, "train.epochs=2", only=["BN"], seeds=[0, 1, 2])
+    assert done.lines[0] == "1 run of small to train, 1 ended earlier"
+    assert done.lines[-1].startswith("2 finished, 1 failed (1 of them earlier)")
+
+
+def test_the_time_of_the_missing_runs_is_estimated_from_those_of_the_same_cell(tmp_path, inline):
+    path, runs = experiment.write(tmp_path), tmp_path / "runs"
+    Ran(path, runs, seeds=[0])
+    for folder in (runs / "small").iterdir():
+        seconds = 3600.0 if read(folder).settings.norm.method == "bn" else 36.0
+        change(folder, seconds=seconds)
+    (line,) = [Ran(path, runs, seeds=[0, 1], run=list_runs, workers=1).lines[-1]]
+    assert line.endswith("; about 62 min with 1 worker")  # an hour, and four times 36 s
+    assert (
+        Ran(path, tmp_path / "none", run=list_runs).lines[-1] == f"10 to run, 0 finished; {tmp_path / 'none' / 'small'}"
+    )
+
+
+def test_winners_that_were_tested_long_ago_are_not_tested_now(tmp_path, inline):
+    path = experiment.write(tmp_path, SELECT)
+    first = Ran(path, tmp_path / "runs", only=["GNI"])
+    again = Ran(path, tmp_path / "runs", only=["GNI"])
+    assert sum(line.endswith("is the best cell and is tested now") for line in first.lines) == 1
+    assert sum(line.endswith("is the best cell and has been tested") for line in again.lines) == 1
+    assert not any("is tested now" in line for line in again.lines)
+
+
+def test_data_of_the_tests_are_looked_for_before_the_tuning(tmp_path, inline):
+    """An image folder without test images is found at once, and not after hours."""
+    from PIL import Image
+
+    for name in ("a", "b"):
+        folder = tmp_path / "data" / "images" / "train" / name
+        folder.mkdir(parents=True)
+        for at in range(20):
+            Image.new("RGB", (8, 8), (10 * at, 0, 0)).save(folder / f"{at}.png")
+    base = experiment.BASE.replace('name = "digits"\nlimit = 256', 'name = "imagefolder"\nfolder = "images"')
+    base = base.replace('name = "digits-net"', 'name = "resnet20"')
+    path = experiment.write(tmp_path, SELECT, base=base)
+    with pytest.raises(UserError, match="images: its images were not found in"):
+        Ran(path, tmp_path / "runs", only=["GNI"], data=tmp_path / "data")
+    assert not (tmp_path / "runs").exists()
+
+
+@pytest.mark.slow
+def test_two_drivers_on_one_folder_train_each_run_once(tmp_path, inline):
+    path = experiment.write(tmp_path, base=experiment.BASE.replace("epochs = 1", "epochs = 30"))
+    processes = [start(path, tmp_path / "runs", "--log", "tensorboard") for _ in range(2)]
+    printed = [process.communicate(timeout=300) for process in processes]
+    assert [process.returncode for process in processes] == [0, 0], printed
+    for out, _ in printed:
+        assert out.splitlines()[-2].startswith("10 finished")
+    assert len(results(tmp_path / "runs")) == 10
+    for folder in (tmp_path / "runs" / "small").iterdir():
+        if folder.is_dir():
+            assert len(read(folder).environments) == 1, "one segment: nobody else has trained it"
+            assert len(list((folder / "tensorboard").iterdir())) == 1, "one process has logged it"
+    assert Ran(path, tmp_path / "whole").outcome.code == 0
+    assert weights(tmp_path / "runs") == weights(tmp_path / "whole")

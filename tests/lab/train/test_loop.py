@@ -1,6 +1,5 @@
 """Compare the trainer with a plain loop that shares only the data and the network with it."""
 
-import io
 import json
 import re
 from types import SimpleNamespace
@@ -8,24 +7,21 @@ from types import SimpleNamespace
 import pytest
 import torch
 import torch.nn.functional as F
-from rich.console import Console
 from torch.optim.lr_scheduler import CosineAnnealingLR, LinearLR, SequentialLR
 
 from ghostnoise import cli
 from ghostnoise.lab import data, models
 from ghostnoise.lab.config import recipe
 from ghostnoise.lab.store import checkpoints
-from ghostnoise.lab.train import Options, loop, train
+from ghostnoise.lab.store.folder import history, read
+from ghostnoise.lab.train import loop
+from ghostnoise.lab.train.machine import Stop
 from ghostnoise.lab.train.session import Session
-from ghostnoise.lab.train.stop import Stop
-from support.html_page import read
+from support.html_page import read as read_page
+from support.training import trained
 
 SHORT = ["train.epochs=3", "train.batch_size=64", "data.limit=640", "train.device=cpu", "optim.warmup_epochs=1"]
 CPU = torch.device("cpu")
-
-
-def quiet(tmp_path, **more):
-    return Options(runs=tmp_path, thresholds=False, quiet=True, console=Console(file=io.StringIO()), **more)
 
 
 def plain_loop(settings, tmp_path, optimizer):
@@ -72,9 +68,9 @@ def plain_loop(settings, tmp_path, optimizer):
 @pytest.mark.filterwarnings("ignore:The epoch parameter in:UserWarning")  # raised by SequentialLR
 def test_the_trainer_matches_a_plain_loop(tmp_path, overrides, optimizer):
     chosen = recipe.load("digits", [*SHORT, *overrides])
-    outcome = train(chosen, quiet(tmp_path))
+    outcome = trained(chosen, tmp_path)
     model, accuracy, an_image = plain_loop(chosen.settings, tmp_path, optimizer)
-    state = checkpoints.latest(outcome.folder / "checkpoints", pytest.fail).state["model"]
+    state = checkpoints.weights_of(outcome.folder, pytest.fail)[0]
     for name, value in model.state_dict().items():
         torch.testing.assert_close(
             state[name], value, rtol=1e-3, atol=1e-4, msg=lambda text, name=name: f"{name}: {text}"
@@ -88,7 +84,7 @@ class Watch:
     def __init__(self, monkeypatch):
         self.time, step = 0.0, Session.step
         monkeypatch.setattr(loop, "time", SimpleNamespace(perf_counter=lambda: self.time))
-        monkeypatch.setattr(Session, "step", lambda *given: (step(*given), self.advance(1)))
+        monkeypatch.setattr(Session, "step", lambda *given, **more: (step(*given, **more), self.advance(1)))
 
     def advance(self, seconds):
         self.time += seconds
@@ -104,9 +100,9 @@ def test_each_checkpoint_has_the_training_time_of_its_images(tmp_path, monkeypat
         seen.append((state["images"], state["training_seconds"]))
         stop.signal = 15 * (len(seen) == 3)
 
-    chosen, options = recipe.load("digits", SHORT), quiet(tmp_path, checkpoint_seconds=0, saved=saved, stop=stop)
-    assert train(chosen, options).signal == 15
-    result = train(chosen, options).result
+    chosen, more = recipe.load("digits", SHORT), {"checkpoint_seconds": 0, "saved": saved, "stop": stop}
+    assert trained(chosen, tmp_path, **more).signal == 15
+    result = trained(chosen, tmp_path, **more).result
     assert result["images_per_second"] == 64
     assert seen == [(64 * step, step) for step in range(1, result["steps"] + 1)]
 
@@ -118,7 +114,7 @@ def test_accumulated_steps_are_resumed_bit_by_bit(tmp_path):
         "optim.warmup_lr=1e-6", "optim.warmup_prefix=false", "optim.min_lr=1e-5", "data.split_seed=run", "seed=3",
     ]  # fmt: skip
     chosen = recipe.load("digits", overrides)
-    whole = train(chosen, quiet(tmp_path / "whole")).result
+    whole = trained(chosen, tmp_path / "whole").result
     stop, stops = Stop(), 0
 
     def saved(folder):
@@ -127,7 +123,7 @@ def test_accumulated_steps_are_resumed_bit_by_bit(tmp_path):
     result = None
     while result is None:
         stop.signal = 0
-        result = train(chosen, quiet(tmp_path / "stopped", checkpoint_seconds=0, saved=saved, stop=stop)).result
+        result = trained(chosen, tmp_path / "stopped", checkpoint_seconds=0, saved=saved, stop=stop).result
         stops += 1
     assert stops > whole["steps"] / 3
     timings = {"seconds", "images_per_second", "ended"}
@@ -141,12 +137,12 @@ def test_a_run_that_diverges_counts_the_time_of_its_images(tmp_path, monkeypatch
     """The loss is checked after every 32 steps and after the last step of an epoch."""
     Watch(monkeypatch)
     overrides = [*SHORT, f"train.batch_size={size}", "optim.lr=1e12", "optim.warmup_epochs=0"]
-    result = train(recipe.load("digits", overrides), quiet(tmp_path)).result
+    result = trained(recipe.load("digits", overrides), tmp_path).result
     assert (result["status"], result["steps"], result["images_per_second"]) == ("diverged", steps, size)
 
 
 def metrics(folder):
-    return [json.loads(line) for line in (folder / "metrics.jsonl").read_text().splitlines()]
+    return history(read(folder))
 
 
 def evaluated(folder):
@@ -168,12 +164,12 @@ FIVE = [*SHORT, "train.epochs=5", "data.limit=256"]
 )
 def test_how_often_a_run_is_evaluated_changes_only_the_evaluations(tmp_path, every, epochs):
     settings = [*FIVE, "train.ema=0.9"]
-    whole = train(recipe.load("digits", settings), quiet(tmp_path / "whole"))
+    whole = trained(recipe.load("digits", settings), tmp_path / "whole")
     chosen = recipe.load("digits", [*settings, *([] if every is None else [f"train.evaluate_every={every}"])])
-    rare = train(chosen, quiet(tmp_path / "rare"))
+    rare = trained(chosen, tmp_path / "rare")
     assert evaluated(rare.folder) == epochs
     assert rare.folder.name == whole.folder.name
-    for name in ("status", "identity", "weights_sha256", "loss", "accuracy", "train_loss", "train_accuracy", "steps"):
+    for name in ("status", "weights_sha256", "loss", "accuracy", "train_loss", "train_accuracy", "steps"):
         assert rare.result[name] == whole.result[name], name
     lines = {line["epoch"]: line for line in metrics(whole.folder)}
     for line in metrics(rare.folder):
@@ -181,7 +177,6 @@ def test_how_often_a_run_is_evaluated_changes_only_the_evaluations(tmp_path, eve
             "train_loss",
             "train_accuracy",
             "lr",
-            "step",
             *(["loss", "accuracy"] if line["epoch"] in epochs else []),
         ]
         assert [line[name] for name in names] == [lines[line["epoch"]][name] for name in names]
@@ -192,18 +187,18 @@ def test_how_often_a_run_is_evaluated_changes_only_the_evaluations(tmp_path, eve
 @pytest.mark.parametrize("stopped_after", [1, 3, 6, 8])
 def test_a_stopped_run_resumes_with_another_evaluate_every(tmp_path, stopped_after):
     """The same weights and metrics; before the stop every second epoch is evaluated, and after it every third."""
-    whole = train(recipe.load("digits", FIVE), quiet(tmp_path / "whole"))
+    whole = trained(recipe.load("digits", FIVE), tmp_path / "whole")
     stop, count = Stop(), []
 
     def saved(folder):
         count.append(folder)
         stop.signal = 15 * (len(count) >= stopped_after)
 
-    options = quiet(tmp_path / "parts", checkpoint_seconds=0, saved=saved, stop=stop)
-    first = train(recipe.load("digits", [*FIVE, "train.evaluate_every=2"]), options)
+    more = {"checkpoint_seconds": 0, "saved": saved, "stop": stop}
+    first = trained(recipe.load("digits", [*FIVE, "train.evaluate_every=2"]), tmp_path / "parts", **more)
     assert first.signal == 15
     done = len(metrics(first.folder))
-    second = train(recipe.load("digits", [*FIVE, "train.evaluate_every=3"]), quiet(tmp_path / "parts"))
+    second = trained(recipe.load("digits", [*FIVE, "train.evaluate_every=3"]), tmp_path / "parts")
     assert second.folder == first.folder
     assert second.result["weights_sha256"] == whole.result["weights_sha256"]
     assert second.result["accuracy"] == whole.result["accuracy"]
@@ -213,48 +208,28 @@ def test_a_stopped_run_resumes_with_another_evaluate_every(tmp_path, stopped_aft
     assert [line["train_loss"] for line in metrics(second.folder)] == [
         line["train_loss"] for line in metrics(whole.folder)
     ]
-    stored = json.loads((second.folder / "settings.json").read_text())
-    assert stored["train"]["evaluate_every"] == 3
+    assert read(second.folder).settings.train.evaluate_every == 3
 
 
 def test_a_finished_run_is_not_trained_again_for_another_evaluate_every(tmp_path):
-    first = train(recipe.load("digits", [*FIVE, "train.evaluate_every=5"]), quiet(tmp_path))
-    again = train(recipe.load("digits", FIVE), quiet(tmp_path))
+    first = trained(recipe.load("digits", [*FIVE, "train.evaluate_every=5"]), tmp_path)
+    again = trained(recipe.load("digits", FIVE), tmp_path)
     assert again.result == first.result
     assert len(list((tmp_path / "digits").iterdir())) == 1
 
 
 def test_only_evaluated_epochs_are_printed(tmp_path):
-    console = Console(file=io.StringIO(), width=200)
-    options = Options(runs=tmp_path, thresholds=False, console=console)
-    train(recipe.load("digits", [*FIVE, "train.evaluate_every=2"]), options)
-    printed = console.file.getvalue().splitlines()
+    printed = trained(recipe.load("digits", [*FIVE, "train.evaluate_every=2"]), tmp_path).printed.splitlines()
     assert [line[:9] for line in printed[1:-1]] == ["epoch 2/5", "epoch 4/5", "epoch 5/5"]
     assert re.match(r"validation accuracy [\d.]+ % \(best [\d.]+ % after epoch [245]\), ", printed[-1])
 
 
-def test_tensorboard_gets_the_evaluated_epochs(tmp_path):
-    from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
-
-    chosen = recipe.load("digits", [*FIVE, "train.evaluate_every=2"])
-    outcome = train(chosen, quiet(tmp_path, tensorboard=True))
-    events = EventAccumulator(str(outcome.folder / "tensorboard")).Reload()
-    lines = metrics(outcome.folder)
-    for name in ("accuracy", "loss", "train_loss"):
-        expected = [(line["step"], line[name]) for line in lines if line[name] is not None]
-        assert len(expected) == (5 if name == "train_loss" else 3)
-        found = [(event.step, event.value) for event in events.Scalars(name)]
-        assert [step for step, _ in found] == [step for step, _ in expected]
-        assert [value for _, value in found] == pytest.approx([value for _, value in expected])
-
-
 def test_a_run_that_diverges_before_its_first_evaluation(tmp_path):
     overrides = [*FIVE, "optim.lr=1e12", "optim.warmup_epochs=2", "train.evaluate_every=5"]
-    console = Console(file=io.StringIO(), width=200)
-    outcome = train(recipe.load("digits", overrides), Options(runs=tmp_path, thresholds=False, console=console))
+    outcome = trained(recipe.load("digits", overrides), tmp_path)
     assert (outcome.result["status"], outcome.result["accuracy"]) == ("diverged", None)
     assert (outcome.result["best_accuracy"], outcome.result["best_epoch"]) == (None, None)
-    last = console.file.getvalue().splitlines()[-1]
+    last = outcome.printed.splitlines()[-1]
     assert last.startswith("diverged: the loss was not finite after ")
     assert "best" not in last
 
@@ -264,13 +239,13 @@ def test_runs_and_report_accept_epochs_without_an_evaluation(tmp_path, capsys):
     path.write_text(recipe.read("digits") + "[grid]\nseeds = [0, 1]\n[[grid.methods]]\nlabel = 'GNI'\n")
     words = [*FIVE, "train.evaluate_every=3"]
     for seed in (0, 1):
-        train(recipe.load(str(path), [*words, f"seed={seed}"]), quiet(tmp_path / "runs"))
+        trained(recipe.load(str(path), [*words, f"seed={seed}"]), tmp_path / "runs")
     place = ["--runs", str(tmp_path / "runs")]
     assert cli.main(["runs", "train.evaluate_every=3", *place]) == 0
     assert capsys.readouterr().out.splitlines()[-1] == "2 runs"
     out = tmp_path / "out"
     assert cli.main(["report", str(path), *FIVE, *place, "--out", str(out)]) == 0
-    (group,) = json.loads(read((out / "index.html").read_text(encoding="utf-8")).scripts[0])["training"]["groups"]
+    (group,) = json.loads(read_page((out / "index.html").read_text(encoding="utf-8")).scripts[0])["training"]["groups"]
     curve = group["curves"]["accuracy"]
     assert curve["x"] == [3, 5]
     assert [[value is None for value in run] for run in curve["runs"]] == 2 * [[False, False]]

@@ -1,7 +1,9 @@
 import os
 import platform
+import signal
 import subprocess
 import sys
+import threading
 
 import pytest
 import torch
@@ -9,6 +11,7 @@ import torch
 from ghostnoise.lab.config import methods
 from ghostnoise.lab.errors import UserError
 from ghostnoise.lab.train import machine
+from ghostnoise.lab.train.machine import Clock, Machine, Stop, handle_signals
 
 
 def test_auto_is_a_device_that_works():
@@ -138,3 +141,106 @@ print(round(held / 2**20), round((resident() - before) / 2**20))
 )
 def test_only_lost_connections_are_taken_for_the_end_of_another_process(error, lost):
     assert machine._is_lost_connection(error) is lost
+
+
+# When to save and when to stop
+
+
+@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
+def test_a_signal_is_stored_and_the_handlers_are_restored(number):
+    before = signal.getsignal(number)
+    with handle_signals() as stop:
+        assert stop.signal == 0
+        os.kill(os.getpid(), number)
+        assert stop.signal == number
+    assert signal.getsignal(number) is before
+
+
+def test_a_second_interrupt_raises_immediately():
+    def twice():
+        os.kill(os.getpid(), signal.SIGINT)
+        os.kill(os.getpid(), signal.SIGINT)
+
+    with handle_signals(), pytest.raises(KeyboardInterrupt):
+        twice()
+
+
+def test_other_threads_do_not_handle_signals():
+    seen = []
+
+    def work():
+        with handle_signals() as stop:
+            seen.append(stop.signal)
+
+    thread = threading.Thread(target=work)
+    thread.start()
+    thread.join()
+    assert seen == [0]
+
+
+CPU = torch.device("cpu")
+
+
+class Watch:
+    def __init__(self):
+        self.time = 0.0
+
+    def __call__(self):
+        return self.time
+
+
+def test_one_process_saves_after_every_interval():
+    watch = Watch()
+    clock = Clock(Machine(CPU), Stop(), 60, watch)
+    saves = []
+    for _ in range(200):
+        watch.time += 1
+        save, number = clock.tick()
+        assert number == 0
+        if save:
+            saves.append(watch.time)
+            clock.reset()
+    assert saves == [60, 120, 180]
+
+
+def test_one_process_stops_after_the_next_step():
+    clock = Clock(Machine(CPU), Stop(), 60, Watch())
+    clock.stop.request(signal.SIGTERM)
+    assert clock.tick() == (False, signal.SIGTERM)
+    signal.signal(signal.SIGTERM, signal.SIG_DFL)
+
+
+class Synchronized(Machine):
+    """A process whose peers contribute zeros to every sum; it records its messages."""
+
+    def all_reduce(self, totals):
+        messages.append(totals)
+        return totals
+
+
+messages: list[torch.Tensor] = []
+
+
+def test_processes_synchronize_rarely_and_save_after_every_interval():
+    watch, messages[:] = Watch(), []
+    clock = Clock(Synchronized(CPU, 0, 2), Stop(), 60, watch)
+    saves = []
+    for _ in range(30_000):
+        watch.time += 0.01
+        save, _ = clock.tick()
+        if save:
+            saves.append(watch.time)
+            clock.reset()
+    assert len(messages) < 200, "about every 2 of 300 seconds"
+    gaps = [later - earlier for earlier, later in zip([0, *saves], saves, strict=False)]
+    assert len(saves) == 4
+    assert all(60 <= gap < 63 for gap in gaps)
+
+
+def test_the_clock_is_that_of_the_first_process_and_signals_of_any():
+    watch, messages[:] = Watch(), []
+    other = Clock(Synchronized(CPU, 1, 2), Stop(), 60, watch)
+    watch.time = 1000
+    other.stop.request(signal.SIGINT)
+    assert other.tick() == (False, signal.SIGINT)
+    signal.signal(signal.SIGINT, signal.default_int_handler)

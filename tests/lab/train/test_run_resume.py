@@ -1,7 +1,6 @@
 """Runs that are killed, stopped or damaged end with the results of uninterrupted runs."""
 
 import copy
-import io
 import json
 import os
 import random
@@ -9,15 +8,15 @@ import signal
 import subprocess
 import sys
 import time
-from dataclasses import replace
 
 import pytest
 import torch
-from rich.console import Console
 
 from ghostnoise.lab.config import recipe
 from ghostnoise.lab.store import checkpoints
-from ghostnoise.lab.train import Options, train
+from ghostnoise.lab.store.folder import history, read
+from ghostnoise.lab.train.machine import Stop
+from support.training import trained
 
 TIMINGS = ("seconds", "images_per_second", "ended")
 SETTINGS = ["digits", "train.batch_size=64", "train.ema=0.99", "optim.clip=1.0", "optim.warmup_epochs=2"]
@@ -43,9 +42,9 @@ def folder(runs):
 def outcome(runs):
     """Return the result and the metrics, without timings."""
     path = folder(runs)
-    result = json.loads((path / "result.json").read_text())
-    lines = [json.loads(line) for line in (path / "metrics.jsonl").read_text().splitlines()]
-    return [{name: value for name, value in each.items() if name not in TIMINGS} for each in (result, *lines)]
+    run = read(path)
+    each_line = (run.result, *history(run))
+    return [{name: value for name, value in each.items() if name not in TIMINGS} for each in each_line]
 
 
 @pytest.fixture(scope="module")
@@ -58,12 +57,12 @@ def uninterrupted(tmp_path_factory):
 def kill(runs, delay, number=signal.SIGKILL, *more, length=SHORT):
     """Start the run, send a signal `delay` seconds after it starts training, and return its exit code."""
     marker = runs / "digits"
-    before = {path: path.stat().st_mtime_ns for path in marker.glob("*/environment.json")}
+    before = {path: path.stat().st_mtime_ns for path in marker.glob("*/environments.json")}
     process = subprocess.Popen(
         command(runs, *more, length=length), env=ENVIRONMENT, stderr=subprocess.PIPE, stdout=subprocess.PIPE
     )
     while process.poll() is None:
-        now = {path: path.stat().st_mtime_ns for path in marker.glob("*/environment.json")}
+        now = {path: path.stat().st_mtime_ns for path in marker.glob("*/environments.json")}
         if now and now != before:
             time.sleep(delay)
             process.send_signal(number)
@@ -96,7 +95,7 @@ def test_killed_twenty_times_and_resumed_is_bit_identical(tmp_path):
 def test_a_signal_saves_a_checkpoint_and_exits(tmp_path, uninterrupted, number):
     assert kill(tmp_path, 0.1, number) == 128 + number
     path = folder(tmp_path)
-    assert not (path / "result.json").exists()
+    assert read(path).status == "interrupted"
     assert list((path / "checkpoints").iterdir())
     finish(tmp_path)
     assert outcome(tmp_path) == uninterrupted
@@ -114,23 +113,22 @@ def test_a_damaged_checkpoint_falls_back_and_ends_the_same(tmp_path, uninterrupt
 
 def test_a_finished_run_is_not_run_again(tmp_path, uninterrupted):
     finish(tmp_path)
-    before = (folder(tmp_path) / "result.json").read_bytes()
+    before = (folder(tmp_path) / "run.json").read_bytes()
     done = finish(tmp_path)
     assert "is finished" in done.stdout
-    assert (folder(tmp_path) / "result.json").read_bytes() == before
+    assert (folder(tmp_path) / "run.json").read_bytes() == before
 
 
 def stopped(runs, saves=2):
-    """Train in this process until `saves` checkpoints are saved; return the options, the recipe and the folder."""
-    made, left = Options(runs=runs, threads=1, quiet=True, thresholds=False, checkpoint_seconds=0.0), [saves]
+    """Train in this process until `saves` checkpoints are saved; return the recipe and the folder."""
+    stop, left = Stop(), [saves]
 
     def saved(folder):
         left[0] -= 1
-        made.stop.signal = 0 if left[0] else signal.SIGTERM
+        stop.signal = 0 if left[0] else signal.SIGTERM
 
-    made = replace(made, saved=saved)
     chosen = recipe.load(SETTINGS[0], [*SETTINGS[1:], "train.epochs=2", "optim.warmup_epochs=1"])
-    return chosen, train(chosen, made).folder
+    return chosen, trained(chosen, runs, threads=1, checkpoint_seconds=0.0, saved=saved, stop=stop).folder
 
 
 def other(state, kind):
@@ -176,19 +174,16 @@ def test_a_checkpoint_that_cannot_be_restored_is_set_aside(tmp_path, short, kind
     path = checkpoints.save(last.parent, 10**6, other(state, kind))
     if not kept:
         first.unlink()
-    errors = io.StringIO()
-    options = Options(runs=tmp_path, threads=1, quiet=True, thresholds=False, errors=Console(file=errors, width=10_000))
-    result = train(chosen, options).result
-    (line,) = errors.getvalue().splitlines()
-    assert line.startswith(f"warning: {path} is damaged (")
+    outcome = trained(chosen, tmp_path, threads=1)
+    (line,) = outcome.warned
+    assert line.startswith(f"{path} is damaged (")
     assert line.endswith("; it is renamed to .damaged, and an earlier checkpoint is used if there is one")
     assert path.with_suffix(".damaged").exists()
-    assert result["weights_sha256"] == short
+    assert outcome.result["weights_sha256"] == short
 
 
 @pytest.fixture(scope="module")
 def short(tmp_path_factory):
     """Return the hash of the weights of an uninterrupted short run."""
     chosen = recipe.load(SETTINGS[0], [*SETTINGS[1:], "train.epochs=2", "optim.warmup_epochs=1"])
-    options = Options(runs=tmp_path_factory.mktemp("short"), threads=1, quiet=True, thresholds=False)
-    return train(chosen, options).result["weights_sha256"]
+    return trained(chosen, tmp_path_factory.mktemp("short"), threads=1).result["weights_sha256"]

@@ -119,7 +119,7 @@ def trained(accumulation_steps, *norms):
     session = Session(model, Settings.model_validate(PLAIN | {"train": train}), Machine(CPU))
     batches = [(torch.randn(24, 16, dtype=torch.float64), torch.randint(5, (24,))) for _ in range(4)]
     for images, labels in batches:
-        session.step(images, labels)
+        session.step(images, labels, session.settings.optim.lr)
     return session, batches
 
 

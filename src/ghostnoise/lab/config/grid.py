@@ -6,7 +6,9 @@ names the axes that are tuned on the validation images. `paper` holds the paper'
 """
 
 import itertools
-from collections.abc import Callable, Iterator, Mapping, Sequence
+import statistics
+from collections import Counter
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import cached_property
 from typing import Annotated, Any, Literal, TypeVar
@@ -30,9 +32,11 @@ from ghostnoise.lab.config.overrides import (
 from ghostnoise.lab.config.schema import Settings
 from ghostnoise.lab.config.section import Tree
 from ghostnoise.lab.errors import UserError
+from ghostnoise.lab.garbage import uncollected
+from ghostnoise.lab.run import Pairs, Run, Stage, named
 from ghostnoise.text import did_you_mean
 
-Pairs = tuple[tuple[str, Any], ...]
+Resolve = Callable[[Settings], Settings]
 SMOKE_SEEDS = 2
 
 
@@ -108,25 +112,6 @@ class ReportSettings(Part):
 
 
 @dataclass(frozen=True)
-class Cell:
-    """A method with one value on each of its axes: the runs that differ only in their seed."""
-
-    method: str
-    at: Pairs
-    settings: Settings
-    paper: str | None = None
-
-    @property
-    def name(self) -> str:
-        """The label of the method, and its values on the axes."""
-        return _named(self.method, self.at)
-
-    def run(self, seed: int) -> Settings:
-        """Return the settings of the run with this seed."""
-        return self.settings.model_copy(update={"seed": seed})
-
-
-@dataclass(frozen=True)
 class Experiment:
     """A recipe with its grid."""
 
@@ -142,39 +127,91 @@ class Experiment:
         """The seeds of the grid, which its methods have unless they have their own."""
         return self.grid.seeds
 
-    def seeds_of(self, cell: Cell) -> list[int]:
-        """Return the seeds of a cell."""
-        own = next(method.seeds for method in self.grid.methods if method.label == cell.method)
+    def seeds_of(self, label: str) -> list[int]:
+        """Return the seeds of a method."""
+        own = next(method.seeds for method in self.grid.methods if method.label == label)
         return self.grid.seeds if own is None else own
 
-    def cells(self) -> list[Cell]:
-        """Return all cells; with `[select]`, as they are tuned: evaluated on the validation images."""
-        return list(self._made)
+    def runs(self, resolve: Resolve = lambda settings: settings) -> list[Run]:
+        """Return the runs that do not depend on others: with `[select]` those that are tuned, otherwise all.
 
-    def group(self, cell: Cell) -> str:
+        A group with a single cell has nothing to tune, and is tested directly. `resolve` fills in what depends on the
+        machine.
+        """
+        with uncollected():
+            groups = Counter(self.group(run) for run in self._made)
+            made = []
+            for run in self._made:
+                tuned = self.select is not None and groups[self.group(run)] > 1
+                made += self._seeded(run, "tune", resolve) if tuned else self._tests(run, resolve)
+        return made
+
+    def tests(self, winners: Mapping[str, Run], resolve: Resolve = lambda settings: settings) -> list[Run]:
+        """Return the runs that test the winners."""
+        return [run for winner in winners.values() for run in self._tests(winner, resolve)]
+
+    def winners(self, runs: Iterable[Run]) -> dict[str, Run]:
+        """Return a run of the best cell of each group whose tuning is complete, by the mean over seeds.
+
+        The first of equal cells is chosen, and a cell with a diverged run is not. All results of a group must have been
+        computed with methods of the same age, so that a sweep and a report choose the same cell.
+        """
+        groups: dict[str, list[Run]] = {}
+        for run in runs:
+            if run.stage == "tune":
+                groups.setdefault(self.group(run), []).append(run)
+        chosen = {group: self._best(tuned) for group, tuned in groups.items()}
+        return {group: run for group, run in chosen.items() if run is not None}
+
+    def group(self, run: Run) -> str:
         """Return the method and its values on the axes that are not tuned; one cell of each group is tested."""
         tuned = self.select.axes if self.select else []
-        return _named(cell.method, tuple(pair for pair in cell.at if pair[0] not in tuned))
+        return named(run.label, tuple(pair for pair in run.at if pair[0] not in tuned))
 
-    def tested(self, cell: Cell) -> Cell:
-        """Return a tuned cell as it is tested: trained on all training images."""
-        settings = cell.settings
-        data = settings.data.model_copy(update={"evaluate": "test"})
-        return replace(cell, settings=settings.model_copy(update={"data": data}))
+    def _best(self, tuned: Sequence[Run]) -> Run | None:
+        assert self.select is not None
+        if any(run.result is None for run in tuned) or len({run.numerics.behind for run in tuned}) > 1:
+            return None
+        metric, scores = self.select.metric, dict[str, list[Any]]()
+        for run in tuned:
+            score = None if run.status == "diverged" else (run.result or {}).get(metric)
+            scores.setdefault(run.cell, []).append(score)
+        means = {cell: statistics.fmean(found) for cell, found in scores.items() if None not in found}
+        best = (min if metric == "loss" else max)(means, key=means.__getitem__, default=None)
+        return next((run for run in tuned if run.cell == best), None)
+
+    def _tests(self, run: Run, resolve: Resolve) -> list[Run]:
+        """Return the runs of a cell, with `[select]` as it is tested: trained on all training images."""
+        if self.select is not None:
+            data = run.settings.data.model_copy(update={"evaluate": "test"})
+            run = replace(run, given=run.settings.model_copy(update={"data": data}))
+        return self._seeded(run, "test", resolve)
+
+    def _seeded(self, run: Run, stage: Stage, resolve: Resolve) -> list[Run]:
+        settings = resolve(run.settings)  # does not depend on the seed
+        return [
+            Run.planned(
+                self.recipe.name, settings.model_copy(update={"seed": seed}), run.label, run.at, run.paper, stage
+            )
+            for seed in self.seeds_of(run.label)
+        ]
+
+    def cells(self) -> list[Run]:
+        """Return a run of each cell, with the recipe's seed; with `[select]`, as it is tuned: on validation images."""
+        return list(self._made)
 
     @cached_property
-    def _made(self) -> list[Cell]:
+    def _made(self) -> list[Run]:
         split = {"data.evaluate": "validation"} if self.select else {}
-        made = [cell for method in self.grid.methods for cell in self._cells(method, split)]
-        return _distinct(made, self.smoke)
+        return _distinct([run for method in self.grid.methods for run in self._of(method, split)], self.smoke)
 
-    def _cells(self, method: Method, more: Mapping[str, Any]) -> Iterator[Cell]:
+    def _of(self, method: Method, more: Mapping[str, Any]) -> Iterator[Run]:
         base = {**method.set, **more}
         for groups in itertools.product(*_places(self.grid, method)):
             at = tuple(itertools.chain.from_iterable(groups))
             tree = applied(self.tree, base | dict(at))
-            settings = recipe.complete(validated(tree, place=f"{_named(method.label, at)}: "), self.smoke)
-            yield Cell(method.label, at, settings, _paper(method, at))
+            settings = recipe.complete(validated(tree, place=f"{named(method.label, at)}: "), self.smoke)
+            yield Run.planned(self.recipe.name, settings, method.label, at, _paper(method, at))
 
 
 def load(
@@ -269,18 +306,14 @@ def _smaller(grid: GridSettings) -> GridSettings:
     return _with_seeds(_with_tables(grid, ends), lambda seeds: seeds[:SMOKE_SEEDS])
 
 
-def _distinct(cells: list[Cell], forgiving: bool) -> list[Cell]:
+def _distinct(cells: list[Run], forgiving: bool) -> list[Run]:
     """Refuse two cells that are the same run, unless `forgiving`: shrunk cells may be equal."""
-    found: dict[str, Cell] = {}
-    for cell in cells:
-        first = found.setdefault(recipe.canonical(cell.settings), cell)
-        if first is not cell and not forgiving:
-            raise UserError(f"grid: {first.name} and {cell.name} are the same run; remove one of them")
+    found: dict[str, Run] = {}
+    for run in cells:
+        first = found.setdefault(run.identity, run)
+        if first is not run and not forgiving:
+            raise UserError(f"grid: {first.cell} and {run.cell} are the same run; remove one of them")
     return list(found.values())
-
-
-def _named(method: str, at: Pairs) -> str:
-    return " ".join([method, *(f"{key.rpartition('.')[2]}={value}" for key, value in at)])
 
 
 def _paper(method: Method, at: Pairs) -> str | None:

@@ -8,10 +8,10 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from ghostnoise.lab.report import colors, measures
-from ghostnoise.lab.report.collect import number
 from ghostnoise.lab.report.measures import Summary
 from ghostnoise.lab.report.statistics import Findings, Score
 from ghostnoise.lab.report.tables import short
+from ghostnoise.lab.run import number
 
 GHOST_SIZE = "norm.ghost_size"
 FEWEST_SIZES = 3  # values on the axis of ghost sizes that make a curve
@@ -119,10 +119,10 @@ def over(findings: Findings, axis: str, measure: Measure = measures.accuracy) ->
     """Return curves over an axis; an axis that was tuned has those of the tuning, since one cell makes no curve."""
     scores, series = _scores(findings, axis), dict[str, Series]()
     for score in scores:
-        place = dict(score.cell.at)
+        place = dict(score.at)
         rest = [f"{short(key)}={value}" for key, value in place.items() if key != axis]
-        label = " ".join([score.cell.method, *rest])
-        one = series.setdefault(label, Series(label, score.cell.settings.norm.method, flat=axis not in place))
+        label = " ".join([score.label, *rest])
+        one = series.setdefault(label, Series(label, score.settings.norm.method, flat=axis not in place))
         paper = None if score.stage == "tune" else _paper(score)
         one.points.append(ChartPoint(place.get(axis), score, measure(score), paper))
     values = [point.x for one in series.values() if not one.flat for point in one.points]
@@ -140,8 +140,8 @@ def rows(findings: Findings, measure: Measure = measures.accuracy) -> Chart:
     """Return a row for each cell of the results."""
     scores = [row.score for row in findings.rows if row.score]
     series = [
-        Series(row_label(score), score.cell.settings.norm.method, 0,
-               [ChartPoint(score.cell.name, score, measure(score), _paper(score))])
+        Series(row_label(score), score.settings.norm.method, 0,
+               [ChartPoint(score.cell, score, measure(score), _paper(score))])
         for score in scores
     ]  # fmt: skip
     _once(series)
@@ -175,12 +175,12 @@ def zoomed(chart: Chart) -> tuple[tuple[float, float] | None, list[tuple[Series,
 
 def split(scores: Iterable[Score]) -> str:
     """Name the images on which the cells were evaluated."""
-    return " or ".join(sorted({score.cell.settings.data.evaluate for score in scores})) or "test"
+    return " or ".join(sorted({score.settings.data.evaluate for score in scores})) or "test"
 
 
 def row_label(score: Score) -> str:
     """Return the method and its values on the axes, without the names of the axes."""
-    return " ".join([score.cell.method, ", ".join(str(value) for _, value in score.cell.at)]).strip()
+    return " ".join([score.label, ", ".join(str(value) for _, value in score.at)]).strip()
 
 
 def axes_of_curves(findings: Findings) -> list[str]:
@@ -191,7 +191,7 @@ def axes_of_curves(findings: Findings) -> list[str]:
 
 
 def _sizes(findings: Findings) -> int:
-    return len({dict(score.cell.at).get(GHOST_SIZE) for score in _scores(findings, GHOST_SIZE)} - {None})
+    return len({dict(score.at).get(GHOST_SIZE) for score in _scores(findings, GHOST_SIZE)} - {None})
 
 
 def _scores(findings: Findings, axis: str) -> list[Score]:
@@ -214,7 +214,7 @@ def _once(series: Sequence[Series]) -> None:
     by_method: dict[tuple[str, float], list[ChartPoint]] = {}
     for point in (point for one in series for point in one.points):
         if point.paper is not None:
-            by_method.setdefault((point.score.cell.method, point.paper), []).append(point)
+            by_method.setdefault((point.score.label, point.paper), []).append(point)
     for points in by_method.values():
         best = max(points, key=lambda point: point.summary.mean if point.summary else -1.0)
         for point in points:
@@ -223,5 +223,5 @@ def _once(series: Sequence[Series]) -> None:
 
 def _paper(score: Score) -> float | None:
     """Return the paper's number, if its text begins with one."""
-    found = re.match(r"\D{0,2}(\d+(?:\.\d+)?)", score.cell.paper or "")
+    found = re.match(r"\D{0,2}(\d+(?:\.\d+)?)", score.paper or "")
     return float(found[1]) if found else None

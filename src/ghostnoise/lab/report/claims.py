@@ -24,7 +24,6 @@ from dataclasses import dataclass
 from functools import cached_property
 from typing import Literal
 
-from ghostnoise.lab.config import recipe
 from ghostnoise.lab.errors import UserError
 from ghostnoise.lab.report.measures import of_network
 from ghostnoise.lab.report.statistics import (
@@ -229,7 +228,7 @@ def _judged(findings: Findings, text: str) -> Claim:
 
 def own(score: Score, measure: str) -> str:
     """Return the column of the noise meter for the method of a network."""
-    return f"{score.cell.settings.norm.method}_{measure}"
+    return f"{score.settings.norm.method}_{measure}"
 
 
 def _of_accuracy(findings: Findings, text: str, ours: str, theirs: str, sign: int) -> Claim:
@@ -286,7 +285,7 @@ def _over(score: Score, seeds: frozenset[int] | None) -> dict[Hashable, float]:
 
 def halves(findings: Findings) -> tuple[frozenset[int], frozenset[int]]:
     """Return the first half of the seeds, which chooses cells, and the other half, which tests them."""
-    seeds = sorted({run.point.seed for run in findings.collected.runs})
+    seeds = sorted({run.seed for run in findings.collected.runs})
     return frozenset(seeds[: len(seeds) // 2]), frozenset(seeds[len(seeds) // 2 :])
 
 
@@ -310,8 +309,8 @@ class _Side:
         self.findings = findings
         self.scores = [row.score for row in findings.rows if row.score and name in (row.method, row.name)]
         self.method = next((row.method for row in findings.rows if name in (row.method, row.name)), name)
-        tuned = {findings.collected.experiment.group(score.cell) for score in findings.tuning}
-        self.tuned = [score for score in self.scores if findings.collected.experiment.group(score.cell) in tuned]
+        tuned = {findings.collected.experiment.group(score.runs[0]) for score in findings.tuning}
+        self.tuned = [score for score in self.scores if findings.collected.experiment.group(score.runs[0]) in tuned]
 
     @property
     def open(self) -> bool:
@@ -325,10 +324,10 @@ class _Side:
         found: list[tuple[float, Score]] = []
         for score in self.scores:
             if id(score) in tuned:
-                group = experiment.group(score.cell)
-                rivals = [each for each in self.findings.tuning if experiment.group(each.cell) == group]
+                group = experiment.group(score.runs[0])
+                rivals = [each for each in self.findings.tuning if experiment.group(each.runs[0]) == group]
                 best = max(rivals, key=lambda each: _mean_over(each, seeds))
-                if recipe.key(experiment.tested(best.cell).settings) != recipe.key(score.cell.settings):
+                if best.cell != score.cell:
                     continue  # these seeds would have selected a cell that was not tested
                 found.append((_mean_over(best, seeds), score))
             elif score.n:
@@ -339,7 +338,7 @@ class _Side:
 
 def _mean_over(score: Score, seeds: frozenset[int] | None) -> float:
     """Return the mean accuracy over seeds; -inf if a run of them diverged, or none finished."""
-    runs = [run for run in score.runs if seeds is None or run.point.seed in seeds]
+    runs = [run for run in score.runs if seeds is None or run.seed in seeds]
     values = [run.accuracy for run in runs if run.accuracy is not None]
     if not values or any(run.status == "diverged" for run in runs):
         return float("-inf")

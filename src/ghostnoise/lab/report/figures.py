@@ -208,14 +208,14 @@ def _draw_training(axes: "Axes", findings: Findings) -> None:
     """Draw the accuracy over epochs: the mean of each cell's runs, and its interval."""
     styles: dict[str, int] = {}
     for score in histories.shown_first(findings):
-        color = colors.of(score.cell.settings.norm.method).light
+        color = colors.of(score.settings.norm.method).light
         style = styles[color] = styles.get(color, -1) + 1
         found = histories.summaries([histories.history(run) for run in score.runs], "accuracy", histories.MOST_POINTS)
         if not found:
             continue
         marker = "o" if len(found) == 1 else ""  # runs that were evaluated once
         dash = LINES[charts.DASHES[style % len(charts.DASHES)]]
-        line = {"label": shortened(score.cell.name, NAME_WIDTH), "linestyle": dash, "marker": marker}
+        line = {"label": shortened(score.cell, NAME_WIDTH), "linestyle": dash, "marker": marker}
         axes.plot(list(found), [each.mean for each in found.values()], color=color, linewidth=1.6, **line)
         low, high = zip(*(each.band or (each.mean, each.mean) for each in found.values()), strict=True)
         axes.fill_between(list(found), low, high, color=color, alpha=0.14, linewidth=0)

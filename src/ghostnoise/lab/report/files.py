@@ -15,8 +15,8 @@ from ghostnoise.lab.report.noise import noise_runs
 from ghostnoise.lab.report.notes import claim_line, notes
 from ghostnoise.lab.report.page import Provenance
 from ghostnoise.lab.report.statistics import Findings, aggregate
+from ghostnoise.lab.run import Run
 from ghostnoise.lab.store import atomic
-from ghostnoise.lab.store.scan import Found
 
 NAMES = ("table.md", "table.csv", "table.tex", "figure.png", "figure.pdf", "index.html")
 NOISE = "noise.csv"  # only if a run has recorded noise
@@ -36,7 +36,7 @@ class ExperimentReport:
 
     def __init__(
         self, experiment: Experiment, folder: Path, provenance: Provenance, warn: Callable[[str], object],
-        found: Mapping[str, Found] | None = None,
+        found: Mapping[str, Run] | None = None,
     ) -> None:  # fmt: skip
         self.provenance = provenance
         self.findings = judge(aggregate(collect(experiment, folder, warn, found)))

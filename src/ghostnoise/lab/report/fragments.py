@@ -9,14 +9,14 @@ from pathlib import Path
 from typing import NamedTuple
 
 from ghostnoise.lab.errors import UserError
-from ghostnoise.lab.records import Records
 from ghostnoise.lab.report import tables
 from ghostnoise.lab.report.claims import KINDS, Claim, own
-from ghostnoise.lab.report.collect import Run
 from ghostnoise.lab.report.measures import of_network
 from ghostnoise.lab.report.notes import claim_line, notes
 from ghostnoise.lab.report.statistics import Findings, Paired, ResultRow, paired
 from ghostnoise.lab.report.tables import NOTHING, counted
+from ghostnoise.lab.run import Run
+from ghostnoise.lab.store.records import Records
 
 FIELDS = ("accuracy", "mean", "n", "interval", "difference", "p", "seconds")
 CLAIM_FIELDS = ("verdict", "difference", "n", "p")
@@ -84,7 +84,7 @@ def about(findings: Findings) -> str:
     dates = sorted(day for run in ended for day in _days(run))
     threads = _distinct(ended, "threads")
     commits = [commit[:10] + ("+" if commit.endswith("+") else "") for commit in _distinct(ended, "commit")]
-    hours = sum(float(run.result.get("seconds", 0)) for run in ended) / 3600
+    hours = sum(float((run.result or {}).get("seconds", 0)) for run in ended) / 3600
     period = dates[0] if dates[:1] == dates[-1:] else " to ".join([dates[0], dates[-1]]) if dates else "unknown dates"
     facts = [
         f"{counted(len(ended), 'run')} on {' and '.join(_distinct(ended, 'device_name')) or 'unknown hardware'}",
@@ -102,9 +102,10 @@ def costs(all_records: Iterable[Records]) -> str:
     rows = []
     for each in all_records:
         ended = list(each.runs.values())
-        seconds = [float(run.result.seconds or 0) for run in ended]
+        seconds = [float((run.result or {}).get("seconds") or 0) for run in ended]
         where = Counter(
-            f"{run.environment.device_name}, {counted(run.environment.threads or 1, 'thread')}" for run in ended
+            f"{run.environment.get('device_name', '')}, {counted(run.environment.get('threads', 1), 'thread')}"
+            for run in ended
         )
         rows.append([
             each.recipe, str(len(ended)), tables.duration_text(statistics.median(seconds)),
@@ -248,4 +249,4 @@ def _distinct(runs: Sequence[Run], name: str) -> list[str]:
 
 
 def _days(run: Run) -> list[str]:
-    return [str(found)[:10] for found in (run.environment.get("started"), run.result.get("ended")) if found]
+    return [str(found)[:10] for found in (run.environment.get("started"), (run.result or {}).get("ended")) if found]

@@ -8,9 +8,10 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 from ghostnoise.lab.report import colors, measures
-from ghostnoise.lab.report.collect import Run, number
 from ghostnoise.lab.report.measures import Summary, summarized
 from ghostnoise.lab.report.statistics import Findings, Score
+from ghostnoise.lab.run import Run, number
+from ghostnoise.lab.store import folder as store
 
 MEASURES = {
     "accuracy": "{split} accuracy, %",
@@ -29,13 +30,12 @@ History = Mapping[int, Mapping[str, Any]]
 
 def history(run: Run) -> History:
     """Return the measures of a run after each epoch; None where it diverged or was not evaluated."""
-    lines = run.found.metrics() if run.found else []
-    return {line["epoch"]: line for line in lines if isinstance(line, dict) and isinstance(line.get("epoch"), int)}
+    return {line["epoch"]: line for line in store.history(run)}
 
 
 def measure_names(findings: Findings) -> dict[str, str]:
     """Return the names of the measures."""
-    splits = {run.point.settings.data.evaluate for run in findings.collected.runs}
+    splits = {run.settings.data.evaluate for run in findings.collected.runs}
     split = " or ".join(sorted(splits)) or "test"
     return {name: text.format(split=split) for name, text in MEASURES.items()}
 
@@ -54,10 +54,10 @@ def page_data(findings: Findings) -> dict[str, Any]:
     for score, pasts in recorded:
         groups.append(
             {
-                "label": score.cell.name + (" (tuning)" if score.stage == "tune" else ""),
-                "color": colors.of(score.cell.settings.norm.method),
+                "label": score.cell + (" (tuning)" if score.stage == "tune" else ""),
+                "color": colors.of(score.settings.norm.method),
                 "shown": few or id(score) in leading or score.chosen,
-                "runs": [f"seed {run.point.seed}, {run.status}" for run, _ in pasts],
+                "runs": [f"seed {run.seed}, {run.status}" for run, _ in pasts],
                 "curves": {name: _curve([past for _, past in pasts], name, points, seeds) for name in MEASURES},
             }
         )

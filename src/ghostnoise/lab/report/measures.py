@@ -7,8 +7,8 @@ from dataclasses import dataclass
 from datetime import datetime
 from functools import cache
 
-from ghostnoise.lab.report.collect import Run, number
 from ghostnoise.lab.report.statistics import ALPHA, Findings, Score
+from ghostnoise.lab.run import Run, number
 
 BUSY = 1.5  # slowest run of a cell divided by the fastest from which times are noted as rough
 FEWEST_FOR_BAND = 3  # runs; the interval of two is 18 times their standard deviation wide, and would hide the rest
@@ -82,7 +82,7 @@ def leading(findings: Findings) -> set[int]:
 
 def gap(score: Score) -> Summary | None:
     """Summarize training accuracy minus the accuracy of the report, after the last epoch, in points."""
-    pairs = ((number(run.result.get("train_accuracy")), run.accuracy) for run in score.runs)
+    pairs = ((number((run.result or {}).get("train_accuracy")), run.accuracy) for run in score.runs)
     return summarized(ours - theirs for ours, theirs in pairs if ours is not None and theirs is not None)
 
 
@@ -90,16 +90,16 @@ def of_network(score: Score, column: str) -> dict[Hashable, float]:
     """Return a column of the noise meter by seed, after the last epoch: the mean of the layers that have it."""
     values: dict[Hashable, float] = {}
     for run in score.runs:
-        for measured in getattr(run.found, "noise", ())[-1:]:
-            found = [each for layer in measured.rows() if (each := number(layer.get(column))) is not None]
+        for measured in run.noise[-1:]:
+            found = [each for value in measured["layers"].get(column, ()) if (each := number(value)) is not None]
             if found:
-                values[run.point.seed] = statistics.fmean(found)
+                values[run.seed] = statistics.fmean(found)
     return values
 
 
 def seconds_per_image(score: Score) -> list[float]:
     """Return the training time per image of the finished runs, without evaluations and checkpoints."""
-    speeds = (number(run.result.get("images_per_second")) for run in score.runs if run.status == "finished")
+    speeds = (number((run.result or {}).get("images_per_second")) for run in score.runs if run.status == "finished")
     return [1 / speed for speed in speeds if speed]
 
 
@@ -142,10 +142,11 @@ def cost_notes(findings: Findings) -> list[str]:
 
 def _resumed(run: Run) -> bool:
     """Return whether a run trained for longer than the time between its last start and its end."""
-    trained = number(run.result.get("seconds"))
+    trained = number((run.result or {}).get("seconds"))
     try:
         started, ended = (
-            datetime.fromisoformat(str(each)) for each in (run.environment.get("started"), run.result.get("ended"))
+            datetime.fromisoformat(str(time))
+            for time in (run.environment.get("started"), (run.result or {}).get("ended"))
         )
         passed = (ended - started).total_seconds()
     except (TypeError, ValueError):  # a time is missing, or only one of them has a time zone

@@ -12,7 +12,8 @@ from typing import Any, TypeVar
 import numpy as np
 
 from ghostnoise.lab.limits import read_bytes
-from ghostnoise.lab.report.collect import Collected, Run
+from ghostnoise.lab.report.collect import Collected
+from ghostnoise.lab.run import Run
 from ghostnoise.meter.reading import Distribution, Reading
 from ghostnoise.meter.theory import COMPONENTS, Array, Component, law_cdf
 
@@ -86,7 +87,7 @@ def digests(folder: Path, warn: Callable[[str], object]) -> dict[int, Digest]:
 
 def noise_runs(collected: Collected, warn: Callable[[str], object]) -> list[NoiseRun]:
     """List the runs that have recorded noise, in the experiment's order."""
-    found = [NoiseRun(run, digests(run.found.path, warn)) for run in collected.runs if run.found]
+    found = [NoiseRun(run, digests(run.folder, warn)) for run in collected.runs if run.folder]
     return [each for each in found if each.readings]
 
 
@@ -94,7 +95,7 @@ def first_of_each_method(runs: Iterable[NoiseRun]) -> list[NoiseRun]:
     """Select one run of each method, which the page shows."""
     first: dict[str, NoiseRun] = {}
     for each in runs:
-        first.setdefault(each.run.point.cell.method, each)
+        first.setdefault(each.run.label, each)
     return list(first.values())
 
 

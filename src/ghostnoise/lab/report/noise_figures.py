@@ -167,7 +167,7 @@ def _run_data(each: NoiseRun, given: int | None) -> dict[str, Any]:
     ]
     names = dict.fromkeys(layer.name for reading in shown.values() for layer in reading.layers)
     return {
-        "label": each.run.point.name, "words": AXIS_LABELS, "within": within, "readings": readings,
+        "label": each.run.name, "words": AXIS_LABELS, "within": within, "readings": readings,
         "colors": colors.ramp(len(names)),
     }  # fmt: skip
 

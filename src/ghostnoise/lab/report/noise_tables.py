@@ -36,14 +36,13 @@ LAW_NAMES = {"fc": "fully connected", "fc-exact": "f. c., exact", "conv": "convo
 
 def comma_separated(runs: Sequence[NoiseRun]) -> str:
     """Format the noise as CSV, with a line for each layer of each reading of each run."""
-    axes = list(dict.fromkeys(key for each in runs for key, _ in each.run.point.cell.at))
+    axes = list(dict.fromkeys(key for each in runs for key, _ in each.run.at))
     lines: list[dict[str, Any]] = []
     for each in runs:
-        point, found = each.run.point, each.run.found
-        identity, numerics = found.identity if found else "", each.run.numerics.number
-        run = {"run": identity, "method": point.cell.method, "seed": point.seed, "numerics": numerics}
+        identity, numerics = each.run.identity, each.run.numerics.number
+        run = {"run": identity, "method": each.run.label, "seed": each.run.seed, "numerics": numerics}
         for epoch, reading in each.readings.items():
-            lines += [run | dict(point.cell.at) | {"epoch": epoch} | dict(layer.row) for layer in reading.layers]
+            lines += [run | dict(each.run.at) | {"epoch": epoch} | dict(layer.row) for layer in reading.layers]
     names = list(
         dict.fromkeys(["run", "method", *axes, "seed", "numerics", "epoch", *(name for line in lines for name in line)])
     )
@@ -59,7 +58,7 @@ def section(runs: Sequence[NoiseRun]) -> str:
     if not shown:
         return ""
     size = next(iter(shown[0].readings.values())).ghost_size
-    names = [f"<option>{markup.text(each.run.point.name)}</option>" for each in shown]
+    names = [f"<option>{markup.text(each.run.name)}</option>" for each in shown]
     tables = [
         f'<div class="noise-at" id="noise-{at}-{epoch}"{"" if not at and not position else " hidden"}>'
         f"{_page_table(f'noise-table-{at}-{epoch}', each, epoch, reading)}</div>"
@@ -94,7 +93,7 @@ def _page_table(name: str, each: NoiseRun, epoch: int, reading: Digest) -> str:
         *(f"KS {component}, {LAW_NAMES[law]}" for component in COMPONENTS for law in laws_of(component)),
         *(f"gap {_method_label(method, reading.ghost_size)}, %" for method in METHODS),
     ]  # fmt: skip
-    caption = f"{each.run.point.name} after epoch {epoch}"
+    caption = f"{each.run.name} after epoch {epoch}"
     return markup.table(name, caption, headings, [_page_row(layer) for layer in reading.layers])
 
 

@@ -4,10 +4,10 @@ from collections import Counter
 from collections.abc import Sequence
 
 from ghostnoise.lab.report.claims import Claim
-from ghostnoise.lab.report.collect import STATUSES
 from ghostnoise.lab.report.noise import NoiseRun, spread
 from ghostnoise.lab.report.statistics import FEW_SEEDS, Findings, Score
 from ghostnoise.lab.report.tables import counted, digits, interval_text, mean_text, numerics_notice, p_text, ratio_text
+from ghostnoise.lab.run import STATUSES
 
 MOST_REASONS = 20  # damaged folders that are described
 
@@ -90,7 +90,7 @@ def _noise_notes(findings: Findings, noise: Sequence[NoiseRun]) -> list[str]:
         ]
     epochs = list(map(str, spread(noise[0].readings)))
     words = f"epoch {epochs[0]}" if len(epochs) == 1 else f"epochs {', '.join(epochs[:-1])} and {epochs[-1]}"
-    return [f"The figure shows the noise of {noise[0].run.point.name} after {words}."]
+    return [f"The figure shows the noise of {noise[0].run.name} after {words}."]
 
 
 def _folder_notes(findings: Findings) -> list[str]:
@@ -112,7 +112,7 @@ def _folder_notes(findings: Findings) -> list[str]:
 
 
 def _named(score: Score) -> str:
-    return f"{score.cell.name} ({mean_text(score)}, n = {score.n})"
+    return f"{score.cell} ({mean_text(score)}, n = {score.n})"
 
 
 def _shared_data(findings: Findings) -> str:
@@ -151,7 +151,7 @@ def _p(p: float) -> str:
 
 def without_result(findings: Findings, methods: Sequence[str]) -> str:
     """Return how many runs of these methods have no result yet, and why; empty if there are none."""
-    runs = [run for run in findings.collected.runs if run.point.cell.method in methods]
+    runs = [run for run in findings.collected.runs if run.label in methods]
     counts = Counter(run.status for run in runs)
     waiting = [status for status in STATUSES if status not in ("finished", "diverged") and counts[status]]
     return ", ".join(f"{counted(counts[status], 'run')} {status}" for status in waiting)

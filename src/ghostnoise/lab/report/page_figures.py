@@ -81,7 +81,7 @@ def cost(findings: Findings) -> dict[str, Any] | None:
     means = [end for *_, summary in compared for end in summary.band or (summary.mean,)]
     points = [
         {
-            "label": charts.row_label(score), "color": colors.of(score.cell.settings.norm.method),
+            "label": charts.row_label(score), "color": colors.of(score.settings.norm.method),
             "cost": _short(cost.median), "fastest": _short(cost.fastest), "slowest": _short(cost.slowest),
             "mean": _short(summary.mean), "band": summary.band and [_short(end) for end in summary.band],
             "best": id(score) in best,

@@ -5,7 +5,6 @@ from typing import Any
 
 from ghostnoise.lab.config.overrides import flat
 from ghostnoise.lab.report import colors, measures
-from ghostnoise.lab.report.collect import Run, Status, number
 from ghostnoise.lab.report.markup import TableCell, section, table, text
 from ghostnoise.lab.report.measures import Cost
 from ghostnoise.lab.report.statistics import Findings, ResultRow, Score
@@ -22,9 +21,10 @@ from ghostnoise.lab.report.tables import (
     split,
     value_text,
 )
+from ghostnoise.lab.run import Run, Status, number
 
 STATUS_CLASSES: dict[Status, str] = {
-    "finished": "good", "diverged": "bad", "failed": "bad", "unfinished": "fair", "missing": "open",
+    "finished": "good", "diverged": "bad", "failed": "bad", "running": "fair", "interrupted": "fair", "missing": "open",
 }  # fmt: skip
 
 
@@ -76,7 +76,7 @@ def _result(
     state = TableCell(note, label="bad" if "diverged" in note or "failed" in note else "open")
     gap = measures.gap(score) if score else None
     cost = relative.get(id(score))
-    color = colors.of(score.cell.settings.norm.method) if score else None
+    color = colors.of(score.settings.norm.method) if score else None
     return [
         TableCell(row.method, color=color), *(_place(row.at, key) for key in axes),
         TableCell(score_text(score), score.mean if score else None),
@@ -98,7 +98,7 @@ def _tuning(findings: Findings) -> str:
     headings = ["method", *map(short, axes), "validation accuracy, % (n)", "best, %", "time", "images/s", "chosen"]
     rows: list[list[TableCell | str]] = [
         [
-            score.cell.method, *(_place(score.cell.at, key) for key in axes), TableCell(score_text(score), score.mean),
+            score.label, *(_place(score.at, key) for key in axes), TableCell(score_text(score), score.mean),
             _percent(score.best), *_effort(score), TableCell("chosen", label="good") if score.chosen else score.lacking,
         ]
         for score in findings.tuning
@@ -126,7 +126,7 @@ def _place(at: Sequence[tuple[str, Any]], key: str) -> TableCell:
 def problems(findings: Findings) -> str:
     """Return the table of runs that failed, diverged, or have not finished."""
     rows: list[list[TableCell | str]] = [
-        [run.point.name, _stage(run), _status(run), run.reason or NOTHING]
+        [run.name, _stage(run), _status(run), run.failed_for or NOTHING]
         for run in findings.collected.runs
         if run.status != "finished"
     ]
@@ -138,31 +138,31 @@ def problems(findings: Findings) -> str:
 
 def runs(findings: Findings) -> str:
     """Return the table of all runs, with the settings that differ among them."""
-    flats = [flat(run.point.settings.model_dump(exclude_none=True)) for run in findings.collected.runs]
+    flats = [flat(run.settings.model_dump(exclude_none=True)) for run in findings.collected.runs]
     keys = dict.fromkeys(key for each in flats for key in each)
     differing = [key for key in keys if key != "seed" and len({str(each.get(key)) for each in flats}) > 1]
     headings = ["method", "seed", "stage", "status", "accuracy, %", "best, %", "time", "numerics", *differing, "folder"]
     rows: list[list[TableCell | str]] = []
     for run, own in zip(findings.collected.runs, flats, strict=True):
         values = [TableCell(str(own.get(key, NOTHING))) for key in differing]
-        rows.append([*_run(run), *values, run.found.identity if run.found else NOTHING])
+        rows.append([*_run(run), *values, NOTHING if run.status == "missing" else run.identity])
     content = table("runs", "All runs, and the settings that differ among them", headings, rows)
     return section("details", "Runs", f"<p>Read from <code>{text(findings.collected.folder)}</code>.</p>", content)
 
 
 def _run(run: Run) -> list[TableCell | str]:
-    seconds = number(run.result.get("seconds"))
+    seconds = number((run.result or {}).get("seconds"))
     return [
-        TableCell(run.point.cell.method, color=colors.of(run.point.settings.norm.method)),
-        TableCell(str(run.point.seed), run.point.seed), _stage(run), _status(run),
-        _percent(run.accuracy), _percent(number(run.result.get("best_accuracy"))),
+        TableCell(run.label, color=colors.of(run.settings.norm.method)),
+        TableCell(str(run.seed), run.seed), _stage(run), _status(run),
+        _percent(run.accuracy), _percent(number((run.result or {}).get("best_accuracy"))),
         TableCell(duration_text(seconds), seconds),
-        TableCell(str(run.numerics), run.numerics.number) if run.found else NOTHING,
+        TableCell(str(run.numerics), run.numerics.number) if run.status != "missing" else NOTHING,
     ]  # fmt: skip
 
 
 def _stage(run: Run) -> str:
-    return "tuning" if run.point.stage == "tune" else "final"
+    return "tuning" if run.stage == "tune" else "final"
 
 
 def _status(run: Run) -> TableCell:

@@ -74,7 +74,7 @@ def _panels(found: Sequence[Findings]) -> list[tuple[str, list[charts.Series]]]:
         network = findings.collected.experiment.recipe.settings.model
         for axis in charts.axes_of_curves(findings):
             for one in charts.over(findings, axis).series:
-                settings = one.points[0].score.cell.settings
+                settings = one.points[0].score.settings
                 if one.flat or settings.model != network or not any(point.summary for point in one.points):
                     continue
                 for place in _places(one.method, settings.norm.options.get("components", "both")):
@@ -92,7 +92,7 @@ def _places(method: str, components: str) -> list[int]:
 
 
 def _components(series: charts.Series) -> str:
-    return str(series.points[0].score.cell.settings.norm.options.get("components", "both"))
+    return str(series.points[0].score.settings.norm.options.get("components", "both"))
 
 
 def _scores(findings: Findings) -> list[Score]:
@@ -107,7 +107,7 @@ def _baselines(found: Sequence[Findings]) -> dict[str, tuple[float, object]]:
             score.mean
             for findings in found
             for score in _scores(findings)
-            if score.cell.settings.norm.method == method and score.mean is not None
+            if score.settings.norm.method == method and score.mean is not None
         ]
         if means:
             lines[name] = max(means), style
@@ -150,7 +150,7 @@ def _finish(axes: "Axes", title: str, series: Sequence[charts.Series]) -> None:
     from matplotlib.ticker import NullLocator
 
     first = series[0].points[0]
-    axis = next(key for key, value in first.score.cell.at if value == first.x)
+    axis = next(key for key, value in first.score.at if value == first.x)
     xs = sorted({float(point.x) for one in series for point in one.points})
     if axis in charts.LOGARITHMIC:
         axes.set_xscale("log", base=2)
@@ -175,7 +175,7 @@ def table(found: Sequence[Findings]) -> str:
         for row in findings.rows:
             if row.method != findings.baseline and findings.best(row.method):
                 best = findings.best(row.method)
-        sizes = [str(value) for key, value in best.cell.at if key == charts.GHOST_SIZE] if best else []
+        sizes = [str(value) for key, value in best.at if key == charts.GHOST_SIZE] if best else []
         rows.append([
             findings.collected.experiment.recipe.name,
             tables.score_text(base),

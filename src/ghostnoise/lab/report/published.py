@@ -11,15 +11,13 @@ from dataclasses import dataclass
 from functools import cached_property, partial
 from pathlib import Path
 
-from ghostnoise.lab import records
-from ghostnoise.lab.config import recipe
 from ghostnoise.lab.config.grid import Experiment
 from ghostnoise.lab.errors import UserError
 from ghostnoise.lab.report import blocks, evidence, figures, fragments, paper, tables, uncertainty
 from ghostnoise.lab.report.claims import judge
 from ghostnoise.lab.report.collect import collect
 from ghostnoise.lab.report.statistics import Findings, aggregate
-from ghostnoise.lab.store import atomic
+from ghostnoise.lab.store import atomic, records
 
 RESULTS, RECORDS, PAGE, CLAIMS = "results", "records.jsonl", "README.md", "claims.toml"
 PAGES = ("README.md", "docs", RESULTS)
@@ -102,8 +100,7 @@ class Publisher:
                 raise UserError(
                     f"{path}: has the records of {read.recipe}, not of {name}; move it to {RESULTS}/{read.recipe}"
                 )
-            found = records.recorded(read.runs, name, path)
-            collected = collect(experiment, path.relative_to(self.root), _ignore, found)  # pages show the path
+            collected = collect(experiment, path.relative_to(self.root), _ignore, read.runs)  # pages show the path
             self._findings[tuple(words)] = judge(aggregate(collected), self._tests.get(_points(experiment)))
         return self._findings[tuple(words)]
 
@@ -117,7 +114,7 @@ class Publisher:
 
     def _read(self, path: Path) -> records.Records:
         if path not in self._records:
-            self._records[path] = records.read(path)
+            self._records[path] = records.load(path)
         return self._records[path]
 
     def _pages(self) -> Iterator[tuple[Path, str]]:
@@ -252,9 +249,7 @@ def _without_name(words: list[str]) -> tuple[list[str], str]:
 
 def _points(experiment: Experiment) -> Hashable:
     """Return what two descriptions of the same runs have in common."""
-    cells = frozenset(
-        (cell.name, recipe.key(cell.settings), tuple(experiment.seeds_of(cell))) for cell in experiment.cells()
-    )
+    cells = frozenset((run.cell, run.key, tuple(experiment.seeds_of(run.label))) for run in experiment.cells())
     return experiment.recipe.name, cells
 
 

@@ -15,13 +15,13 @@ from typing import Any
 from ghostnoise.lab.errors import UserError
 from ghostnoise.lab.report import page
 from ghostnoise.lab.report.noise import FOLDER
-from ghostnoise.lab.store.contents import one_line
+from ghostnoise.lab.store.folder import PARTS, RUN
+from ghostnoise.lab.store.record import one_line
 
 ADDRESS = "127.0.0.1"
 NAMES = (ADDRESS, "localhost")
 MOST_THREADS = 16
 WAIT = 5.0  # seconds that a connection waits for a thread
-READ = ("settings.json", "result.json", "failure.json", "metrics.jsonl", "environment.json")
 TYPES = {
     "html": "text/html; charset=utf-8", "json": "application/json", "md": "text/markdown; charset=utf-8",
     "csv": "text/csv; charset=utf-8", "tex": "text/plain; charset=utf-8", "png": "image/png", "pdf": "application/pdf",
@@ -63,7 +63,7 @@ def state(folder: Path) -> str:
     except OSError:
         runs = []
     for run in runs:
-        for name in (*READ, *_noise_files(run)):
+        for name in (RUN, *PARTS, *_noise_files(run)):
             try:
                 found = os.lstat(os.path.join(run, name))
                 seen.update(f"{run}/{name} {found.st_mtime_ns} {found.st_size}\n".encode(errors="surrogateescape"))

@@ -8,10 +8,9 @@ from dataclasses import dataclass, field
 from functools import cached_property
 from typing import TYPE_CHECKING, Any
 
-from ghostnoise.lab.config import recipe
-from ghostnoise.lab.config.grid import Cell
-from ghostnoise.lab.config.plan import Stage
-from ghostnoise.lab.report.collect import STATUSES, Collected, Numerics, Run, number, numerics_of
+from ghostnoise.lab.config.schema import Settings
+from ghostnoise.lab.report.collect import Collected, numerics_of
+from ghostnoise.lab.run import STATUSES, Numerics, Pairs, Run, Stage, number
 
 if TYPE_CHECKING:
     from ghostnoise.lab.report.claims import Claim
@@ -120,21 +119,49 @@ def fieller(first: Sequence[float], second: Sequence[float], alpha: float = ALPH
 class Score:
     """The runs of a cell, one per seed, and statistics of those that finished, each computed once."""
 
-    cell: Cell
-    stage: Stage
     runs: tuple[Run, ...]
     chosen: bool = False
     """Whether the tuning selected this cell."""
 
+    @property
+    def label(self) -> str:
+        """Label of the method."""
+        return self.runs[0].label
+
+    @property
+    def at(self) -> Pairs:
+        """Values on the axes."""
+        return self.runs[0].at
+
+    @property
+    def cell(self) -> str:
+        """Name of the cell: label of the method and values on the axes."""
+        return self.runs[0].cell
+
+    @property
+    def stage(self) -> Stage:
+        """Whether these runs tune or test."""
+        return self.runs[0].stage
+
+    @property
+    def paper(self) -> str | None:
+        """The paper's result."""
+        return self.runs[0].paper
+
+    @cached_property
+    def settings(self) -> Settings:
+        """Settings of the first run."""
+        return self.runs[0].settings
+
     @cached_property
     def values(self) -> dict[int, float]:
         """Accuracy of each seed that finished."""
-        return {run.point.seed: run.accuracy for run in self.runs if run.accuracy is not None}
+        return {run.seed: run.accuracy for run in self.runs if run.accuracy is not None}
 
     @cached_property
     def comparable(self) -> dict[tuple[int, int], float]:
         """Accuracy by seed and age of the numerics: only runs that agree in both are paired."""
-        return {(run.point.seed, run.numerics.behind): run.accuracy for run in self.runs if run.accuracy is not None}
+        return {(run.seed, run.numerics.behind): run.accuracy for run in self.runs if run.accuracy is not None}
 
     @cached_property
     def numerics(self) -> dict[Numerics, int]:
@@ -191,7 +218,7 @@ class Score:
         return ", ".join(f"{self.counts[word]} {word}" for word in STATUSES[1:] if self.counts[word])
 
     def _numbers(self, name: str) -> list[float]:
-        found = [number(run.result.get(name)) for run in self.runs if run.status == "finished"]
+        found = [number((run.result or {}).get(name)) for run in self.runs if run.status == "finished"]
         return [each for each in found if each is not None]
 
 
@@ -224,7 +251,7 @@ class ResultRow:
     @property
     def name(self) -> str:
         """The method and its values on the axes."""
-        return self.score.cell.name if self.score else self.method
+        return self.score.cell if self.score else self.method
 
 
 @dataclass
@@ -268,11 +295,10 @@ class Findings:
 def aggregate(collected: Collected) -> Findings:
     """Compute the rows and their differences to the baseline, which are not corrected: they are no tests."""
     experiment = collected.experiment
-    won = {recipe.key(experiment.tested(cell).settings) for cell in collected.winners.values()}
-    scores = _scores(collected, won)
+    scores = _scores(collected)
     tuning = [score for score in scores if score.stage == "tune"]
     rows = [
-        ResultRow(score.cell.method, score.cell.at, score, score.cell.paper, note=score.lacking)
+        ResultRow(score.label, score.at, score, score.paper, note=score.lacking)
         for score in scores
         if score.stage == "test"
     ]
@@ -287,20 +313,12 @@ def aggregate(collected: Collected) -> Findings:
     return findings
 
 
-def _scores(collected: Collected, won: set[str]) -> list[Score]:
+def _scores(collected: Collected) -> list[Score]:
     cells: dict[tuple[Stage, str], list[Run]] = {}
-    keys: dict[int, str] = {}  # the runs of a cell share its object
     for run in collected.runs:
-        cell = run.point.cell
-        if id(cell) not in keys:
-            keys[id(cell)] = recipe.key(cell.settings)
-        cells.setdefault((run.point.stage, keys[id(cell)]), []).append(run)
-    scores = []
-    for (stage, _), runs in cells.items():
-        cell = runs[0].point.cell
-        chosen = stage == "tune" and recipe.key(collected.experiment.tested(cell).settings) in won
-        scores.append(Score(cell, stage, tuple(runs), chosen))
-    return scores
+        cells.setdefault((run.stage, run.cell), []).append(run)
+    won = {run.cell for run in collected.winners.values()}
+    return [Score(tuple(runs), stage == "tune" and cell in won) for (stage, cell), runs in cells.items()]
 
 
 def _undecided(collected: Collected, tuning: Sequence[Score]) -> list[ResultRow]:
@@ -309,7 +327,7 @@ def _undecided(collected: Collected, tuning: Sequence[Score]) -> list[ResultRow]
     tuned = experiment.select.axes if experiment.select else []
     groups: dict[str, list[Score]] = {}
     for score in tuning:
-        groups.setdefault(experiment.group(score.cell), []).append(score)
+        groups.setdefault(experiment.group(score.runs[0]), []).append(score)
     rows = []
     for name, scores in groups.items():
         if name not in collected.winners:
@@ -317,9 +335,8 @@ def _undecided(collected: Collected, tuning: Sequence[Score]) -> list[ResultRow]
             note = "not tested: every tuned cell has a run that diverged"
             if left:
                 note = f"not tested yet: {left} tuning {'run' if left == 1 else 'runs'} not finished"
-            cell = scores[0].cell
-            at = tuple(pair for pair in cell.at if pair[0] not in tuned)
-            rows.append(ResultRow(cell.method, at, None, note=note))
+            at = tuple(pair for pair in scores[0].at if pair[0] not in tuned)
+            rows.append(ResultRow(scores[0].label, at, None, note=note))
     return rows
 
 

@@ -12,9 +12,9 @@ from typing import Any
 from rich import box
 from rich.table import Table
 
-from ghostnoise.lab.report.collect import STATUSES, Numerics
 from ghostnoise.lab.report.markup import EMPTY
 from ghostnoise.lab.report.statistics import Difference, Findings, Ratio, ResultRow, Score
+from ghostnoise.lab.run import STATUSES, Numerics
 
 NOTHING = "–"
 DISTANCE = "of the distance"
@@ -126,7 +126,7 @@ def numerics_text(counts: Mapping[Numerics, int]) -> str:
 
 def axes_of(scores: Sequence[ResultRow | Score]) -> list[str]:
     """List the axes on which any of the rows has a value, in order of appearance."""
-    places = (score.cell.at if isinstance(score, Score) else score.at for score in scores)
+    places = (score.at for score in scores)
     return list(dict.fromkeys(key for place in places for key, _ in place))
 
 
@@ -142,7 +142,7 @@ def value_text(at: Sequence[tuple[str, Any]], key: str) -> str:
 
 def split(findings: Findings) -> str:
     """Name the accuracy that the rows contain, such as "test accuracy"."""
-    kinds = {row.score.cell.settings.data.evaluate for row in findings.rows if row.score}
+    kinds = {row.score.settings.data.evaluate for row in findings.rows if row.score}
     return f"{' or '.join(sorted(kinds))} accuracy" if kinds else "test accuracy"
 
 
@@ -206,7 +206,7 @@ def comma_separated(findings: Findings) -> str:
     axes = axes_of(findings.rows)
     names = [
         "method", *axes, "n", "mean", "std", "best", "paper", "baseline", "difference", "low", "high", "p", "p_holm",
-        "diverged", "failed", "unfinished", "missing", "seconds", "images_per_second", "numerics", "note",
+        "diverged", "failed", "running", "interrupted", "missing", "seconds", "images_per_second", "numerics", "note",
     ]  # fmt: skip
     rows = []
     for row in findings.rows:
@@ -255,7 +255,7 @@ def terminal(findings: Findings) -> Table:
 def _numbers(findings: Findings, row: ResultRow) -> list[Any]:
     score, difference = row.score, row.difference
     if score is None:
-        return ["", "", "", "", row.paper, *[""] * 13]
+        return ["", "", "", "", row.paper, *[""] * (9 + len(STATUSES[1:]))]
     found = difference.paired if difference else None
     low, high = (found.interval() if found else None) or ("", "")
     return [

@@ -1,5 +1,1 @@
-"""Run folders: crash-safe storage of settings, metrics, checkpoints and results."""
-
-from ghostnoise.lab.store.folder import RunFolder
-
-__all__ = ["RunFolder"]
+"""Run folders and files of records: crash-safe storage, which is read as untrusted data."""

@@ -78,12 +78,13 @@ def remove_abandoned_parts(folder: Path) -> None:
     """Remove files that processes of this machine left half-written when they were killed, and only those."""
     for part in folder.glob(".*.part"):
         number = part.name.split(".")[-2]
-        if os.name == "posix" and number.isdecimal() and not _runs(int(number)):
+        if os.name == "posix" and number.isdecimal() and not is_running(int(number)):
             with suppress(OSError):
                 part.unlink()
 
 
-def _runs(process: int) -> bool:
+def is_running(process: int) -> bool:
+    """Return whether this machine runs a process with this number."""
     try:
         os.kill(process, 0)
     except (ProcessLookupError, OverflowError):

@@ -1,7 +1,9 @@
-"""The last two checkpoints of a run. The file name contains a checksum, so that damage is detected before loading.
+"""The checkpoints of a run. The file name contains a checksum, so that damage is detected before loading.
 
-`step-00000300-1f2e3d4c5b6a7988.pt` is written by `torch.save`: `torch.load(path, weights_only=True)["model"]` is the
-state_dict of the network. All commands read checkpoints with `readable`, which verifies them.
+In training, `step-00000300-1f2e3d4c5b6a7988.pt` and the one before it have all that the rest of the run depends on. A
+run that has ended keeps `final-…`, and with `--keep best` `best-…`: the same without the optimizer and the generators.
+All are written by `torch.save`: `torch.load(path, weights_only=True)["model"]` is the state_dict of the network. All
+commands read them with `readable`, which verifies them.
 """
 
 import hashlib
@@ -9,24 +11,26 @@ import io
 import itertools
 import os
 import re
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import Any, Literal, cast
 
+from ghostnoise.lab.errors import UserError
 from ghostnoise.lab.limits import read_bytes
 from ghostnoise.lab.store import atomic
-from ghostnoise.lab.store.contents import one_line, parse_lines
+from ghostnoise.lab.store.record import one_line, parse_lines
 
 FORMAT = 1
 KEPT = 2
-NAME = re.compile(r"step-(\d{8,15})-([0-9a-f]{16})\.pt", re.ASCII)
-MOST_BYTES = 2**40  # a checkpoint has the size of its network; this only rejects absurd sizes
+NAME = re.compile(r"(step|final|best)-(\d{8,15})-([0-9a-f]{16})\.pt", re.ASCII)
+MAX_BYTES = 2**40  # a checkpoint has the size of its network; this only rejects absurd sizes
 COUNTS, TIMES = ("epoch", "step", "images"), ("seconds", "training_seconds")
 METRICS = ("step", "split", "train_loss", "train_accuracy", "loss", "accuracy")
 
 State = dict[str, Any]
+Kind = Literal["step", "final", "best"]
 
 
 @dataclass(frozen=True)
@@ -38,46 +42,98 @@ class Checkpoint:
     state: State
 
 
-def save(folder: Path, step: int, state: State) -> Path:
-    """Write the state after `step` steps, and remove all checkpoints but the last two."""
+def save(folder: Path, step: int, state: State, kind: Kind = "step") -> Path:
+    """Write the state after `step` steps, and remove earlier ones of its kind, but for the last two of "step"."""
     import torch  # here, since listing runs does not need it
 
     buffer = io.BytesIO()
     torch.save(state, buffer)
     content = buffer.getvalue()
-    return keep(folder, f"step-{step:08d}-{_checksum(content)}.pt", content)
+    return keep(folder, f"{kind}-{step:08d}-{_checksum(content)}.pt", content)
 
 
 def keep(folder: Path, name: str, content: bytes) -> Path:
-    """Write the content of a checkpoint under its name, and remove all checkpoints but the last two."""
-    _check_name(name, content)
+    """Write the content of a checkpoint under its name, and remove earlier ones of its kind; see `save`."""
     path = folder / name
+    kind = _check_name(name, content)
     atomic.make_folder(folder)
     atomic.write(path, content)
-    prune(folder, path)
+    for old in saved(folder, kind)[KEPT if kind == "step" else 1 :]:
+        if old != path:
+            _remove(old)
     return path
 
 
-def prune(folder: Path, written: Path | None = None) -> None:
-    """Remove all checkpoints but the last two, and but the one that was just written."""
-    for old in saved(folder)[KEPT:]:
-        if old != written:
-            with suppress(OSError):
-                old.unlink()
+def prune(folder: Path, count: int) -> None:
+    """Remove all checkpoints from which a run can resume but the last `count`."""
+    for old in saved(folder)[count:]:
+        _remove(old)
 
 
-def saved(folder: Path) -> list[Path]:
-    """Return the paths of the checkpoints in `folder`, the last one first; they are not verified."""
-    paths = [path for path in folder.glob("step-*.pt") if NAME.fullmatch(path.name)]
+def weights(state: State) -> State:
+    """Return the state without what only the rest of the training needs."""
+    return {name: value for name, value in state.items() if name not in ("optimizer", "scaler")} | {"ranks": []}
+
+
+def evaluated(state: State) -> dict[str, Any]:
+    """Return the state_dict that is evaluated: of the averaged weights if `train.ema` is set."""
+    average = state.get("average")
+    if average is None:
+        return dict(state["model"])
+    return {name.removeprefix("module."): value for name, value in average.items() if name != "n_averaged"}
+
+
+def weights_sha256(state_dict: Mapping[str, Any]) -> str:
+    """Return a checksum of the names, dtypes, shapes and contents of parameters and buffers."""
+    import torch
+
+    checksum = hashlib.sha256()
+    for name, value in sorted(state_dict.items()):
+        value = value.detach().cpu().contiguous()
+        checksum.update(f"{name} {value.dtype} {tuple(value.shape)}\n".encode())
+        checksum.update(value.flatten().view(torch.uint8).numpy() if value.numel() else b"")
+    return checksum.hexdigest()
+
+
+def weights_of(folder: Path, warn: Callable[[str], object], best: bool = False) -> tuple[dict[str, Any], int]:
+    """Return the state_dict that is evaluated, after the last or the best epoch of a run, and the epoch."""
+    kinds: tuple[Kind, ...] = ("best",) if best else ("final", "step")
+    found = next(readable(folder / "checkpoints", warn, rename=False, kinds=kinds), None)
+    if found is None:
+        remedy = "train it with --keep best" if best else "train it again"
+        raise UserError(f"{folder}: has no {'best ' * best}weights that can be read; {remedy}")
+    return evaluated(found.state), found.state["epoch"]
+
+
+def write_weights(path: Path, state_dict: Mapping[str, Any]) -> None:
+    """Write a plain state_dict, which `torch.load(path, weights_only=True)` reads."""
+    import torch
+
+    buffer = io.BytesIO()
+    torch.save(dict(state_dict), buffer)
+    atomic.make_folder(path.parent, "the name of the file")
+    atomic.write(path, buffer.getvalue(), "the name of the file")
+
+
+def saved(folder: Path, kind: Kind = "step") -> list[Path]:
+    """Return the paths of the checkpoints of a kind in `folder`, the last one first; they are not verified."""
+    paths = [path for path in folder.glob(f"{kind}-*.pt") if NAME.fullmatch(path.name)]
     return sorted(paths, key=lambda path: (int(path.name.split("-")[1]), _written(path)), reverse=True)
 
 
-def readable(folder: Path, warn: Callable[[str], object], *, rename: bool) -> Iterator[Checkpoint]:
-    """Yield the checkpoints that can be read, the last one first; warn about each one that cannot.
+def any_saved(folder: Path) -> bool:
+    """Return whether there are weights in `folder`."""
+    return any(NAME.fullmatch(path.name) for path in folder.glob("*.pt"))
+
+
+def readable(
+    folder: Path, warn: Callable[[str], object], *, rename: bool, kinds: Sequence[Kind] = ("step",)
+) -> Iterator[Checkpoint]:
+    """Yield the checkpoints of some kinds that can be read, the last one first; warn about each one that cannot.
 
     `rename` sets such a checkpoint aside; it is for the process that owns the run folder.
     """
-    for path in saved(folder):
+    for path in [path for kind in kinds for path in saved(folder, kind)]:
         try:
             content = intact(path)
             found = Checkpoint(path, content, read(content))
@@ -92,7 +148,7 @@ def readable(folder: Path, warn: Callable[[str], object], *, rename: bool) -> It
 
 
 def latest(folder: Path, warn: Callable[[str], object]) -> Checkpoint | None:
-    """Return the last checkpoint that can be read, or None; set others aside with a warning."""
+    """Return the last checkpoint from which a run can resume, or None; set others aside with a warning."""
     return next(readable(folder, warn, rename=True), None)
 
 
@@ -110,7 +166,7 @@ def reject(path: Path, reason: str, warn: Callable[[str], object], *, rename: bo
 
 def intact(path: Path) -> bytes:
     """Return the content of a checkpoint after comparing it with the checksum in its name."""
-    content = read_bytes(path, MOST_BYTES, follow=True)
+    content = read_bytes(path, MAX_BYTES, follow=True)
     _check_name(path.name, content)
     return content
 
@@ -153,12 +209,18 @@ def _is_entry(item: tuple[object, object]) -> bool:
     return isinstance(item[0], str) and (item[0].endswith("_extra_state") or isinstance(item[1], torch.Tensor))
 
 
-def _check_name(name: str, content: bytes) -> None:
+def _check_name(name: str, content: bytes) -> Kind:
     found = NAME.fullmatch(name)
     if found is None:
         raise ValueError(f"{name!a}: not the name of a checkpoint")
-    if _checksum(content) != found[2]:
+    if _checksum(content) != found[3]:
         raise ValueError(f"its {len(content):,} bytes do not match its checksum")
+    return cast(Kind, found[1])
+
+
+def _remove(path: Path) -> None:
+    with suppress(OSError):
+        path.unlink()
 
 
 def _written(path: Path) -> int:

@@ -1,22 +1,28 @@
-"""A run's folder: `runs/<recipe>/<identity>/`.
+"""The folder of a run: `runs/<recipe>/<identity>/`.
+
+run.json            the record of the run, once it has ended: all files below but the weights and the noise in one line
+checkpoints/        in training, the last two checkpoints; then the final weights
+noise/              measurements of the noise, one file per measured epoch
+
+Only while it trains, or after it failed:
 
 settings.json       all settings of the run, its identity and the recipe's name
-environment.json    the commit, the numerics number, and the machine that it ran on
+environments.json   metadata of the environment of each segment of the training: commit, numerics number, machine
 metrics.jsonl       one line per epoch
-noise/              measurements of the noise, one file per measured epoch
-checkpoints/        the last two checkpoints
-result.json         the result; present once the run has finished or diverged
 failure.json        why a run of a sweep failed; removed when it runs again
+
 imported.json       the file that the run was imported from; such a run has no checkpoints
-measured.json       of an imported run: the measured noise, without its distributions
 earlier/            files of the same run made with another numerics number
+
+Folders of version 0.1, with result.json and environment.json, are read too.
 """
 
 import itertools
 import json
-import math
 import os
-from collections.abc import Callable
+from collections.abc import Callable, Mapping, Sequence
+from contextlib import suppress
+from dataclasses import replace
 from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any
@@ -24,30 +30,26 @@ from typing import Any
 from filelock import FileLock, Timeout
 
 from ghostnoise.lab.errors import UserError
-from ghostnoise.lab.store import atomic, checkpoints, contents
+from ghostnoise.lab.limits import read_bytes
+from ghostnoise.lab.run import ENDED, IMPORTED, Run, Status
+from ghostnoise.lab.store import atomic, checkpoints, record
 
-Record = dict[str, Any]
-NOISE = "noise"
-EARLIER = "earlier"
-IMPORTED, MEASURED = "imported.json", "measured.json"
+RUN, NOISE, EARLIER, LOCK = "run.json", "noise", "earlier", ".lock"
+SETTINGS, ENVIRONMENTS, METRICS, FAILURE = "settings.json", "environments.json", "metrics.jsonl", "failure.json"
+OLD_RESULT, OLD_ENVIRONMENT, OLD_NOISE = "result.json", "environment.json", "measured.json"
+PARTS = (SETTINGS, ENVIRONMENTS, METRICS, FAILURE, OLD_RESULT, OLD_ENVIRONMENT)  # read if there is no run.json
+ASKED_WITHIN = 1.0  # seconds to wait for the lock, which `locked` holds for an instant
 DIFFERENCES_THAT_MATTER = ("torch", "machine", "device_name", "threads", "backend")
 # In the order in which they are moved: a result without the environment that it was made in would look current.
 MADE_BY_A_RUN = (
-    "result.json", "checkpoints", NOISE, MEASURED, "metrics.jsonl", "failure.json", IMPORTED, "environment.json",
+    RUN, OLD_RESULT, "checkpoints", NOISE, OLD_NOISE, METRICS, FAILURE, IMPORTED, ENVIRONMENTS, OLD_ENVIRONMENT,
 )  # fmt: skip
+
+Record = dict[str, Any]
 
 
 class Busy(UserError):
     """Another process holds the lock of the run."""
-
-
-class Deleted(UserError):
-    """The folder was deleted while its run was trained."""
-
-    def __init__(self, path: Path) -> None:
-        super().__init__(
-            f"{path}: was deleted while its run was trained; repeat the command to train it from the beginning"
-        )
 
 
 class RunFolder:
@@ -61,24 +63,17 @@ class RunFolder:
     def own(self) -> None:
         """Create the folder and lock it until `release()` or the end of this process, even if that is killed."""
         atomic.make_folder(self.path)
-        lock = self._free_lock()
-        if lock is None:
-            raise Busy(f"{self.path}: another process is training this run; wait for it, or stop it")
-        self._lock = lock
-        if os.name == "posix":
-            with atomic.writing(self.path):
+        with atomic.writing(self.path):
+            lock = FileLock(self.path / LOCK)
+            try:
+                lock.acquire(timeout=ASKED_WITHIN, poll_interval=0.01)
+            except Timeout:
+                raise Busy(f"{self.path}: another process is training this run; wait for it, or stop it") from None
+            self._lock = lock
+            if os.name == "posix":
                 self._handle = os.open(self.path, os.O_RDONLY | os.O_DIRECTORY)
-        atomic.remove_parts(self.path)
-        atomic.remove_parts(self.path / "checkpoints")
-        atomic.remove_parts(self.path / NOISE)
-
-    def own_and_read(self) -> checkpoints.Checkpoint | None:
-        """Own the folder and return its last readable checkpoint; raise `Busy` if the run has ended in the meantime."""
-        self.own()
-        if self.result() is not None:
-            self.release()
-            raise Busy(f"{self.path}: another process has just finished this run; repeat the command to see its result")
-        return self.latest()
+        for folder in (self.path, self.path / "checkpoints", self.path / NOISE):
+            atomic.remove_parts(folder)
 
     def release(self) -> None:
         """Release the lock."""
@@ -89,98 +84,60 @@ class RunFolder:
             self._lock.release()
             self._lock = None
 
-    def owned(self) -> bool:
-        """Whether any process, this one included, holds the lock; changes nothing."""
-        if not (self.path / ".lock").exists():
-            return False
-        lock = self._free_lock()
-        if lock is not None:
-            lock.release()
-        return lock is None
-
-    def _free_lock(self) -> FileLock | None:
-        """Acquire the lock; None if another process holds it."""
-        with atomic.writing(self.path):
-            lock = FileLock(self.path / ".lock")
-            try:
-                lock.acquire(timeout=0)
-            except Timeout:
-                return None
-        return lock
-
     def check(self) -> None:
-        """Raise `Deleted` if the locked folder was deleted, even if there is another one with its name now."""
-        if self._handle is None:
-            return
+        """Raise a UserError if the locked folder was deleted, even if there is another one with its name now."""
         try:
-            there = os.path.samestat(os.stat(self.path), os.fstat(self._handle))
+            gone = self._handle is not None and not os.path.samestat(os.stat(self.path), os.fstat(self._handle))
         except OSError:
-            there = False
-        if not there:
-            raise Deleted(self.path)
-
-    def begin(self, settings: Record, environment: Record) -> None:
-        """Write settings and environment; warn if a resumed run now has another environment."""
-        self._write("settings.json", settings)
-        before = self._read("environment.json")
-        differing = [
-            f"{name} {before[name]} -> {environment.get(name)}"
-            for name in DIFFERENCES_THAT_MATTER
-            if before and name in before and before[name] != environment.get(name)
-        ]
-        if differing and checkpoints.saved(self.path / "checkpoints"):
-            self.warn(
-                f"resumed in another environment ({', '.join(differing)}): the result may differ in its last digits"
+            gone = True
+        if gone:
+            raise UserError(
+                f"{self.path}: was deleted while its run was trained; repeat the command to train it from the beginning"
             )
-        self._write("environment.json", environment)
-        self._forget_failure()
 
-    def result(self) -> Record | None:
-        """The result, or None if there is none with the numerics number that the method has in this version."""
-        return None if outdated(self.path) else self._read("result.json")
+    def ended(self) -> Run | None:
+        """Return the run if it has ended, and this version would compute the same result."""
+        run = read(self.path)
+        if run.status == "damaged" and not run.reason.startswith(SETTINGS):
+            name = run.reason.partition(":")[0]
+            self.warn(f"{self.path / name} cannot be read ({run.reason}) and will be written again")
+        return run if run.ended else None
 
-    def finish(self, result: Record) -> None:
-        """Write the result; more than two checkpoints are left if the run was killed after it wrote the last one."""
-        checkpoints.prune(self.path / "checkpoints")
-        self._write("result.json", result)
-        self._forget_failure()
+    def start(self) -> checkpoints.Checkpoint | None:
+        """Own the folder and return its last readable checkpoint; raise `Busy` if the run has ended in the meantime.
 
-    def fail(self, settings: Record, message: str, trace: str = "") -> None:
-        """Write why the run failed, and `settings` if they were not written yet."""
-        atomic.make_folder(self.path)
-        if not (self.path / "settings.json").exists():
-            self._write("settings.json", settings)
-        now = datetime.now(UTC).isoformat(timespec="seconds")
-        self._write("failure.json", {"message": message, "traceback": trace, "time": now})
-
-    def save(self, step: int, state: checkpoints.State) -> None:
-        """Write a checkpoint."""
-        self.check()
-        checkpoints.save(self.path / "checkpoints", step, state)
-
-    def latest(self) -> checkpoints.Checkpoint | None:
-        """Return the last checkpoint that can be read, or None if the run starts from the beginning.
-
-        Others are set aside with a warning.
-
-        Files that were made with another numerics number are moved to `earlier/` first, with a warning.
+        Files that were made with another numerics number are moved to `earlier/`, with a warning.
         """
-        self._move_outdated()
+        self.own()
+        run = read(self.path)
+        if run.ended:
+            self.release()
+            raise Busy(f"{self.path}: another process has just finished this run; repeat the command to see its result")
+        self._move_outdated(run)
         return checkpoints.latest(self.path / "checkpoints", self.warn)
 
-    def reject(self, checkpoint: checkpoints.Checkpoint, reason: str) -> None:
-        """Set a checkpoint aside that was read but cannot be restored, with a warning."""
-        checkpoints.reject(checkpoint.path, reason, self.warn, rename=True)
+    def begin(self, settings: Mapping[str, Any], environments: Sequence[Record], history: Sequence[Record]) -> None:
+        """Write settings, environments and metrics, which are those of the checkpoint that the run resumes from.
+
+        Warn if the environment of the segment that begins differs from that of the previous one.
+        """
+        self._remove(RUN, OLD_RESULT, OLD_ENVIRONMENT, FAILURE)  # records that cannot be read
+        header = {"recipe": self.path.parent.name, "identity": self.path.name}
+        self._write(SETTINGS, header | dict(settings))
+        for before, now in itertools.pairwise(environments[-2:]):
+            names = (name for name in DIFFERENCES_THAT_MATTER if name in before and before[name] != now.get(name))
+            if differing := [f"{name} {before[name]} -> {now.get(name)}" for name in names]:
+                self.warn(
+                    f"resumed in another environment ({', '.join(differing)}): the result may differ in its last digits"
+                )
+        self._write(ENVIRONMENTS, list(environments))
+        self.check()
+        atomic.write(self.path / METRICS, b"".join(map(_line, history)))
 
     def record(self, metrics: Record) -> None:
         """Append a line to the metrics."""
         self.check()
-        atomic.append(self.path / "metrics.jsonl", _line(metrics))
-
-    def cut_back(self, history: list[Record]) -> None:
-        """Replace the metrics by these lines, those of the checkpoint that the run resumes from."""
-        self.check()
-        atomic.write(self.path / "metrics.jsonl", b"".join(map(_line, history)))
+        atomic.append(self.path / METRICS, _line(metrics))
 
     def record_noise(self, epoch: int, content: bytes) -> None:
         """Write the noise that was measured after an epoch."""
@@ -188,11 +145,45 @@ class RunFolder:
         atomic.make_folder(self.path / NOISE)
         atomic.write(self.path / NOISE / f"epoch-{epoch:04d}.npz", content)
 
-    def _move_outdated(self) -> None:
-        number = outdated(self.path)
+    def save(self, step: int, state: checkpoints.State) -> Path:
+        """Write a checkpoint, and return its path."""
+        self.check()
+        return checkpoints.save(self.path / "checkpoints", step, state)
+
+    def finish(self, run: Run, state: checkpoints.State, step: int, keep_all: bool) -> Run:
+        """Write the final weights and the record of the run, and return the run as it is stored.
+
+        The record replaces the other files, and the final weights the checkpoints, unless `keep_all`.
+        """
+        self.check()
+        run = replace(run, folder=self.path, noise=noise(self.path, self.warn))
+        checkpoints.save(self.path / "checkpoints", step, checkpoints.weights(state), "final")
+        atomic.write(self.path / RUN, (record.line(run) + "\n").encode())
+        self.tidy(keep_all)
+        return run
+
+    def tidy(self, keep_all: bool) -> None:
+        """Remove what the record has replaced; the last checkpoints come first, so that this can be completed later."""
+        checkpoints.prune(self.path / "checkpoints", checkpoints.KEPT if keep_all else 0)
+        self._remove(*PARTS)
+
+    def untidy(self) -> bool:
+        """Return whether the process that wrote the record was killed before it removed what the record replaces."""
+        return any((self.path / name).exists() for name in PARTS) and (self.path / RUN).exists()
+
+    def fail(self, settings: Mapping[str, Any], message: str, trace: str = "") -> None:
+        """Write why the run failed, and `settings` if they were not written yet."""
+        atomic.make_folder(self.path)
+        if not (self.path / SETTINGS).exists():
+            self._write(SETTINGS, {"recipe": self.path.parent.name, "identity": self.path.name} | dict(settings))
+        now = datetime.now(UTC).isoformat(timespec="seconds")
+        self._write(FAILURE, {"message": message, "traceback": trace, "time": now})
+
+    def _move_outdated(self, run: Run) -> None:
         made = [name for name in MADE_BY_A_RUN if (self.path / name).exists()]
-        if number is None or not made:
+        if not run.numerics.behind or not (run.environments or run.result) or not made:
             return
+        number, current = run.numerics
         names = (f"numerics-{number}" + (f"-{again}" if again > 1 else "") for again in itertools.count(1))
         folders = (self.path / EARLIER / name for name in names)
         folder = next(folder for folder in folders if not any((folder / name).exists() for name in made))
@@ -201,56 +192,139 @@ class RunFolder:
             for name in made:
                 (self.path / name).rename(folder / name)
         self.warn(
-            f"{self.path} was trained with numerics {number}, and this version has numerics {_numerics(self.path)}: "
-            f"the run starts again, and its earlier files are in {folder}"
+            f"{self.path} was trained with numerics {number}, and this version has numerics {current}: the run starts "
+            f"again, and its earlier files are in {folder}"
         )
 
-    def _forget_failure(self) -> None:
-        with atomic.writing(self.path / "failure.json"):
-            (self.path / "failure.json").unlink(missing_ok=True)
+    def _remove(self, *names: str) -> None:
+        for name in names:
+            with atomic.writing(self.path / name):
+                (self.path / name).unlink(missing_ok=True)
 
-    def _write(self, name: str, record: Record) -> None:
+    def _write(self, name: str, content: Record | list[Record]) -> None:
         self.check()
-        atomic.write(self.path / name, (json.dumps(finite(record), indent=2) + "\n").encode())
-
-    def _read(self, name: str) -> Record | None:
-        try:
-            return contents.read(self.path / name, contents.Result if name == "result.json" else contents.Environment)
-        except FileNotFoundError:
-            return None
-        except (OSError, ValueError) as error:
-            self.warn(f"{self.path / name} cannot be read ({contents.one_line(error)}) and will be written again")
-            return None
+        atomic.write(self.path / name, (json.dumps(record.finite(content), indent=2) + "\n").encode())
 
 
-def outdated(path: Path) -> int | None:
-    """The numerics number of the files in a run folder, if it is not that of its method now; None if it is.
+def read(path: Path) -> Run:
+    """Read the folder of a run and check the contents of its files; nothing is changed."""
+    run = Run(path.parent.name, path.name, {}, folder=path)
+    name = RUN
+    try:
+        for _ in range(2):
+            with suppress(FileNotFoundError):
+                return _own_identity(record.parse(read_bytes(path / name), run.recipe, path), path)
+            if (path / SETTINGS).exists():
+                break  # else it may just have been replaced by run.json
+        name = SETTINGS
+        settings = _read(path / name, record.read_settings) or {}
+        name = OLD_RESULT
+        result = _read(path / name, lambda file: record.read(file, record.RESULT))
+        if result and result["status"] == "finished" and result.get("accuracy", 0) is None:
+            raise ValueError("accuracy: must be a number, since the run finished")
+        name = FAILURE  # if there is a result too, the run was repeated and ended
+        failure = None if result else _read(path / name, lambda file: record.loads(read_bytes(file)))
+        name = OLD_ENVIRONMENT
+        single = _read(path / name, lambda file: record.read(file, record.ENVIRONMENT))
+        name = ENVIRONMENTS
+        environments = _read(path / name, lambda file: record.read(file, record.ENVIRONMENTS))
+        name = METRICS
+        _read(path / name, record.read_lines)
+    except (OSError, ValueError) as error:
+        return replace(run, status="damaged", reason=f"{name}: {record.one_line(error)}")
+    status: Status = result["status"] if result else "interrupted" if failure is None else "failed"
+    result = result and {key: value for key, value in result.items() if key not in record.HEADER}
+    return replace(
+        run, given=settings, status=status, result=result, failure=failure,
+        environments=environments or ([single] if single else ()),
+    )  # fmt: skip
 
-    A folder with neither an environment nor a result is current.
+
+def _own_identity(run: Run, path: Path) -> Run:
+    if run.identity != path.name:
+        raise ValueError(f"it is the record of run {run.identity}")
+    return run
+
+
+def whole(run: Run) -> Run:
+    """Return a run of version 0.1 that has ended as its record; raises a ValueError if its files do not fit."""
+    if run.curve is not None or run.folder is None or run.status not in ENDED:
+        return run
+    curve = record.curve_of(record.read_lines(run.folder / METRICS))
+    made = replace(run, curve=curve, noise=noise(run.folder, None))
+    return record.parse(record.line(made).encode(), run.recipe, run.folder)  # the same checks as for a file
+
+
+def history(run: Run) -> list[Record]:
+    """Return the metrics after each epoch; empty if there are none that can be read."""
+    try:
+        if run.curve is not None:
+            return record.lines_of(run.curve)
+        if run.folder is None:
+            return []
+        if (run.folder / RUN).exists():
+            return record.lines_of(record.loads(read_bytes(run.folder / RUN))["curve"])
+        return record.read_lines(run.folder / METRICS)
+    except (OSError, ValueError, KeyError, TypeError):
+        return []
+
+
+def noise(path: Path, warn: Callable[[str], object] | None) -> list[Record]:
+    """Return the noise that a run has measured, as its record has it.
+
+    Readings that are damaged are left out with a warning, or raise a ValueError if `warn` is None.
     """
+    if (path / OLD_NOISE).exists():
+        found = json.loads(read_bytes(path / OLD_NOISE))
+        return found if isinstance(found, list) else [found]
+    made = []
+    for file in sorted((path / NOISE).glob("epoch-*.npz")):
+        from ghostnoise.meter.reading import Reading  # imports torch
+
+        try:
+            rows = Reading.load(file).rows()
+            epoch = int(file.stem.removeprefix("epoch-"))
+        except Exception as error:  # a damaged file can raise anything
+            reason = f"{file.name} is damaged ({error})"
+            if warn is None:
+                raise ValueError(reason) from error
+            warn(f"{path}: {reason}; it is left out")
+            continue
+        names = dict.fromkeys(name for row in rows for name in row)
+        columns = {name: [record.finite(row.get(name)) for row in rows] for name in names}
+        made.append({"epoch": epoch, "layers": columns})
+    return made
+
+
+def locked(path: Path) -> bool:
+    """Return whether any process, this one included, trains the run in a folder; nothing is changed."""
     try:
-        number = contents.recorded_numerics(contents.read(path / "environment.json", contents.Environment))
-    except (OSError, ValueError):
-        number = 1 if os.path.lexists(path / "result.json") else _numerics(path)
-    return None if number == _numerics(path) else number
-
-
-def _numerics(path: Path) -> int:
-    """The numerics number that the method of a run folder has in this version."""
+        handle = os.open(path / LOCK, os.O_RDONLY)
+    except OSError:
+        return False
     try:
-        return contents.numerics(contents.read_settings(path / "settings.json"))
-    except (OSError, ValueError):
-        return contents.numerics({})
+        import fcntl
+
+        fcntl.flock(handle, fcntl.LOCK_SH | fcntl.LOCK_NB)  # released when the file is closed
+    except ImportError:  # Windows, where a file that is locked cannot be read
+        try:
+            os.read(handle, 1)
+        except OSError:
+            return True
+    except OSError:
+        return True
+    finally:
+        os.close(handle)
+    return False
 
 
-def finite(value: Any) -> Any:
-    """Replace infinities and NaN, which JSON cannot represent, by None."""
-    if isinstance(value, dict):
-        return {name: finite(each) for name, each in value.items()}
-    if isinstance(value, float) and not math.isfinite(value):
+def _read(file: Path, how: Callable[[Path], Any]) -> Any:
+    """Read a file; None if it does not exist."""
+    try:
+        return how(file)
+    except FileNotFoundError:
         return None
-    return value
 
 
-def _line(metrics: Record) -> bytes:
-    return (json.dumps(finite(metrics)) + "\n").encode()
+def _line(metrics: Mapping[str, Any]) -> bytes:
+    return (json.dumps(record.finite(dict(metrics))) + "\n").encode()

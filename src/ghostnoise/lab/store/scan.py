@@ -1,94 +1,47 @@
-"""Read the run folders of a recipe without changing them."""
+"""Read the run folders of a recipe without changing them, with an index of those that were read before.
 
+An index saves time and nothing else. It has a signature of the files of each run (inode, size and times), and an entry
+counts only if they still have it; everything else is read from the folders. It is in the user's cache
+($XDG_CACHE_HOME/ghostnoise, or ~/.cache/ghostnoise), never among the runs: those may be read-only, or come from others.
+An index that is missing, damaged, of another version or of another user is rebuilt without a message.
+"""
+
+import hashlib
+import json
 import os
-import shlex
+import time
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass, field, fields
+from contextlib import suppress
+from dataclasses import replace
+from functools import cache
 from pathlib import Path
-from typing import Any, Literal, TypeVar
+from typing import Any
 
+import ghostnoise
+from ghostnoise.lab.errors import UserError
 from ghostnoise.lab.garbage import uncollected
 from ghostnoise.lab.limits import read_bytes
-from ghostnoise.lab.store import contents, folder
-from ghostnoise.lab.store.index import Index
+from ghostnoise.lab.run import ENDED, Run
+from ghostnoise.lab.store import atomic
+from ghostnoise.lab.store.folder import PARTS, RUN, locked, read
 
 INDEXED = 200  # run folders from which on an index is used; fewer are read in less than a second
+STORED = ("status", "environments", "result", "failure", "reason")  # fields of an entry besides the settings
+FORMAT = 2
+MAX_BYTES = 2**30
+MAX_INDEXES = 32  # in the cache
+RACY = 2.0  # seconds in which a file may change twice without a change of its times
+CODE = ("limits.py", "run.py", "store", "config")  # of the lab: what decides whether a file is valid
 
-Status = Literal["finished", "diverged", "failed", "unfinished", "damaged", "outdated"]
-Record = dict[str, Any]
-Read = TypeVar("Read")
-
-
-@dataclass(frozen=True)
-class Found:
-    """A run folder: the status of its run, and the files that were read."""
-
-    path: Path
-    status: Status
-    settings: Record = field(default_factory=dict)
-    result: Record | None = None
-    failure: Record | None = None
-    reason: str = ""
-    """Why it is damaged or outdated."""
-    recorded_environment: Mapping[str, Any] = field(default_factory=dict)
-
-    @property
-    def identity(self) -> str:
-        """The folder's name."""
-        return self.path.name
-
-    @property
-    def failed_for(self) -> str:
-        """The first line of the reason for a failure; empty if the run did not fail."""
-        if self.status != "failed":
-            return ""
-        failure = self.failure or {}
-        texts = [failure[name] for name in ("message", "error", "reason") if isinstance(failure.get(name), str)]
-        texts += [value for value in failure.values() if isinstance(value, str)]
-        lines = [line.strip() for text in texts for line in text.splitlines() if line.strip()]
-        return lines[0] if lines else "no reason was recorded"
-
-    @property
-    def imported(self) -> bool:
-        """Whether the run was imported from a file of records."""
-        return (self.path / folder.IMPORTED).exists()
-
-    @property
-    def remedy(self) -> str:
-        """The command that removes it."""
-        return f"`ghostnoise runs remove {shlex.quote(str(self.path))}` removes it"
-
-    @property
-    def damage(self) -> str:
-        """A line about a damaged folder, with the command that removes it."""
-        return f"{self.path} is damaged ({self.reason}); {self.remedy}"
-
-    def environment(self) -> Record:
-        """The environment metadata; empty if there are none."""
-        return dict(self.recorded_environment)
-
-    @property
-    def numerics(self) -> int:
-        """The numerics number that it was made with; 1 for runs that recorded none."""
-        return contents.recorded_numerics(self.recorded_environment)
-
-    def metrics(self) -> list[Record]:
-        """The metrics of each epoch; empty if they cannot be read."""
-        try:
-            return contents.read_lines(self.path / "metrics.jsonl")
-        except (OSError, ValueError):
-            return []
+Entry = dict[str, Any]
 
 
 @uncollected()
-def scan(
-    runs: Path, warn: Callable[[str], object], current: bool = False, on_read: Callable[[], object] = lambda: None
-) -> dict[str, Found]:
+def scan(runs: Path, warn: Callable[[str], object], on_read: Callable[[], object] = lambda: None) -> dict[str, Run]:
     """Read the folders in `runs`, which is `runs/<recipe>`, by identity. Damaged ones are included, with a warning.
 
-    With `current`, runs that ended with another numerics number than their method has now are "outdated" and have no
-    result. If there are many folders, those that have not changed since an earlier scan are not read again. `on_read`
-    is called before the first folder is read.
+    If there are many folders, those that have not changed since an earlier scan are not read again. `on_read` is called
+    before the first folder is read.
     """
     try:
         with os.scandir(runs) as entries:  # one system call per folder less than Path.is_dir
@@ -96,76 +49,39 @@ def scan(
     except OSError:
         return {}
     index = Index(runs) if len(names) >= INDEXED else None
-    founds = {}
+    found = {}
     for name in names:
         signature, entry = index.get(name) if index else ("", None)
         if entry is None:
             on_read()
             on_read = _nothing
-            found = _look(runs / name)
+            run = replace(read(runs / name), curve=None, noise=())  # curves are read again where they are needed
             if index:
-                index.put(name, signature, _entry(found))
+                index.put(name, signature, {"given": dict(run.tree)} | {each: getattr(run, each) for each in STORED})
         else:
-            found = Found(runs / name, **entry)
-        founds[name] = _checked(found, warn, current)
+            run = Run(runs.name, name, folder=runs / name, **entry)
+        found[name] = _checked(run, warn)
     if index:
         index.save()
-    return founds
-
-
-def look(path: Path, warn: Callable[[str], object], current: bool = False) -> Found:
-    """Read one run folder and check the contents of its files; see `scan`."""
-    return _checked(_look(path), warn, current)
-
-
-def _look(path: Path) -> Found:
-    name = "settings.json"
-    try:
-        settings = _read(path / name, contents.read_settings) or {}
-        name = "result.json"
-        result = _read(path / name, lambda file: contents.read(file, contents.Result))
-        if result and result["status"] == "finished" and result.get("accuracy", 0) is None:
-            raise ValueError("accuracy: must be a number, since the run finished")
-        name = "failure.json"  # if there is a result too, the run was repeated and ended
-        failure = None if result else _read(path / name, lambda file: contents.parse_json(read_bytes(file)))
-        name = "environment.json"
-        environment = _read(path / name, lambda file: contents.read(file, contents.Environment)) or {}
-        name = "metrics.jsonl"
-        _read(path / name, contents.read_lines)
-    except (OSError, ValueError) as error:
-        return Found(path, "damaged", reason=f"{name}: {contents.one_line(error)}")
-    status: Status = result["status"] if result else "unfinished" if failure is None else "failed"
-    return Found(path, status, settings, result, failure, recorded_environment=environment)
-
-
-def _checked(found: Found, warn: Callable[[str], object], current: bool) -> Found:
-    """Warn if a run is damaged; replace it if it is outdated."""
-    if found.status == "damaged":
-        warn(found.damage)
-    elif (
-        current and found.result is not None and (made := found.numerics) != (now := contents.numerics(found.settings))
-    ):
-        reason = f"made with numerics {made}, not {now}"
-        environment = found.recorded_environment
-        return Found(found.path, "outdated", found.settings, reason=reason, recorded_environment=environment)
     return found
 
 
-def _entry(found: Found) -> Record:
-    """Return the fields of a run for the index: all but its path."""
-    return {each.name: getattr(found, each.name) for each in fields(found) if each.name != "path"}
+def look(path: Path, warn: Callable[[str], object]) -> Run:
+    """Read one run folder and check the contents of its files; see `scan`."""
+    return _checked(read(path), warn)
+
+
+def _checked(run: Run, warn: Callable[[str], object]) -> Run:
+    """Warn if a run is damaged; find out whether one that has not ended is running."""
+    if run.status == "damaged":
+        warn(run.damage)
+    elif run.status not in ENDED and run.folder is not None and locked(run.folder):
+        return replace(run, status="running")
+    return run
 
 
 def _nothing() -> None:
     pass
-
-
-def _read(file: Path, read: Callable[[Path], Read]) -> Read | None:
-    """Read a file; None if it does not exist."""
-    try:
-        return read(file)
-    except FileNotFoundError:
-        return None
 
 
 def _is_folder(entry: os.DirEntry[str]) -> bool:
@@ -173,3 +89,115 @@ def _is_folder(entry: os.DirEntry[str]) -> bool:
         return entry.is_dir()
     except OSError:  # such as a loop of symbolic links
         return False
+
+
+class Index:
+    """The entries of earlier scans, and those of this one, which `save` writes."""
+
+    def __init__(self, runs: Path) -> None:
+        self.file = _location(runs)
+        self.began = time.time()
+        self.runs = os.fspath(runs)
+        self.before = _load(self.file)
+        self.entries: dict[str, tuple[str, Entry]] = {}
+
+    def get(self, name: str) -> tuple[str, Entry | None]:
+        """Return the signature of a run's files, and its entry if they are unchanged."""
+        signature, changed = _signature(os.path.join(self.runs, name))
+        found = self.before.get(name)
+        if found is not None and found[0] == signature:
+            self.entries[name] = signature, found[1]
+            return signature, found[1]
+        return (signature if changed < self.began - RACY else ""), None
+
+    def put(self, name: str, signature: str, entry: Entry) -> None:
+        """Add an entry; `signature` is what `get` returned before the files were read."""
+        if signature:
+            self.entries[name] = signature, entry
+
+    def save(self) -> None:
+        """Write the index if many entries are new; nothing happens if that is not possible."""
+        new = len(self.entries.keys() - self.before.keys()) + sum(
+            self.before[name][0] != signature for name, (signature, _) in self.entries.items() if name in self.before
+        )
+        if self.file is None or new <= len(self.entries) // 20:
+            return
+        body = json.dumps(self.entries, separators=(",", ":")).encode()
+        header = {"format": FORMAT, "code": _code(), "sha256": hashlib.sha256(body).hexdigest()}
+        with suppress(OSError, UserError):
+            self.file.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
+            atomic.write(self.file, json.dumps(header).encode() + b"\n" + body)
+            _prune(self.file.parent)
+
+
+def _location(runs: Path) -> Path | None:
+    """Return the path of the index of a folder; None if the cache is not this user's own."""
+    base = os.environ.get("XDG_CACHE_HOME", "")
+    try:
+        folder = (Path(base) if os.path.isabs(base) else Path.home() / ".cache") / "ghostnoise" / "index"
+        found = os.stat(runs)
+        place = f"{os.path.realpath(runs)} {found.st_dev} {found.st_ino}"
+        if folder.exists() and hasattr(os, "getuid"):
+            own = folder.lstat()
+            if own.st_uid != os.getuid() or own.st_mode & 0o022:
+                return None
+    except (OSError, RuntimeError):  # there is no home folder
+        return None
+    return folder / f"{hashlib.sha256(os.fsencode(place)).hexdigest()[:32]}.json"
+
+
+def _load(file: Path | None) -> Mapping[str, tuple[str, Entry]]:
+    """Read an index; empty if it is missing, damaged or of another version."""
+    if file is None:
+        return {}
+    try:
+        header, _, body = read_bytes(file, MAX_BYTES).partition(b"\n")
+        known = json.loads(header)
+        if known != {"format": FORMAT, "code": _code(), "sha256": hashlib.sha256(body).hexdigest()}:
+            return {}
+        found = json.loads(body)
+    except (OSError, ValueError, RecursionError):
+        return {}
+    return found if isinstance(found, dict) else {}
+
+
+def _signature(run: str) -> tuple[str, float]:
+    """Return a digest of the state of a run's files, and when one of them last changed."""
+    states: list[tuple[int, ...] | None] = []
+    latest = 0
+    for name in (RUN, *PARTS):
+        try:
+            found = os.lstat(f"{run}{os.sep}{name}")
+        except OSError:
+            states.append(None)
+        else:
+            states.append((found.st_ino, found.st_mode, found.st_size, found.st_mtime_ns, found.st_ctime_ns))
+            latest = max(latest, found.st_mtime_ns, found.st_ctime_ns)
+    return hashlib.sha256(repr(states).encode()).hexdigest()[:32], latest / 1e9
+
+
+@cache
+def _code() -> str:
+    """Return a digest of the version, and of the state of the code that reads runs."""
+    package = Path(ghostnoise.__file__).parent
+    seen = hashlib.sha256(ghostnoise.__version__.encode())
+    for place in (*(package / "lab" / name for name in CODE), package / "methods"):
+        for file in sorted(place.rglob("*.py")) if place.is_dir() else [place]:
+            with suppress(OSError):
+                state = file.stat()
+                seen.update(f"{file} {state.st_size} {state.st_mtime_ns}\n".encode(errors="surrogateescape"))
+    return seen.hexdigest()[:32]
+
+
+def _prune(folder: Path) -> None:
+    """Remove the indexes that were not written for the longest time, and what killed processes left."""
+
+    def written(file: Path) -> float:
+        with suppress(OSError):
+            return file.stat().st_mtime
+        return 0.0
+
+    atomic.remove_abandoned_parts(folder)
+    for file in sorted(folder.glob("*.json"), key=written, reverse=True)[MAX_INDEXES:]:
+        with suppress(OSError):
+            file.unlink()

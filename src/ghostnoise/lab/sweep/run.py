@@ -1,10 +1,12 @@
-"""Run the missing runs of an experiment, or list them."""
+"""Train the missing runs of an experiment, or list them."""
 
-import os
+import shlex
+import statistics
 from collections import Counter
 from collections.abc import Iterable, Mapping, Sequence
 from contextlib import ExitStack
 from dataclasses import dataclass, field
+from functools import cache
 from pathlib import Path
 from typing import Any
 
@@ -12,27 +14,34 @@ from rich import box
 from rich.console import Console
 from rich.table import Table
 
-from ghostnoise.lab.config import plan, recipe
-from ghostnoise.lab.config.grid import Experiment
-from ghostnoise.lab.config.plan import Point
-from ghostnoise.lab.runners import Ended, Event, Job, Place, Runner, execution
+from ghostnoise import doctor
+from ghostnoise.lab import data
+from ghostnoise.lab.config import recipe
+from ghostnoise.lab.config.grid import Experiment, Resolve
+from ghostnoise.lab.config.schema import Settings
+from ghostnoise.lab.errors import UserError
+from ghostnoise.lab.events import Ended, Event
+from ghostnoise.lab.run import ENDED, Run, number
 from ghostnoise.lab.store import scan
-from ghostnoise.lab.store.scan import Found
-from ghostnoise.lab.sweep import machine
-from ghostnoise.lab.sweep.progress import Board, Failure, Tally
-from ghostnoise.lab.train.stop import Stop, handle_signals
+from ghostnoise.lab.sweep import local, ray
+from ghostnoise.lab.sweep.board import Board, Tally
+from ghostnoise.lab.sweep.execute import Place, Runner
+from ghostnoise.lab.train import machine
+from ghostnoise.lab.train.machine import Stop, handle_signals
+from ghostnoise.lab.train.run import Keep
+from ghostnoise.lab.train.sinks import Logs
 from ghostnoise.terminal import LiteralConsole, print_table
-from ghostnoise.text import counted
+from ghostnoise.text import counted, duration
 
-OVER = ("finished", "diverged")
-ATTEMPTS = 3  # at a run whose folder is deleted again and again
+RUNNERS = ("local", "ray")
 
 
 @dataclass(frozen=True)
 class Options:
     """Options that do not change the results of runs.
 
-    `cluster` has the options of the Ray runner: address, cpus, gpus, storage. `quiet` prints only the last line.
+    `cluster` has the options of the Ray runner: address, cpus, gpus, storage. `logs` names the sinks of the runs.
+    `quiet` prints only the last lines.
     """
 
     runs: Path = Path("runs")
@@ -42,6 +51,11 @@ class Options:
     threads: int | None = None
     cluster: Mapping[str, Any] = field(default_factory=dict)
     checkpoint_seconds: float = 60.0
+    keep: Keep = "weights"
+    logs: Sequence[str] = ()
+    log_steps: int = 10
+    words: Sequence[str] = ()
+    """Words of the command line that select the experiment, for the command to type next."""
     quiet: bool = False
     console: Console = field(default_factory=LiteralConsole)
     errors: Console = field(default_factory=lambda: LiteralConsole(stderr=True))
@@ -65,7 +79,7 @@ class Outcome:
 
 
 def sweep(experiment: Experiment, options: Options) -> Outcome:
-    """Run the missing runs of an experiment: first the tuning, then the tests of the best cells."""
+    """Train the missing runs of an experiment: first the tuning, then the tests of the best cells."""
     return Sweep(experiment, options).run()
 
 
@@ -75,198 +89,220 @@ class Sweep:
     def __init__(self, experiment: Experiment, options: Options) -> None:
         self.experiment, self.options = experiment, options
         self.name = experiment.recipe.name
-        self.place = Place(options.runs, options.data, options.checkpoint_seconds)
-        self.resolve = machine.resolver(options.data, options.runner)
+        log_steps = options.log_steps if options.logs else 0
+        self.place = Place(options.runs, options.data, options.checkpoint_seconds, options.keep, log_steps)
+        self.resolve = resolver(options.data, options.runner)
+        self.logs = Logs(options.logs, options.log_steps, options.warn)
         self.tally = Tally()
         self.board = Board(self.tally, options.console, options.quiet)
-        self.found: dict[str, Found] = {}
-        self.elsewhere: list[Job] = []
-        self.ended: dict[str, str] = {}
-        self.earlier: set[str] = set()
-        self.attempts: Counter[str] = Counter()
+        self.ended: dict[str, Run] = {}
         self.stop = Stop()
         self.runner: Runner | None = None
 
     def run(self) -> Outcome:
         """Run both stages, and print the last lines."""
-        points = plan.first_points(self.experiment, self.resolve)
-        self.found = scan.scan(self.options.runs / self.name, self.options.warn, current=True)
-        waiting = self._waiting(points)
-        for warning in dict.fromkeys(recipe.whole_batch_warning(point.settings) for point in waiting):
+        found = scan.scan(self.options.runs / self.name, self.options.warn)
+        runs = _filled(self.experiment.runs(self.resolve), found)
+        waiting = [run for run in runs if not _over(run)]
+        for warning in dict.fromkeys(recipe.whole_batch_warning(run.settings) for run in waiting):
             if warning:
                 self.options.warn(warning)
         if waiting and self.options.runner == "local":
-            machine.need_data(waiting, self.options.data)
+            need_data(waiting, self.options.data)
+            need_data(self._any_tests(waiting), self.options.data)
         with ExitStack() as stack:
             self.stop = stack.enter_context(handle_signals())
             stack.callback(self._close)
             stack.enter_context(self.board)
-            self._stage(points)
+            runs = self._stage(runs)
             if not self.stop.signal:
-                self._stage(self._tests(points))
-        self._last_lines()
+                tests = _filled(self.experiment.tests(self.experiment.winners(runs), self.resolve), found)
+                self._print_winners(runs, tests)
+                self._stage(tests)
+        self._print_last()
         return Outcome(self.tally, self.stop.signal)
 
-    def _waiting(self, points: Sequence[Point]) -> list[Point]:
-        """Return the points whose runs have not ended, and whose folders are not damaged."""
-        return [point for point in points if self._status(point) not in (*OVER, "damaged")]
+    def _any_tests(self, runs: Sequence[Run]) -> list[Run]:
+        """Return the tests of some cell of each group, whose data must be there before hours of tuning."""
+        some = {self.experiment.group(run): run for run in runs if run.stage == "tune"}
+        return self.experiment.tests(some, self.resolve)
 
-    def _status(self, point: Point) -> str:
-        found = self.found.get(point.identity)
-        return "missing" if found is None else found.status
-
-    def _stage(self, points: Sequence[Point]) -> None:
-        """Count the runs that have ended, and run the others."""
-        for point in points:
-            status = self._status(point)
-            if status in OVER:
-                self.tally.earlier += 1
-                self.earlier.add(point.identity)
-                self._over(point.identity, status)
-            elif status == "damaged":
-                self._fail(point.name, self.found[point.identity].damage, point.identity)
-        waiting = self._waiting(points)
+    def _stage(self, runs: Sequence[Run]) -> list[Run]:
+        """Count the runs that have ended, train the others, and return all as they are now."""
+        waiting = [run for run in runs if not _over(run)]
+        for run in runs:
+            if _over(run):
+                self.tally.earlier += run.status in ENDED
+                self.tally.over(run)
         self.tally.waiting += len(waiting)
-        jobs = [Job(self.name, point.identity, point.name, point.settings) for point in waiting]
-        if jobs and self.runner is None:
-            options = self.options
-            self.runner = machine.make_runner(
-                options.runner, self.place, waiting, options.workers, options.threads, options.cluster
-            )
-        if jobs and self.board.live is None:  # a live table shows the same
-            self.board.print(f"{counted(len(jobs), 'run')} of {self.name} to train, {self.tally.earlier} ended earlier")
-        while jobs and self.runner is not None:
-            self.elsewhere = []
-            self.runner.run(jobs, self._take, lambda: bool(self.stop.signal))
-            jobs = self._wait_for_others() or self._deleted(points)
+        if waiting and self.runner is None:
+            self.runner = make_runner(self.options, self.place, waiting)
+        if waiting and self.board.live is None:  # a live table shows the same
+            count = counted(len(waiting), "run")
+            self.board.print(f"{count} of {self.name} to train, {self.tally.earlier} ended earlier")
+        if waiting and self.runner is not None:
+            self.runner.run(waiting, self._take, lambda: bool(self.stop.signal))
+        return _filled(runs, self.ended)
 
-    def _deleted(self, points: Sequence[Point]) -> list[Job]:
-        """Return the runs that have ended, but whose folders were deleted since then, to run them again."""
-        jobs = []
-        for point in () if self.stop.signal else points:
-            job = Job(self.name, point.identity, point.name, point.settings)
-            gone = point.identity in self.ended and not os.path.lexists(self.place.folder(job) / "result.json")
-            if gone and self.attempts[point.identity] < ATTEMPTS - 1:
-                self.attempts[point.identity] += 1
-                self.tally.again(self.ended.pop(point.identity), point.identity in self.earlier)
-                self.earlier.discard(point.identity)
-                self.board.print(f"{point.name}: its folder was deleted during the sweep; it is trained again")
-                jobs.append(job)
-        return jobs
-
-    def _over(self, identity: str, status: str) -> None:
-        self.ended[identity] = status
-        self.tally.over(status)
-
-    def _wait_for_others(self) -> list[Job]:
-        """Wait for runs that another process owns; return those that it left, to run them here."""
-        others = execution.Deferred(self.place)
-        for job in self.elsewhere:
-            others.add(job)
-        while others.jobs and not self.stop.signal:
-            ended, free = others.check()
-            for event in ended:
-                self._take(event)
-            if free:
-                self.elsewhere = []
-                return [*free, *others.clear()]
-            execution.pause()
-        return []
-
-    def _take(self, event: Event) -> None:
+    def _take(self, run: Run, event: Event) -> None:
         """Handle an event of the runner."""
-        if isinstance(event, Ended) and event.status == "elsewhere":
-            self.elsewhere.append(event.job)
-            self.tally.put_back(event.job)
-            return
-        self.tally.take(event)
-        if not isinstance(event, Ended):
-            return
-        job, result = event.job, None
-        if event.status == "stopped":
-            self.tally.waiting += 1
-            return
-        if event.status == "failed":
-            self._fail(job.name, event.message, job.identity)
-        else:
-            found = self.found[job.identity] = scan.look(self.place.folder(job), self.options.warn)
-            result = found.result
-            self._over(job.identity, event.status)
-        self.board.over(job.name, event.status, result, event.message)
+        self.logs.take(run, event)
+        self.tally.take(run, event)
+        if isinstance(event, Ended) and event.status not in ("stopped", "elsewhere"):
+            if event.run is not None:
+                self.ended[run.identity] = run.filled(event.run)
+                if event.run.status not in ENDED:
+                    self.tally.failures[-1] = run.filled(event.run)
+            self.board.over(run, event)
 
-    def _fail(self, name: str, reason: str, identity: str) -> None:
-        first = next(iter(reason.splitlines()), "no reason given")
-        self.tally.failures.append(Failure(name, first, self.options.runs / self.name / identity))
-
-    def _tests(self, points: Sequence[Point]) -> list[Point]:
-        """Return the tests of the best cells; print which methods are not tested, and why."""
-        results: dict[str, dict[str, Any]] = {}
-        missing: Counter[str] = Counter()
-        tuned = [point for point in points if point.stage == "tune"]
-        for point in tuned:
-            found = self.found.get(point.identity)
-            if found is not None and found.result is not None:
-                results[point.key] = found.result
-            else:
-                missing[self.experiment.group(point.cell)] += 1
-        winners = plan.winners(self.experiment, tuned, results)
-        for group in dict.fromkeys(self.experiment.group(point.cell) for point in tuned):
+    def _print_winners(self, runs: Sequence[Run], tests: Sequence[Run]) -> None:
+        """Print which cell of each group is tested, or why none is."""
+        winners = self.experiment.winners(runs)
+        groups: dict[str, list[Run]] = {}
+        for run in runs:
+            if run.stage == "tune":
+                groups.setdefault(self.experiment.group(run), []).append(run)
+        for group, tuned in groups.items():
             if group in winners:
-                self.board.print(f"{group}: {winners[group].name} is the best cell and is tested now")
-            elif missing[group]:
-                self.board.print(f"{group}: not tested, because {counted(missing[group], 'tuning run')} failed")
+                left = [run for run in tests if self.experiment.group(run) == group and not _over(run)]
+                done = "is tested now" if left else "has been tested"
+                self.board.print(f"{group}: {winners[group].cell} is the best cell and {done}")
+            elif missing := sum(not run.ended for run in tuned):
+                self.board.print(f"{group}: not tested, because {counted(missing, 'tuning run')} failed")
             else:
                 self.board.print(f"{group}: not tested, because all of its tuning runs diverged")
-        return plan.test_points(self.experiment, winners, self.resolve)
 
     def _close(self) -> None:
         if self.runner is not None:
             self.runner.close()
+        self.logs.close()
 
-    def _last_lines(self) -> None:
-        for failure in self.tally.failures:
-            self.board.print(f"failed {failure.name}: {failure.reason} ({failure.folder})")
+    def _print_last(self) -> None:
+        for run in self.tally.failures:
+            why = run.damage if run.status == "damaged" else run.failed_for
+            self.board.print(f"failed {run.name}: {why} ({run.folder})")
         text = self.tally.line(stopped=bool(self.stop.signal))
         if self.stop.signal:
             text = f"stopped; run the same command to resume: {text}"
-        text += f"; {self.options.runs / self.name}"
-        self.options.console.print(text, highlight=False, soft_wrap=True, markup=False)
+        _print(self.options, f"{text}; {self.options.runs / self.name}")
+        if not self.stop.signal and not self.options.quiet:
+            _print(self.options, f"next: {next_command(self.options)}")
+
+
+def next_command(options: Options) -> str:
+    """Return the command that reports the runs."""
+    runs = [] if options.runs == Path("runs") else ["--runs", str(options.runs)]
+    return shlex.join(["ghostnoise", "report", *options.words, *runs])
 
 
 def list_runs(experiment: Experiment, options: Options) -> None:
-    """Print a table of cells with their finished and missing seeds, and the counts; run nothing."""
-    resolve = machine.resolver(options.data, options.runner)
+    """Print a table of cells with their finished and missing seeds, and the counts; train nothing."""
+    resolve = resolver(options.data, options.runner)
     folder = options.runs / experiment.recipe.name
-    found = scan.scan(folder, options.warn, current=True)
-    points = plan.first_points(experiment, resolve)
-    results = {
-        point.key: result
-        for point in points
-        if point.identity in found and (result := found[point.identity].result) is not None
-    }
-    winners = plan.winners(experiment, points, results)
-    tests = plan.test_points(experiment, winners, resolve)
+    found = scan.scan(folder, options.warn)
+    runs = _filled(experiment.runs(resolve), found)
+    winners = experiment.winners(runs)
+    every = [*runs, *_filled(experiment.tests(winners, resolve), found)]
     if not options.quiet:
-        print_table(options.console, _table([*points, *tests], found), titles=2)
-    done = sum(_over(point, found) for point in (*points, *tests))
-    text = f"{len(points) + len(tests) - done} to run, {done} finished; {folder}"
-    tuned = {experiment.group(point.cell): point.cell for point in points if point.stage == "tune"}
-    if later := sum(len(experiment.seeds_of(cell)) for group, cell in tuned.items() if group not in winners):
+        print_table(options.console, _table(every), titles=2)
+    counts = Counter("to run" if not _over(run) else run.status for run in every)
+    shown = {"to run": counts["to run"], "finished": counts["finished"]}
+    shown |= {name: counts[name] for name in ("diverged", "damaged") if counts[name]}
+    text = ", ".join(f"{count} {name}" for name, count in shown.items()) + f"; {folder}"
+    tuned = {experiment.group(run): run for run in runs if run.stage == "tune"}
+    if later := sum(len(experiment.seeds_of(run.label)) for group, run in tuned.items() if group not in winners):
         text += f"; then up to {later} tests of the best tuned cells"
+    _print(options, text + _estimate(every, later, options))
+
+
+def resolver(folder: Path | None, runner: str = "local") -> Resolve:
+    """Return a function that resolves settings for this machine, as `train` does.
+
+    A device of a cluster is not checked here: this machine may not have it.
+    """
+    place = data.data_folder(folder)
+
+    @cache
+    def device(name: str) -> str:
+        return name if runner != "local" and name != "auto" else machine.select_device(name).type
+
+    def resolve(settings: Settings) -> Settings:
+        kind = device(settings.train.device)
+        if settings.train.smoke:
+            missing = not data.present(settings.data, place)
+            resolved = recipe.resolve(settings, device=kind, processes=1, stand_in=missing)
+        else:  # the same, without validating every cell of a grid again
+            resolved = settings.model_copy(update={"train": settings.train.model_copy(update={"device": kind})})
+        recipe.check(resolved)
+        return resolved
+
+    return resolve
+
+
+def need_data(runs: Iterable[Run], folder: Path | None) -> None:
+    """Raise if the data of no run are found; if some are found, the other runs fail one by one."""
+    place = data.data_folder(folder)
+    seen = {run.settings.data.model_dump_json(): run.settings.data for run in runs}
+    present = [data.present(each, place) for each in seen.values()]
+    if seen and not any(present):
+        missing = next(iter(seen.values()))
+        own = getattr(missing, "folder", None)
+        remedy = "copy them to that folder" if own else f"run `ghostnoise data get {missing.name}`"
+        raise UserError(
+            f"{own or missing.name}: its images were not found in {place}; {remedy}, or use --smoke, which "
+            "does not need them"
+        )
+
+
+def make_runner(options: Options, place: Place, runs: Iterable[Run]) -> Runner:
+    """Create the runner that the options name."""
+    devices = {run.settings.train.device for run in runs}
+    workers, threads = options.workers, options.threads
+    if options.runner == "local":
+        if "mps" in devices:
+            workers = workers or 1
+        return local.LocalRunner(place, workers, threads, local.gpus() if "cuda" in devices else ())
+    own = {"cpus": threads or 1, "gpus": int("cuda" in devices)} | dict(options.cluster)
+    return ray.RayRunner(place, threads=threads, **own)
+
+
+def _filled(runs: Iterable[Run], found: Mapping[str, Run]) -> list[Run]:
+    return [run.filled(found.get(run.identity)) for run in runs]
+
+
+def _over(run: Run) -> bool:
+    """Return whether there is nothing to do: the run has ended, or its folder is damaged."""
+    return run.ended or run.status == "damaged"
+
+
+def _print(options: Options, text: str) -> None:
     options.console.print(text, highlight=False, soft_wrap=True, markup=False)
 
 
-def _over(point: Point, found: dict[str, Found]) -> bool:
-    return point.identity in found and found[point.identity].status in OVER
+def _estimate(runs: Sequence[Run], later: int, options: Options) -> str:
+    """Estimate the time of the missing runs from the finished ones of the same cell, or else of all."""
+    seconds: dict[str, list[float]] = {}
+    for run in runs:
+        if run.ended and (time := number((run.result or {}).get("seconds"))) is not None:
+            for name in (run.cell, ""):
+                seconds.setdefault(name, []).append(time)
+    left = [run for run in runs if not _over(run)]
+    if not left or not seconds:
+        return ""
+    total = sum(statistics.median(seconds.get(run.cell, seconds[""])) for run in left)
+    total += later * statistics.median(seconds[""])
+    workers = options.workers or doctor.cores()
+    return f"; about {duration(total / min(workers, len(left) + later))} with {counted(workers, 'worker')}"
 
 
-def _table(points: Iterable[Point], found: dict[str, Found]) -> Table:
+def _table(runs: Iterable[Run]) -> Table:
     rows: dict[tuple[str, str], tuple[list[str], list[str]]] = {}
-    for point in points:
-        done, missing = rows.setdefault((point.stage, point.cell.name), ([], []))
-        status = found[point.identity].status if point.identity in found else "missing"
-        note = f" ({status})" if status not in ("finished", "missing") else ""
-        (done if status in OVER else missing).append(f"{point.seed}{note}")
+    for run in runs:
+        done, missing = rows.setdefault((run.stage, run.cell), ([], []))
+        outdated = run.status in ENDED and not run.ended
+        noted = outdated or run.status not in ("finished", "missing")
+        note = f" ({'outdated' if outdated else run.status})" if noted else ""
+        (done if run.ended else missing).append(f"{run.seed}{note}")
     table = Table(box=box.SIMPLE_HEAD, pad_edge=False)
     for name in ("stage", "cell", "seeds finished", "seeds missing"):
         table.add_column(name)

@@ -1,5 +1,5 @@
 """Train one run from start to end; an interrupted run resumes with bit-identical results."""
 
-from ghostnoise.lab.train.run import Options, Outcome, train
+from ghostnoise.lab.train.run import Options, train
 
-__all__ = ["Options", "Outcome", "train"]
+__all__ = ["Options", "train"]

@@ -1,16 +1,24 @@
-"""The environment of a run: device, processes, memory, and metadata."""
+"""The environment of a run: device, processes, memory, metadata, and when to save a checkpoint or to stop.
+
+SIGTERM and Ctrl-C stop the run after the current step; a second signal ends the process immediately.
+"""
 
 import ctypes
 import gc
 import os
 import platform
+import signal
 import subprocess
-from collections.abc import Iterator, Mapping
+import sys
+import threading
+import time
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from datetime import UTC, datetime, timedelta
 from functools import cache
 from pathlib import Path
+from types import FrameType
 from typing import Any
 
 import numpy
@@ -27,6 +35,8 @@ from ghostnoise.lab.errors import UserError
 # Constants of glibc's malloc.h. The values have the type int: at most 2 GiB.
 M_TRIM_THRESHOLD, M_MMAP_THRESHOLD = -1, -3
 RAISED = {M_MMAP_THRESHOLD: 2**30, M_TRIM_THRESHOLD: 2**31 - 1}
+SIGNALS = (signal.SIGINT, signal.SIGTERM)
+SYNCHRONIZED_EVERY = 2.0  # seconds between two synchronizations of the processes of a run
 EXIT_TIMEOUT = timedelta(minutes=1)  # for processes that have not finished
 
 
@@ -141,6 +151,7 @@ def select_device(name: str, local_rank: int | None = None) -> torch.device:
     return torch.device(name, local_rank) if name == "cuda" and local_rank is not None else torch.device(name)
 
 
+@cache
 def raise_malloc_thresholds() -> bool:
     """Make glibc's malloc keep freed memory instead of returning it to the system; return whether it does.
 
@@ -164,22 +175,41 @@ def set_deterministic(wanted: bool) -> None:
 def environment(here: Machine, thresholds: bool, method: str) -> dict[str, Any]:
     """Environment metadata recorded with every result of a method."""
     return {
-        "ghostnoise": ghostnoise.__version__,
         "numerics": methods.numerics(method),
+        **_software(here.device),
+        "threads": torch.get_num_threads(),
+        "processes": here.world,
+        "malloc": "raised" if thresholds else "default",
+        "started": datetime.now(UTC).isoformat(timespec="seconds"),
+    }
+
+
+@cache
+def _software(device: torch.device) -> dict[str, Any]:
+    """Metadata that do not change while this process runs."""
+    return {
+        "ghostnoise": ghostnoise.__version__,
         "commit": commit(),
         "python": platform.python_version(),
         "torch": str(torch.__version__),
         "numpy": numpy.__version__,
         "system": platform.system(),
         "machine": platform.machine(),
-        "device": here.device.type,
-        "device_name": doctor.device_name(here.device),
-        "threads": torch.get_num_threads(),
-        "processes": here.world,
-        "backend": doctor.operators(here.device.type),
-        "malloc": "raised" if thresholds else "default",
-        "started": datetime.now(UTC).isoformat(timespec="seconds"),
+        "device": device.type,
+        "device_name": doctor.device_name(device),
+        "backend": doctor.operators(device.type),
     }
+
+
+def peak_memory(device: torch.device) -> int:
+    """Return the largest memory in bytes that was used so far: of the GPU, or of this process."""
+    if device.type == "cuda":
+        return torch.cuda.max_memory_allocated(device)
+    try:
+        import resource
+    except ImportError:  # Windows
+        return 0
+    return resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * (1 if sys.platform == "darwin" else 1024)
 
 
 @cache
@@ -200,3 +230,65 @@ def commit() -> str:
     except (OSError, subprocess.CalledProcessError):
         return installed
     return found.stdout.strip() + ("+" if changed.stdout.strip() else "")
+
+
+class Stop:
+    """A request to stop: `signal` is the number of the signal that requested it, or 0."""
+
+    def __init__(self) -> None:
+        self.signal = 0
+
+    def request(self, number: int, frame: FrameType | None = None) -> None:
+        """Store the signal, and restore the default handlers, so that the next signal ends the process."""
+        self.signal = number
+        for each in SIGNALS:
+            signal.signal(each, signal.SIG_DFL if each != signal.SIGINT else signal.default_int_handler)
+
+
+@contextmanager
+def handle_signals(stop: Stop | None = None) -> Iterator[Stop]:
+    """Turn SIGTERM and Ctrl-C into requests to stop inside the block."""
+    stop = stop or Stop()
+    if threading.current_thread() is not threading.main_thread():
+        yield stop  # only the main thread may install signal handlers
+        return
+    before = {number: signal.signal(number, stop.request) for number in SIGNALS}
+    try:
+        yield stop
+    finally:
+        for number, handler in before.items():
+            signal.signal(number, handler)
+
+
+class Clock:
+    """Decides after every step whether to save a checkpoint or to stop, in all processes after the same step."""
+
+    def __init__(self, here: Machine, stop: Stop, interval: float, now: Callable[[], float] = time.monotonic) -> None:
+        self.here, self.stop, self.interval, self.now = here, stop, interval, now
+        self.saved = self.synchronized = now()
+        self.wait = self.waited = 0  # steps until and since the next and the last synchronization
+
+    def tick(self) -> tuple[bool, int]:
+        """Return whether to save now, and the signal that requested to stop, or 0."""
+        if self.here.world == 1:
+            return self.now() - self.saved >= self.interval, self.stop.signal
+        self.waited += 1
+        if self.waited <= self.wait:
+            return False, 0
+        return self._synchronize()
+
+    def reset(self) -> None:
+        """Restart the interval after a checkpoint was saved."""
+        self.saved = self.now()
+
+    def _synchronize(self) -> tuple[bool, int]:
+        """Combine the signals of all processes with the clock of the first one."""
+        now = self.now()
+        step_time = max(now - self.synchronized, 1e-6) / self.waited
+        save, wait = now - self.saved >= self.interval, min(SYNCHRONIZED_EVERY, self.interval / 4) / step_time
+        first, number = float(self.here.first), self.stop.signal
+        message = [first * save, first * wait, float(number == signal.SIGINT), float(number == signal.SIGTERM)]
+        total = self.here.all_reduce(torch.tensor(message, device=self.here.device))
+        saves, waits, interrupted, terminated = total.tolist()
+        self.synchronized, self.waited, self.wait = now, 0, int(waits)
+        return bool(saves), signal.SIGTERM if terminated else signal.SIGINT if interrupted else 0

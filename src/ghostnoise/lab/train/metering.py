@@ -6,7 +6,7 @@ from itertools import islice
 
 import torch
 
-from ghostnoise.lab.config.schema import MeterSettings, Settings
+from ghostnoise.lab.config.schema import Settings
 from ghostnoise.lab.data import Source
 from ghostnoise.lab.errors import UserError
 from ghostnoise.lab.train.session import Session, generator_states, restore_generators
@@ -19,11 +19,6 @@ def ghost_size(settings: Settings) -> int:
     """Return the ghost size to measure with: that of the meter, or else of the norm, or else 32."""
     own = settings.meter.ghost_size if settings.meter else None
     return own or settings.norm.ghost_size or GHOST_SIZE
-
-
-def due(meter: MeterSettings | None, epoch: int, epochs: int) -> bool:
-    """Return whether to measure after this epoch, counted from 1."""
-    return meter is not None and (epoch in (1, epochs) or epoch % meter.every == 0)
 
 
 def measure(session: Session, source: Source, epoch: int, batches: int | None = None) -> bytes:

@@ -1,6 +1,5 @@
 """The state of a run in memory: network, optimizer, learning rate, random generators and progress."""
 
-import hashlib
 import json
 import math
 import random
@@ -67,12 +66,6 @@ def learning_rate(
     return end + (peak - end) * 0.5 * (1 + math.cos(math.pi * done / max(1, total)))
 
 
-def set_learning_rate(optimizer: Optimizer, value: float) -> None:
-    """Set the learning rate of all parameter groups."""
-    for group in optimizer.param_groups:
-        group["lr"] = value
-
-
 def seed_generators(value: int) -> None:
     """Seed the generators of torch (all devices), Python and numpy."""
     torch.manual_seed(value)
@@ -117,6 +110,7 @@ class Progress:
     seconds: float = 0.0  # in the training loop, including evaluation and checkpoints
     training_seconds: float = 0.0  # in training steps
     history: list[Record] = field(default_factory=list)
+    environments: list[Record] = field(default_factory=list)  # of the segments that led here
 
     @property
     def best(self) -> Record | None:
@@ -153,6 +147,8 @@ class Session:
             self.forward = torch.compile(self.forward)  # type: ignore[assignment]
         self.progress = Progress()
         self.progress.start_epoch(device)
+        self.gradient_norm: Tensor | None = None
+        """Norm of the gradient of the last step that measured it, before clipping."""
 
     @property
     def evaluated(self) -> nn.Module:
@@ -173,19 +169,25 @@ class Session:
         count = self.settings.train.accumulation_steps or 1
         return list(zip(images.chunk(count), labels.chunk(count), strict=True)) if count > 1 else [(images, labels)]
 
-    def step(self, images: Tensor, labels: Tensor) -> None:
+    def step(self, images: Tensor, labels: Tensor, lr: float, measure: bool = False) -> None:
         """Take a step of the optimizer, and add its loss and correct predictions to the progress."""
-        batches = self.micro_batches(images, labels)
+        batches, clip = self.micro_batches(images, labels), self.settings.optim.clip
         for at, (some, theirs) in enumerate(batches):
             with self._unsynchronized() if at < len(batches) - 1 else nullcontext():
                 self._accumulate(some, theirs, len(batches))
+        if self.scaler is not None and (measure or clip is not None):
+            self.scaler.unscale_(self.optimizer)
+        if clip is not None:
+            self.gradient_norm = nn.utils.clip_grad_norm_(self.model.parameters(), clip)
+        elif measure:
+            self.gradient_norm = nn.utils.get_total_norm(
+                [each.grad for each in self.model.parameters() if each.grad is not None]
+            )
+        for group in self.optimizer.param_groups:
+            group["lr"] = lr
         if self.scaler is None:
-            self._clip()
             self.optimizer.step()
         else:
-            if self.settings.optim.clip is not None:
-                self.scaler.unscale_(self.optimizer)
-                self._clip()
             self.scaler.step(self.optimizer)
             self.scaler.update()
         self.optimizer.zero_grad()
@@ -207,19 +209,6 @@ class Session:
         """Return a context in which processes do not average their gradients; the last micro-batch averages them."""
         return self.forward.no_sync() if isinstance(self.forward, DistributedDataParallel) else nullcontext()
 
-    def _clip(self) -> None:
-        if self.settings.optim.clip is not None:
-            nn.utils.clip_grad_norm_(self.model.parameters(), self.settings.optim.clip)
-
-    def weights_sha256(self) -> str:
-        """Return a checksum of the names, dtypes, shapes and contents of the evaluated parameters and buffers."""
-        checksum = hashlib.sha256()
-        for name, value in sorted(self.evaluated.state_dict().items()):
-            value = value.detach().cpu().contiguous()
-            checksum.update(f"{name} {value.dtype} {tuple(value.shape)}\n".encode())
-            checksum.update(value.flatten().view(torch.uint8).numpy() if value.numel() else b"")
-        return checksum.hexdigest()
-
     def state(self) -> Record:
         """Return everything that the rest of the run depends on; it is complete only in the first process."""
         progress = self.progress
@@ -236,6 +225,7 @@ class Session:
             "seconds": progress.seconds,
             "training_seconds": progress.training_seconds,
             "history": json.dumps(progress.history),
+            "environments": json.dumps(progress.environments),
             "model": self.model.state_dict(),
             "optimizer": self.optimizer.state_dict(),
             "average": None if self.average is None else self.average.state_dict(),
@@ -269,6 +259,7 @@ class Session:
         self.progress = Progress(
             state["epoch"], state["step"], mine["loss"].to(device), mine["right"].to(device), state["images"],
             state["seconds"], state["training_seconds"], json.loads(state["history"]),
+            json.loads(state.get("environments", "[]")),
         )  # fmt: skip
         restore_generators(mine["generators"], device)
 

@@ -9,7 +9,8 @@ from pathlib import Path
 import pytest
 
 from ghostnoise.lab.config import methods
-from ghostnoise.lab.store import index, scan
+from ghostnoise.lab.store import scan
+from ghostnoise.lab.store.folder import RunFolder
 from support.many_runs import indexed, write_experiment, write_runs
 from support.records import experiment_with_runs
 
@@ -19,7 +20,7 @@ def cache(tmp_path, monkeypatch):
     """The folder of indexes; folders with few runs have one too, and may have changed just now."""
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "cache"))
     monkeypatch.setattr(scan, "INDEXED", 1)
-    monkeypatch.setattr(index, "RACY", 0.0)
+    monkeypatch.setattr(scan, "RACY", 0.0)
     return tmp_path / "cache" / "ghostnoise" / "index"
 
 
@@ -33,18 +34,23 @@ def runs(tmp_path, cache):
 @pytest.fixture
 def looks(monkeypatch):
     """The names of the folders that are read."""
-    names, real = [], scan._look
+    names, real = [], scan.read
 
-    def look(path):
+    def read(path):
         names.append(path.name)
         return real(path)
 
-    monkeypatch.setattr(scan, "_look", look)
+    monkeypatch.setattr(scan, "read", read)
     return names
 
 
 def scanned(runs):
-    return scan.scan(runs, lambda line: None)
+    return fields(scan.scan(runs, lambda line: None))
+
+
+def fields(found):
+    """What was found, for comparisons."""
+    return {name: {each: getattr(run, each) for each in COMPARED} for name, run in found.items()}
 
 
 def fresh(runs, monkeypatch):
@@ -75,17 +81,18 @@ def rewrite(path):
     os.utime(path, ns=(before.st_atime_ns, before.st_mtime_ns))
 
 
+COMPARED = ("recipe", "identity", "folder", "tree", "status", "environments", "result", "failure", "reason")
 CHANGES = {
-    "in place, with the old time": lambda run: rewrite(run / "result.json"),
-    "damaged": lambda run: (run / "metrics.jsonl").write_text("{}\n"),
-    "result removed": lambda run: (run / "result.json").unlink(),
+    "in place, with the old time": lambda run: rewrite(run / "run.json"),
+    "damaged": lambda run: (run / "run.json").write_text("{}\n"),
+    "result removed": lambda run: (run / "run.json").unlink(),
     "failure added": lambda run: (
-        (run / "result.json").unlink(),
+        (run / "run.json").unlink(),
         (run / "failure.json").write_text('{"message": "a"}'),
     ),
     "replaced by a link": lambda run: (
-        (run / "settings.json").unlink(),
-        (run / "settings.json").symlink_to("/dev/null"),
+        (run / "run.json").unlink(),
+        (run / "run.json").symlink_to("/dev/null"),
     ),
     "folder removed": shutil.rmtree,
     "copied": lambda run: (shutil.copytree(run, run.with_name("copy")), shutil.rmtree(run)),
@@ -111,7 +118,7 @@ def test_a_change_is_noticed(runs, cache, looks, change, monkeypatch):
 
 def test_a_file_that_changed_just_now_is_not_trusted(runs, cache, looks, monkeypatch):
     """It may change again without a change of its time."""
-    monkeypatch.setattr(index, "RACY", 3600.0)
+    monkeypatch.setattr(scan, "RACY", 3600.0)
     scanned(runs)
     looks.clear()
     scanned(runs)
@@ -175,14 +182,28 @@ def test_without_a_home_folder_there_is_no_index(runs, cache, monkeypatch):
 
 def test_warnings_and_outdated_runs_are_those_of_a_scan_without_an_index(runs, cache, monkeypatch):
     (run, *_) = sorted(runs.iterdir())
-    (run / "settings.json").write_text("[]")
+    (run / "run.json").write_text("[]")
     scanned(runs)
     said, again = [], []
     monkeypatch.setattr(methods, "NUMERICS", 2)
-    found = scan.scan(runs, said.append, current=True)
-    assert scan.scan(runs, again.append, current=True) == found
+    found = scan.scan(runs, said.append)
+    assert fields(scan.scan(runs, again.append)) == fields(found)
     assert said == again == [found[run.name].damage]
-    assert sorted({each.status for each in found.values()}) == ["damaged", "outdated"]
+    assert sorted({each.status for each in found.values()}) == ["damaged", "finished"]
+    assert not any(each.ended for each in found.values())
+
+
+def test_a_run_that_is_trained_is_running_also_in_an_index(runs, cache):
+    (run, *_) = sorted(runs.iterdir())
+    (run / "run.json").unlink()
+    (run / "settings.json").write_text("{}")
+    time.sleep(0.02)
+    owner = RunFolder(run, pytest.fail)
+    assert scanned(runs)[run.name]["status"] == "interrupted"
+    owner.own()
+    assert scanned(runs)[run.name]["status"] == "running"
+    owner.release()
+    assert scanned(runs)[run.name]["status"] == "interrupted"
 
 
 def test_few_new_runs_do_not_rewrite_the_index(runs, cache, looks):
@@ -198,7 +219,7 @@ def test_few_new_runs_do_not_rewrite_the_index(runs, cache, looks):
 
 
 def test_old_indexes_are_removed(runs, cache, monkeypatch):
-    monkeypatch.setattr(index, "MOST_KEPT", 3)
+    monkeypatch.setattr(scan, "MAX_INDEXES", 3)
     cache.mkdir(parents=True, mode=0o700)
     for at in range(5):
         (cache / f"{at}.json").touch()
@@ -216,7 +237,7 @@ def test_scans_of_several_processes_at_the_same_time(runs, cache):
     for path in cache.iterdir():
         path.unlink()
     with multiprocessing.get_context("spawn").Pool(3) as pool:
-        assert all(found == expected for found in pool.map(indexed, [runs] * 30, chunksize=1))
+        assert all(fields(found) == expected for found in pool.map(indexed, [runs] * 30, chunksize=1))
     assert len(list(cache.iterdir())) == 1
 
 
@@ -229,7 +250,7 @@ def test_five_thousand_runs(tmp_path, monkeypatch):
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "cache"))
     path = write_experiment(tmp_path)
     assert write_runs(path, tmp_path / "runs") == 5000
-    monkeypatch.setattr(index, "RACY", 0.0)
+    monkeypatch.setattr(scan, "RACY", 0.0)
     time.sleep(0.02)
     expected = scanned(tmp_path / "runs" / "many")
     assert len(expected) == 5000

@@ -1,46 +1,57 @@
 import io
+from dataclasses import replace
 
 import pytest
 from rich.console import Console
 
-from ghostnoise.lab.runners import Ended, Job, Progressed, Started
-from ghostnoise.lab.sweep.progress import Board, Running, Tally
+from ghostnoise.lab.events import Ended, Started, Step
+from ghostnoise.lab.run import Run
+from ghostnoise.lab.sweep.board import Board, Running, Tally
 
 
 def job(name):
-    return Job("digits", name, name, None)
+    return Run("digits", name, {}, name)
+
+
+def started(run):
+    return Started(run, "", 0, 10, "worker 0")
+
+
+def step(done, total):
+    return Step(1, done, total, 1.0, 10.0, 100.0, 0.1)
+
+
+def ended(run, status):
+    return Ended(status, replace(run, status=status))
 
 
 def test_counts_follow_the_events_and_the_rest_is_estimated_from_the_speed_so_far():
     clock = [100.0]
-    tally = Tally(waiting=4, now=lambda: clock[0])
+    tally, a, b, c = Tally(waiting=4, now=lambda: clock[0]), *map(job, "abc")
     assert tally.left is None
-    tally.take(Started(job("a"), "worker 0"))
+    tally.take(a, started(a))
     assert (tally.waiting, len(tally.running)) == (3, 1)
     clock[0] = 110.0
-    tally.take(Ended(job("a"), "finished"))
-    tally.over("finished")
+    tally.take(a, ended(a, "finished"))
     assert (tally.waiting, tally.finished) == (3, 1)
     assert tally.left == pytest.approx(30)
-    tally.take(Started(job("b"), "worker 0"))
-    tally.take(Progressed(job("b"), 50, 100, 1.0, 10.0))  # resumed from its middle
+    tally.take(b, started(b))
+    tally.take(b, step(50, 100))  # resumed from its middle
     assert tally.left == pytest.approx(25)
-    tally.take(Progressed(job("b"), 100, 100, 1.0, 10.0))
+    tally.take(b, step(100, 100))
     assert tally.left == pytest.approx(2 * 10 / 1.5)
-    tally.take(Ended(job("b"), "diverged"))
-    tally.over("diverged")
-    tally.take(Ended(job("c"), "finished"))  # by another sweep: it never started here
-    tally.over("finished")
+    tally.take(b, ended(b, "diverged"))
+    tally.take(c, ended(c, "finished"))  # by another sweep: it never started here
     assert tally.line() == "2 finished, 1 diverged, 1 waiting"
-    assert tally.total == 4
 
 
-def test_a_worker_that_is_replaced_starts_its_run_again():
-    tally = Tally(waiting=1)
+@pytest.mark.parametrize("status", ["stopped", "elsewhere"])
+def test_a_worker_that_is_replaced_starts_its_run_again(status):
+    tally, run = Tally(waiting=1), job("a")
     for _ in range(2):
-        tally.take(Started(job("a"), "worker 0"))
+        tally.take(run, started(run))
     assert (tally.waiting, len(tally.running)) == (0, 1)
-    tally.put_back(job("a"))
+    tally.take(run, Ended(status))
     assert (tally.waiting, len(tally.running)) == (1, 0)
 
 

@@ -8,10 +8,10 @@ import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
-from ghostnoise.lab import records
 from ghostnoise.lab.errors import UserError
-from ghostnoise.lab.records.files import FORMAT, LONGEST_LINE
-from support.records import experiment_with_runs, finished, on_cpu
+from ghostnoise.lab.store import records
+from ghostnoise.lab.store.records import FORMAT, MAX_LINE
+from support.records import change, experiment_with_runs, finished, on_cpu
 from support.run_folders import experiment, points
 
 
@@ -26,7 +26,7 @@ def there(tmp_path):
 def bad(path, content):
     path.write_bytes(content)
     with pytest.raises(UserError) as caught:
-        records.read(path)
+        records.load(path)
     assert path.read_bytes() == content
     return str(caught.value)
 
@@ -34,13 +34,13 @@ def bad(path, content):
 def test_the_same_runs_give_the_same_bytes(there):
     path = there / "records.jsonl"
     content = path.read_bytes()
-    assert records.export(there / "runs" / "tiny", path, pytest.fail) == records.files.Exported(path, 9, 0)
+    assert records.export(there / "runs" / "tiny", path, pytest.fail) == records.Exported(path, 9, 0)
     assert path.read_bytes() == content
     records.export(there / "runs" / "tiny", there / "again.jsonl", pytest.fail)
     assert (there / "again.jsonl").read_bytes() == content
     assert not [each for each in there.iterdir() if each.name.endswith(".part")]
     header, *lines = content.splitlines()
-    assert json.loads(header) == {"format": FORMAT, "version": 1, "recipe": "tiny"}
+    assert json.loads(header) == {"format": FORMAT, "version": 2, "recipe": "tiny"}
     assert len(lines) == 9
 
 
@@ -60,7 +60,10 @@ def test_an_export_keeps_records_whose_runs_are_gone(there):
     assert path.read_bytes() == content
 
 
-def test_damaged_and_unfinished_runs_are_skipped_with_a_line(there):
+def test_damaged_and_unfinished_runs_are_skipped_with_a_line(tmp_path):
+    """Here those of version 0.1, which have more files."""
+    there = tmp_path
+    experiment_with_runs(there, old=True)
     folders = sorted((there / "runs" / "tiny").iterdir())
     (folders[0] / "result.json").write_text("{")
     (folders[1] / "result.json").unlink()  # unfinished: no line
@@ -85,10 +88,46 @@ def test_damaged_and_unfinished_runs_are_skipped_with_a_line(there):
         assert reason in line
 
 
+def test_a_damaged_record_is_skipped_with_a_line(there):
+    folders = sorted((there / "runs" / "tiny").iterdir())
+    (folders[0] / "run.json").write_text("{")
+    (folders[1] / "run.json").write_bytes((folders[2] / "run.json").read_bytes())
+    (folders[3] / "run.json").unlink()
+    warned = []
+    assert records.export(there / "runs" / "tiny", there / "new.jsonl", warned.append).total == 6
+    assert [line.partition(" ")[0] for line in warned] == [str(folders[0]), str(folders[1])]
+    assert f"it is the record of run {folders[2].name}" in warned[1]
+
+
+def test_an_export_of_nothing_is_an_error_and_writes_nothing(there):
+    for folder in (there / "runs" / "tiny").iterdir():
+        (folder / "run.json").write_text("{")
+    with pytest.raises(UserError, match="9 runs cannot be exported, so nothing was written to"):
+        records.export(there / "runs" / "tiny", there / "new.jsonl", lambda line: None)
+    assert not (there / "new.jsonl").exists()
+
+
+def test_no_file_is_written_that_could_not_be_read(there, monkeypatch):
+    monkeypatch.setattr(records, "MAX_BYTES", 1000)
+    with pytest.raises(UserError, match="a file of records has at most 1,000; export to several files"):
+        records.export(there / "runs" / "tiny", there / "new.jsonl", pytest.fail)
+    assert not (there / "new.jsonl").exists()
+
+
+def test_a_run_that_was_evaluated_less_often_keeps_its_record(there):
+    """`train.evaluate_every` is no part of the identity."""
+    path = there / "records.jsonl"
+    content = path.read_bytes()
+    for run in experiment(there).runs(on_cpu):
+        accuracy = records.load(path).runs[run.identity].accuracy
+        finished(there / "rarely", "tiny", run.settings, accuracy, every=3)
+    assert records.export(there / "rarely" / "tiny", path, pytest.fail).added == 0
+    assert path.read_bytes() == content
+
+
 def test_another_result_of_the_same_run_is_a_conflict(there):
     path, folder = there / "records.jsonl", next((there / "runs" / "tiny").iterdir())
-    result = json.loads((folder / "result.json").read_text())
-    (folder / "result.json").write_text(json.dumps(result | {"weights_sha256": "0" * 64}))
+    change(folder, weights_sha256="0" * 64)
     content = path.read_bytes()
     with pytest.raises(UserError, match=f"has another record of run {folder.name}"):
         records.export(there / "runs" / "tiny", path, pytest.fail)
@@ -97,14 +136,12 @@ def test_another_result_of_the_same_run_is_a_conflict(there):
 
 def test_a_run_that_was_repeated_keeps_its_record(there):
     path, folder = there / "records.jsonl", next((there / "runs" / "tiny").iterdir())
-    result = json.loads((folder / "result.json").read_text())
-    (folder / "result.json").write_text(json.dumps(result | {"seconds": 99.0, "ended": "2026-02-01T00:00:00+00:00"}))
+    change(folder, seconds=99.0, ended="2026-02-01T00:00:00+00:00")
     content = path.read_bytes()
     assert records.export(there / "runs" / "tiny", path, pytest.fail).added == 0
     assert path.read_bytes() == content
-    read = records.read(path)
-    assert records.import_files([(path, read.recipe, read.runs)], there / "runs") == (0, 9)
-    assert json.loads((folder / "result.json").read_text())["seconds"] == 99.0
+    assert records.import_records([(path, records.load(path))], there / "runs") == (0, 9)
+    assert json.loads((folder / "run.json").read_text())["result"]["seconds"] == 99.0
 
 
 def test_newer_numerics_replace_older_ones_and_never_the_reverse(tmp_path):
@@ -114,8 +151,8 @@ def test_newer_numerics_replace_older_ones_and_never_the_reverse(tmp_path):
     path, warned = tmp_path / "records.jsonl", []
     for runs, numerics in (("old", 1), ("new", 2), ("old", 2)):
         assert records.export(tmp_path / runs / "tiny", path, warned.append).total == 1
-        (each,) = records.read(path).runs.values()
-        assert each.environment.numerics == numerics
+        (each,) = records.load(path).runs.values()
+        assert each.numerics.number == numerics
     assert len(warned) == 1
     assert "its record with numerics 1 is replaced by one with numerics 2" in warned[0]
 
@@ -155,9 +192,9 @@ def test_every_bad_line_is_named(there):
         (b"", "not the header"),
         (b"\x89PNG\r\n\x1a\n", "not the header"),
         (b'{"format":"other"}\n', "not the header"),
-        (b'{"format":"ghostnoise records","version":2,"recipe":"tiny"}\n', "reads version 1"),
-        (b'{"format":"ghostnoise records","version":true,"recipe":"tiny"}\n', "reads version 1"),
-        (b'{"format":"ghostnoise records","version":"1","recipe":"tiny"}\n', "reads version 1"),
+        (b'{"format":"ghostnoise records","version":3,"recipe":"tiny"}\n', "reads versions 1 and 2"),
+        (b'{"format":"ghostnoise records","version":true,"recipe":"tiny"}\n', "reads versions 1 and 2"),
+        (b'{"format":"ghostnoise records","version":"1","recipe":"tiny"}\n', "reads versions 1 and 2"),
         (b'{"format":"ghostnoise records","recipe":"tiny"}\n', "version None"),
         (b'{"format":"ghostnoise records","version":1}\n', "must be the name of a recipe"),
         (b'{"format":"ghostnoise records","version":1,"recipe":""}\n', "must be the name of a recipe"),
@@ -184,7 +221,7 @@ def test_a_corrupted_file_is_read_or_refused_as_a_whole(there, data):
     path = there / "corrupted.jsonl"
     path.write_bytes(content)
     try:
-        read = records.read(path)
+        read = records.load(path)
     except UserError as error:
         refusal = str(error).splitlines()
     else:
@@ -196,7 +233,7 @@ def test_a_corrupted_file_is_read_or_refused_as_a_whole(there, data):
 
 def test_a_huge_line_is_not_read(there):
     path = there / "records.jsonl"
-    content = path.read_bytes().splitlines(keepends=True)[0] + b'{"a":"' + b"x" * LONGEST_LINE + b'"}\n'
+    content = path.read_bytes().splitlines(keepends=True)[0] + b'{"a":"' + b"x" * MAX_LINE + b'"}\n'
     assert "line 2: more than" in bad(path, content)
 
 
@@ -206,4 +243,4 @@ def test_what_is_not_a_file_is_refused_without_waiting(tmp_path):
     (tmp_path / "loop").symlink_to(tmp_path / "loop")
     for name in ("pipe", "loop", ".", "none"):
         with pytest.raises(UserError, match="give a file that `ghostnoise runs export` wrote"):
-            records.read(tmp_path / name)
+            records.load(tmp_path / name)

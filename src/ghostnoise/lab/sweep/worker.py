@@ -1,4 +1,4 @@
-"""A worker process of the local runner: runs jobs one after another, and exits with the process that started it.
+"""A worker process of the local runner: trains runs one after another, and exits with the process that started it.
 
 This module does not import torch: a worker chooses its GPU first.
 """
@@ -15,10 +15,10 @@ from multiprocessing import reduction
 from multiprocessing.connection import Connection
 from typing import Any
 
-from ghostnoise.lab.runners.job import Job, Place
+from ghostnoise.lab.run import Run
+from ghostnoise.lab.sweep.execute import Place, execute
 
 GRACE = 30.0  # seconds for a last checkpoint after the parent has exited
-AUTOGROUP = "/proc/self/autogroup"  # the niceness of a session; only Linux has this file
 
 
 class Log:
@@ -67,29 +67,22 @@ class WorkerOptions:
 
 
 def main(connection: Connection, options: WorkerOptions) -> None:
-    """Take jobs from the connection until it closes; send ("started",), ("progress", …) and ("ended", …) for each."""
+    """Take runs from the connection until it closes, and send the events of each."""
     _detach(options)
-    jobs: queue.SimpleQueue[Job | None] = queue.SimpleQueue()
-    threading.Thread(target=_receive, args=(connection, jobs), daemon=True).start()
-    from ghostnoise.lab.runners.execution import execute  # imports torch, after the GPU has been chosen
+    runs: queue.SimpleQueue[Run | None] = queue.SimpleQueue()
+    threading.Thread(target=_receive, args=(connection, runs), daemon=True).start()
+    import torch  # noqa: F401 now that the GPU has been chosen, and before the first run
 
-    def send(*message: object) -> None:
-        with suppress(OSError):  # the parent has exited, and _receive stops the run
-            connection.send(message)
-
-    while (job := jobs.get()) is not None:
-        ended = execute(
-            job, options.place, lambda *numbers: send("progress", *numbers), options.threads, options.threads,
-            on_start=lambda: send("started"),
-        )  # fmt: skip
-        send("ended", ended.status, ended.message)
+    while (run := runs.get()) is not None:
+        for event in execute(run, options.place, options.threads, options.threads):
+            with suppress(OSError):  # the parent has exited, and _receive stops the run
+                connection.send(event)
 
 
 def _detach(options: WorkerOptions) -> None:
     """Detach from the terminal: only the parent receives Ctrl-C, and passes it on as one SIGTERM."""
     if hasattr(os, "setsid"):
         os.setsid()
-        _share_niceness()
     signal.signal(signal.SIGINT, signal.SIG_IGN)
     if hasattr(signal, "pthread_sigmask"):
         signal.pthread_sigmask(signal.SIG_UNBLOCK, [signal.SIGINT])  # the runner blocks it while a worker starts
@@ -105,24 +98,13 @@ def _detach(options: WorkerOptions) -> None:
         os.environ["CUDA_VISIBLE_DEVICES"] = options.gpu
 
 
-def _share_niceness() -> None:
-    """Give the session of this process its niceness.
-
-    Linux divides time between sessions first, and the niceness of a process counts only among those of its session.
-    """
-    niceness = os.nice(0)
-    if niceness > 0:
-        with suppress(OSError), open(AUTOGROUP, "r+") as file:
-            file.write(str(niceness))
-
-
-def _receive(connection: Connection, jobs: "queue.SimpleQueue[Job | None]") -> None:
-    """Put received jobs into the queue; when the parent has exited, stop the run, and exit after a grace period."""
+def _receive(connection: Connection, runs: "queue.SimpleQueue[Run | None]") -> None:
+    """Put received runs into the queue; when the parent has exited, stop the run, and exit after a grace period."""
     try:
         while True:
-            jobs.put(connection.recv())
+            runs.put(connection.recv())
     except (EOFError, OSError):
-        jobs.put(None)
+        runs.put(None)
         os.kill(os.getpid(), signal.SIGTERM)
         threading.Event().wait(GRACE)
         os._exit(1)

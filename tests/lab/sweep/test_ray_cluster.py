@@ -13,11 +13,11 @@ from contextlib import contextmanager
 from pathlib import Path
 
 import pytest
-
-from ghostnoise.lab.errors import UserError
 from ghostnoise.lab.runners import Ended, Place, Progressed, Started, ray_round
 from ghostnoise.lab.runners.ray import RayRunner
 from ghostnoise.lab.runners.ray_task import files_of, write
+
+from ghostnoise.lab.errors import UserError
 from ghostnoise.lab.store import RunFolder, checkpoints
 from support.ray_cases import LONG, Recorder, job, outcome, plain
 

@@ -3,6 +3,7 @@
 import json
 import os
 import random
+import shutil
 import signal
 import statistics
 import subprocess
@@ -15,9 +16,12 @@ from pathlib import Path
 import pytest
 
 from ghostnoise import doctor
-from ghostnoise.lab.runners import Ended, Place, Progressed, local
-from ghostnoise.lab.runners.local import DEATHS, LocalRunner
-from ghostnoise.lab.store import RunFolder, checkpoints
+from ghostnoise.lab.events import Ended, Step
+from ghostnoise.lab.store import checkpoints
+from ghostnoise.lab.store.folder import RunFolder, read
+from ghostnoise.lab.sweep import local
+from ghostnoise.lab.sweep.execute import Place
+from ghostnoise.lab.sweep.local import DEATHS, LocalRunner
 from support import jobs
 
 pytestmark = pytest.mark.skipif(os.name != "posix", reason="signals of POSIX")
@@ -35,20 +39,20 @@ def runner(tmp_path_factory):
     made.close()
 
 
-def kill(runner, event):
-    """Kill the worker that has an event's job."""
-    (slot,) = (slot for slot in runner.slots if slot.job == event.job)
+def kill(runner, run):
+    """Kill the worker that has a run."""
+    (slot,) = (slot for slot in runner.slots if slot.run is run)
     os.kill(slot.process.pid, signal.SIGKILL)
 
 
 def killing(runner, log):
     """Kill the worker once, when it first reports progress."""
 
-    def emit(event):
-        first = isinstance(event, Progressed) and not any(isinstance(each, Progressed) for each in log)
-        log.append(event)
+    def emit(run, event):
+        first = isinstance(event, Step) and not log.of(Step)
+        log.take(run, event)
         if first:
-            kill(runner, event)
+            kill(runner, run)
 
     return emit
 
@@ -57,11 +61,11 @@ def test_all_jobs_finish_with_the_bits_of_single_runs_and_a_failing_one_stops_no
     good = [jobs.job(*jobs.SHORT, seed=seed, recipe_name="all") for seed in range(3)]
     bad = jobs.job(*jobs.SHORT, "train.batch_size=4096", seed=9, recipe_name="all")
     log = jobs.Log()
-    runner.run([good[0], bad, *good[1:]], log.append, never)
+    runner.run([good[0], bad, *good[1:]], log.take, never)
     assert log.ended() == [
-        ("run 0", "finished"), ("run 9", "failed"), ("run 1", "finished"), ("run 2", "finished"),
+        ("run seed 0", "finished"), ("run seed 9", "failed"), ("run seed 1", "finished"), ("run seed 2", "finished"),
     ]  # fmt: skip
-    assert log.started() == ["run 0", "run 1", "run 2"]
+    assert log.started() == ["run seed 0", "run seed 1", "run seed 2"]
     for each in good:
         assert jobs.weights(each, runner.place.runs) == jobs.alone(each, tmp_path)
     failure = json.loads((runner.place.folder(bad) / "failure.json").read_text())
@@ -74,8 +78,8 @@ def test_the_job_of_a_killed_worker_is_resumed_to_the_same_bits(runner, tmp_path
     first, second = jobs.job(*jobs.LONG, recipe_name="killed"), jobs.job(*jobs.SHORT, seed=1, recipe_name="killed")
     log = jobs.Log()
     runner.run([first, second], killing(runner, log), never)
-    assert log.started() == ["run 0", "run 0", "run 1"]
-    assert log.ended() == [("run 0", "finished"), ("run 1", "finished")]
+    assert log.started() == ["run seed 0", "run seed 0", "run seed 1"]
+    assert log.ended() == [("run seed 0", "finished"), ("run seed 1", "finished")]
     for each in (first, second):
         assert jobs.weights(each, runner.place.runs) == jobs.alone(each, tmp_path)
 
@@ -86,7 +90,7 @@ def test_a_job_fails_when_three_of_its_workers_have_died(runner):
     log = jobs.Log()
     runner.run([each], killing(runner, log), never)
     del runner.deaths[each.identity]
-    assert log.ended() == [("run 0", "failed")]
+    assert log.ended() == [("run seed 0", "failed")]
     failure = json.loads((runner.place.folder(each) / "failure.json").read_text())
     assert failure["message"].startswith("its worker died 3 times; the last time it was killed by SIGKILL")
 
@@ -95,36 +99,38 @@ def test_a_job_fails_when_three_of_its_workers_have_died(runner):
 def test_a_stop_saves_running_jobs_and_the_next_call_resumes_to_the_same_bits(runner, tmp_path):
     given = [jobs.job(*jobs.LONG, recipe_name="stop"), jobs.job(*jobs.SHORT, seed=1, recipe_name="stop")]
     log = jobs.Log()
-    runner.run(given, log.append, stop=lambda: any(isinstance(event, Progressed) for event in log))
-    assert sorted(log.ended()) == [("run 0", "stopped"), ("run 1", "stopped")]
+    runner.run(given, log.take, stop=lambda: bool(log.of(Step)))
+    assert sorted(log.ended()) == [("run seed 0", "stopped"), ("run seed 1", "stopped")]
     folder = runner.place.folder(given[0])
     assert list((folder / "checkpoints").iterdir())
-    assert not (folder / "result.json").exists()
+    assert read(folder).status == "interrupted"
     again = jobs.Log()
-    runner.run(given, again.append, never)
-    assert again.ended() == [("run 0", "finished"), ("run 1", "finished")]
+    runner.run(given, again.take, never)
+    assert again.ended() == [("run seed 0", "finished"), ("run seed 1", "finished")]
     assert jobs.weights(given[0], runner.place.runs) == jobs.alone(given[0], tmp_path)
 
 
 @pytest.mark.slow
-def test_runs_of_other_processes_are_waited_for_and_taken_over_if_they_are_left(runner):
+def test_runs_of_other_processes_are_waited_for_and_taken_over_if_they_are_left(runner, tmp_path):
     finished, left, own = (jobs.job(*jobs.SHORT, seed=seed, recipe_name="others") for seed in range(3))
     folders = [RunFolder(runner.place.folder(each), pytest.fail) for each in (finished, left)]
     for folder in folders:
         folder.own()
+    jobs.alone(finished, tmp_path)
+    elsewhere = tmp_path / "others" / finished.identity
     log = jobs.Log()
 
     def others():
         """Release both runs once the runner has finished its own; one of them is finished."""
-        if log.ended() == [("run 2", "finished")] and folders:
-            folders[0].finish({"status": "finished"})
+        if log.ended() == [("run seed 2", "finished")] and folders:
+            shutil.copytree(elsewhere, folders[0].path, dirs_exist_ok=True)
             while folders:
                 folders.pop().release()
         return False
 
-    runner.run([finished, left, own], log.append, others)
-    assert sorted(log.ended()) == [("run 0", "finished"), ("run 1", "finished"), ("run 2", "finished")]
-    assert log.started() == ["run 2", "run 1"]
+    runner.run([finished, left, own], log.take, others)
+    assert sorted(log.ended()) == [("run seed 0", "finished"), ("run seed 1", "finished"), ("run seed 2", "finished")]
+    assert log.started() == ["run seed 2", "run seed 1"]
 
 
 @pytest.mark.slow
@@ -132,10 +138,10 @@ def test_two_runners_share_the_work_and_train_nothing_twice(runner):
     given = [jobs.job(*jobs.SHORT, seed=seed, recipe_name="shared") for seed in range(6)]
     other = LocalRunner(runner.place, workers=1, threads=1)
     for each in (runner, other):  # imports are over when they meet
-        each.run([jobs.job(*jobs.SHORT, seed=9, recipe_name="shared")], lambda event: None, never)
+        each.run([jobs.job(*jobs.SHORT, seed=9, recipe_name="shared")], lambda *_: None, never)
     logs = [jobs.Log(), jobs.Log()]
     threads = [
-        threading.Thread(target=each.run, args=(given, log.append, never))
+        threading.Thread(target=each.run, args=(given, log.take, never))
         for each, log in zip((runner, other), logs, strict=True)
     ]
     for thread in threads:
@@ -182,15 +188,15 @@ def test_two_runners_meet_a_damaged_checkpoint(runner, tmp_path):
     def two_saved():
         return len(checkpoints.saved(runner.place.folder(each) / "checkpoints")) == 2
 
-    runner.run([each], log.append, two_saved)
-    assert log.ended() == [("run 0", "stopped")]
+    runner.run([each], log.take, two_saved)
+    assert log.ended() == [("run seed 0", "stopped")]
     last, _ = checkpoints.saved(runner.place.folder(each) / "checkpoints")
     last.write_bytes(last.read_bytes()[:-1])
     other = LocalRunner(runner.place, workers=1, threads=1)
-    other.run([jobs.job(*jobs.SHORT, seed=9, recipe_name="damaged")], lambda event: None, never)  # imports are over
+    other.run([jobs.job(*jobs.SHORT, seed=9, recipe_name="damaged")], lambda *_: None, never)  # imports are over
     logs = [jobs.Log(), jobs.Log()]
     threads = [
-        threading.Thread(target=made.run, args=([each], made_log.append, never))
+        threading.Thread(target=made.run, args=([each], made_log.take, never))
         for made, made_log in zip((runner, other), logs, strict=True)
     ]
     for thread in threads:
@@ -198,9 +204,9 @@ def test_two_runners_meet_a_damaged_checkpoint(runner, tmp_path):
     for thread in threads:
         thread.join()
     other.close()
-    assert [made_log.ended() for made_log in logs] == [[("run 0", "finished")]] * 2
+    assert [made_log.ended() for made_log in logs] == [[("run seed 0", "finished")]] * 2
     assert len(logs[0].started() + logs[1].started()) == 1
-    (message,) = (event.message for made_log in logs for event in made_log if getattr(event, "message", ""))
+    (message,) = (event.message for made_log in logs for event in made_log.of(Ended) if event.message)
     assert message.startswith(f"warning: {last} is damaged (")
     assert len(message.splitlines()) == 1
     assert [path.suffix for path in last.parent.iterdir()].count(".damaged") == 1
@@ -226,7 +232,7 @@ def test_two_thousand_runs_leave_memory_and_descriptors_as_they_are(tmp_path):
     runner = LocalRunner(Place(tmp_path), workers=1, threads=1)
     measured = []
 
-    def emit(event):
+    def emit(run, event):
         if isinstance(event, Ended):
             worker = runner.slots[0].process.pid
             measured.append((descriptors(worker), descriptors(os.getpid()), resident(worker), resident(os.getpid())))
@@ -256,11 +262,11 @@ import sys
 from pathlib import Path
 sys.path.insert(0, {str(Path(jobs.__file__).parents[1])!r})
 from support import jobs
-from ghostnoise.lab.runners import Place
-from ghostnoise.lab.runners.local import LocalRunner
+from ghostnoise.lab.sweep.execute import Place
+from ghostnoise.lab.sweep.local import LocalRunner
 runner = LocalRunner(Place(Path({str(tmp_path)!r})), workers=1, threads=1)
 given = [jobs.job("train.epochs=3000", "train.batch_size=64")]
-runner.run(given, lambda event: print(runner.slots[0].process.pid, flush=True), lambda: False)
+runner.run(given, lambda *_: print(runner.slots[0].process.pid, flush=True), lambda: False)
 """
     (tmp_path / "temporary").mkdir()
     environment = os.environ | {"TMPDIR": str(tmp_path / "temporary")}
@@ -284,13 +290,13 @@ def test_workers_killed_at_random_change_nothing(tmp_path):
     log, deaths = jobs.Log(), Counter()
     runner = LocalRunner(Place(tmp_path / "killed", checkpoint_seconds=0.02), workers=2, threads=1)
 
-    def emit(event):
-        log.append(event)
-        key = event.job.identity
-        if isinstance(event, Progressed) and deaths[key] < DEATHS - 1 and chance.random() < 0.5:
+    def emit(run, event):
+        log.take(run, event)
+        key = run.identity
+        if isinstance(event, Step) and deaths[key] < DEATHS - 1 and chance.random() < 0.5:
             deaths[key] += 1
             time.sleep(chance.uniform(0, 0.05))
-            kill(runner, event)
+            kill(runner, run)
 
     runner.run(given, emit, never)
     runner.close()

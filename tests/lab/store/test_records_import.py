@@ -1,14 +1,11 @@
 """Records become run folders, completely or not at all, and never replace a run."""
 
-import json
-
 import pytest
 
-from ghostnoise.lab import records
 from ghostnoise.lab.errors import UserError
-from ghostnoise.lab.records import folders
-from ghostnoise.lab.store import RunFolder, scan
-from support.records import experiment_with_runs
+from ghostnoise.lab.store import records, scan
+from ghostnoise.lab.store.folder import RunFolder, history, read
+from support.records import change, experiment_with_runs
 
 
 @pytest.fixture
@@ -19,8 +16,7 @@ def there(tmp_path):
 
 
 def imported(there, runs="imported", files=("records.jsonl",)):
-    read = [(there / name, records.read(there / name)) for name in files]
-    return records.import_files([(path, each.recipe, each.runs) for path, each in read], there / runs)
+    return records.import_records([(there / name, records.load(there / name)) for name in files], there / runs)
 
 
 def contents(folder):
@@ -29,19 +25,19 @@ def contents(folder):
 
 def test_imported_runs_are_those_that_were_exported(there):
     assert imported(there) == (9, 0)
-    ours, theirs = (scan.scan(there / runs / "tiny", pytest.fail, current=True) for runs in ("imported", "runs"))
+    ours, theirs = (scan.scan(there / runs / "tiny", pytest.fail) for runs in ("imported", "runs"))
     assert ours.keys() == theirs.keys()
     for identity, found in ours.items():
         assert found.status == theirs[identity].status == "finished"
-        assert found.settings == theirs[identity].settings
+        assert found.tree == theirs[identity].tree
         assert found.result == theirs[identity].result
-        assert found.environment() == theirs[identity].environment()
+        assert found.environments == theirs[identity].environments
         assert found.imported
         assert not theirs[identity].imported
-        assert RunFolder(found.path, pytest.fail).result() == found.result
+        assert RunFolder(found.folder, pytest.fail).ended().result == found.result
     records.export(there / "imported" / "tiny", there / "again.jsonl", pytest.fail)
     assert (there / "again.jsonl").read_bytes() == (there / "records.jsonl").read_bytes()
-    assert not [path for path in (there / "imported" / "tiny").iterdir() if path.name.startswith(folders.TEMPORARY)]
+    assert not [path for path in (there / "imported" / "tiny").iterdir() if path.name.startswith(records.TEMPORARY)]
 
 
 def test_a_second_import_changes_nothing(there):
@@ -52,17 +48,16 @@ def test_a_second_import_changes_nothing(there):
     assert imported(there, "runs") == (0, 9)  # also where the runs were trained
 
 
-@pytest.mark.parametrize("kind", ["result", "unfinished", "damaged", "file"])
+@pytest.mark.parametrize("kind", ["result", "interrupted", "damaged", "file"])
 def test_a_run_that_exists_is_never_overwritten(there, kind):
     imported(there)
     folder, other = sorted(path for path in (there / "imported" / "tiny").iterdir() if path.is_dir())[:2]
     if kind == "result":
-        result = json.loads((folder / "result.json").read_text())
-        (folder / "result.json").write_text(json.dumps(result | {"weights_sha256": "0" * 64}))
-    elif kind == "unfinished":
-        (folder / "result.json").unlink()
+        change(folder, weights_sha256="0" * 64)
+    elif kind == "interrupted":
+        (folder / "run.json").unlink()
     elif kind == "damaged":
-        (folder / "result.json").write_text("{")
+        (folder / "run.json").write_text("{")
     else:
         for path in folder.iterdir():
             path.unlink()
@@ -97,30 +92,29 @@ def test_two_files_that_differ_are_a_conflict(there):
 def test_an_interrupted_import_is_completed_by_the_next(there, monkeypatch):
     made = []
 
-    def fail(path, each, source, make=folders._make_folder):
+    def fail(path, run, source, make=records._make_folder):
         if len(made) == 4:
-            folders.atomic.make_folder(path.with_name(f"{folders.TEMPORARY}{path.name}"))
+            records.atomic.make_folder(path.with_name(f"{records.TEMPORARY}{path.name}"))
             raise KeyboardInterrupt
         made.append(path)
-        make(path, each, source)
+        make(path, run, source)
 
     with monkeypatch.context() as patch:
-        patch.setattr(folders, "_make_folder", fail)
+        patch.setattr(records, "_make_folder", fail)
         with pytest.raises(KeyboardInterrupt):
             imported(there)
     assert len(scan.scan(there / "imported" / "tiny", pytest.fail)) == 4
     assert imported(there) == (5, 4)
-    assert not list((there / "imported" / "tiny").glob(f"{folders.TEMPORARY}*"))
+    assert not list((there / "imported" / "tiny").glob(f"{records.TEMPORARY}*"))
 
 
 def test_records_are_read_as_imported_folders_are(there):
     imported(there)
     folder = there / "imported" / "tiny"
-    scanned = scan.scan(folder, pytest.fail)
-    read = records.recorded(records.read(there / "records.jsonl").runs, "tiny", folder)
-    assert read.keys() == scanned.keys()
-    for identity, found in read.items():
-        for name in ("path", "status", "settings", "result", "failed_for", "numerics"):
-            assert getattr(found, name) == getattr(scanned[identity], name)
-        assert found.environment() == scanned[identity].environment()
-        assert found.metrics() == scanned[identity].metrics()
+    loaded = records.load(there / "records.jsonl").runs
+    assert loaded.keys() == scan.scan(folder, pytest.fail).keys()
+    for identity, run in loaded.items():
+        stored = read(folder / identity)
+        for name in ("status", "tree", "result", "environments", "curve", "failed_for", "numerics"):
+            assert getattr(run, name) == getattr(stored, name)
+        assert history(run) == history(stored) == history(scan.look(folder / identity, pytest.fail))

@@ -6,10 +6,10 @@ import subprocess
 import sys
 
 import pytest
-
-from ghostnoise.lab.errors import UserError
 from ghostnoise.lab.runners import Place, ray
 from ghostnoise.lab.runners.ray import RayRunner
+
+from ghostnoise.lab.errors import UserError
 from support.ray_cases import SHORT, job, outcome, plain
 
 

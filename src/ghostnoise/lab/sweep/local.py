@@ -1,4 +1,4 @@
-"""Run jobs in worker processes on this machine. Workers are reused for many jobs; one that dies is replaced."""
+"""Train runs in worker processes on this machine. Workers are reused for many runs; one that dies is replaced."""
 
 import atexit
 import itertools
@@ -8,17 +8,18 @@ import signal
 from collections import Counter, deque
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager, suppress
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from multiprocessing import resource_tracker
 from multiprocessing.connection import Connection, wait
 from multiprocessing.context import SpawnProcess
 
 from ghostnoise import doctor
-from ghostnoise.lab.runners.execution import Deferred, failed, result
-from ghostnoise.lab.runners.job import Emit, Ended, Job, Place, Progressed, Started
-from ghostnoise.lab.runners.worker import Log, WorkerOptions, main
+from ghostnoise.lab.events import Ended, Event, Started
+from ghostnoise.lab.run import Run
+from ghostnoise.lab.sweep.execute import Deferred, Emit, Place, failed, result
+from ghostnoise.lab.sweep.worker import Log, WorkerOptions, main
 
-DEATHS = 3  # a job fails after this many of its workers have died
+DEATHS = 3  # a run fails after this many of its workers have died
 POLL_EVERY = 0.1  # seconds between two checks whether to stop
 EXIT_WITHIN = 5.0  # seconds for idle workers to exit
 
@@ -33,14 +34,14 @@ def gpus() -> list[str]:
 
 @dataclass
 class Slot:
-    """A worker process, if it runs, and its job, if it has one."""
+    """A worker process, if it runs, and its run, if it has one."""
 
     number: int
     options: WorkerOptions
     log: Log
     process: SpawnProcess | None = None
     connection: Connection | None = None
-    job: Job | None = None
+    run: Run | None = None
 
     @property
     def where(self) -> str:
@@ -49,10 +50,10 @@ class Slot:
 
 
 class LocalRunner:
-    """Runs jobs in `workers` processes with `threads` threads each.
+    """Trains runs in `workers` processes with `threads` threads each.
 
     By default there is one worker per GPU in `gpus`, or one per core, and the cores are shared equally; worker k uses
-    GPU k modulo the number of GPUs. A job whose worker dies is resumed by another worker from its last checkpoint; it
+    GPU k modulo the number of GPUs. A run whose worker dies is resumed by another worker from its last checkpoint; it
     fails when three workers have died. If another process owns a run, the runner waits for it.
     """
 
@@ -67,17 +68,17 @@ class LocalRunner:
             for number, gpu in zip(range(workers), itertools.cycle(gpus or [None]))  # cycle is infinite
         ]
         self.context = multiprocessing.get_context("spawn")
-        self.queue: deque[Job] = deque()
+        self.queue: deque[Run] = deque()
         self.deferred = Deferred(place)
         self.deaths: Counter[str] = Counter()
         atexit.register(self.kill)  # runs before multiprocessing's own handler, which would wait for the workers
 
-    def run(self, jobs: Sequence[Job], emit: Emit, stop: Callable[[], bool]) -> None:
-        """Run all jobs and emit events from the calling thread; once `stop()` is true, save all and return."""
-        self.queue.extend(jobs)
+    def run(self, runs: Sequence[Run], emit: Emit, stop: Callable[[], bool]) -> None:
+        """Train all runs and emit events from the calling thread; once `stop()` is true, save all and return."""
+        self.queue.extend(runs)
         stopping = False
         try:
-            while self.queue or self.deferred.jobs or any(slot.job for slot in self.slots):
+            while self.queue or self.deferred.runs or any(slot.run for slot in self.slots):
                 if not stopping and stop():
                     stopping = True
                     self._stop(emit)
@@ -111,14 +112,14 @@ class LocalRunner:
 
     def _hand_out(self, emit: Emit) -> None:
         over, free = self.deferred.check()
-        for ended in over:
-            emit(ended)
+        for run, ended in over:
+            emit(run, ended)
         self.queue.extend(free)
         for slot in self.slots:
-            if slot.job is None and self.queue:
+            if slot.run is None and self.queue:
                 self._give(slot, self.queue.popleft())
 
-    def _give(self, slot: Slot, job: Job) -> None:
+    def _give(self, slot: Slot, run: Run) -> None:
         if slot.connection is None:
             slot.log.clear()
             slot.connection, theirs = self.context.Pipe()
@@ -126,9 +127,9 @@ class LocalRunner:
             with _interrupts_blocked():
                 slot.process.start()
             theirs.close()
-        slot.job = job
+        slot.run = run
         with suppress(OSError):  # it died while idle; _listen notices
-            slot.connection.send(job)
+            slot.connection.send(run)
 
     def _listen(self, emit: Emit, stopping: bool) -> None:
         """Wait for messages from workers, for a moment."""
@@ -142,52 +143,49 @@ class LocalRunner:
             else:
                 self._handle(slot, message, emit, stopping)
 
-    def _handle(self, slot: Slot, message: tuple, emit: Emit, stopping: bool) -> None:  # type: ignore[type-arg]
-        job = slot.job
-        if job is None:
+    def _handle(self, slot: Slot, event: Event, emit: Emit, stopping: bool) -> None:
+        run = slot.run
+        if run is None:
             return
-        match message:
-            case ("started",):
-                emit(Started(job, slot.where))
-            case ("progress", done, total, loss, accuracy):
-                emit(Progressed(job, done, total, loss, accuracy))
-            case ("ended", status, text):
-                slot.job = None
-                if status == "elsewhere" and not stopping:
-                    self.deferred.add(job)
-                elif status == "stopped" and not stopping:
-                    self.queue.append(job)  # the signal did not come from this runner
-                else:
-                    emit(Ended(job, "stopped" if status == "elsewhere" else status, text))
+        if not isinstance(event, Ended):
+            emit(run, replace(event, where=slot.where) if isinstance(event, Started) else event)
+            return
+        slot.run = None
+        if event.status == "elsewhere" and not stopping:
+            self.deferred.add(run)
+        elif event.status == "stopped" and not stopping:
+            self.queue.append(run)  # the signal did not come from this runner
+        else:
+            emit(run, replace(event, status="stopped") if event.status == "elsewhere" else event)
 
     def _replace(self, slot: Slot, emit: Emit, stopping: bool) -> None:
-        """Return the job of a dead worker to the queue, unless it has ended or too many of its workers have died."""
-        job, why = slot.job, _cause_of_death(slot)
+        """Return the run of a dead worker to the queue, unless it has ended or too many of its workers have died."""
+        run, why = slot.run, _cause_of_death(slot)
         self._empty(slot)
-        if job is None:
+        if run is None:
             return
-        self.deaths[job.identity] += 1
-        if (over := result(job, self.place)) is not None:
-            emit(over)
+        self.deaths[run.identity] += 1
+        if (over := result(run, self.place)) is not None:
+            emit(run, over)
         elif stopping:
-            emit(Ended(job, "stopped"))
-        elif self.deaths[job.identity] >= DEATHS:
-            emit(failed(job, self.place, f"its worker died {DEATHS} times; the last time it {why}"))
+            emit(run, Ended("stopped"))
+        elif self.deaths[run.identity] >= DEATHS:
+            emit(run, failed(run, self.place, f"its worker died {DEATHS} times; the last time it {why}"))
         else:
-            self.queue.appendleft(job)
+            self.queue.appendleft(run)
 
     def _empty(self, slot: Slot) -> None:
         if slot.connection is not None:
             slot.connection.close()
-        slot.process = slot.connection = slot.job = None
+        slot.process = slot.connection = slot.run = None
 
     def _stop(self, emit: Emit) -> None:
-        """Start no more jobs; have running ones save a checkpoint and stop."""
-        for job in [*self.queue, *self.deferred.clear()]:
-            emit(Ended(job, "stopped"))
+        """Start no more runs; have running ones save a checkpoint and stop."""
+        for run in [*self.queue, *self.deferred.clear()]:
+            emit(run, Ended("stopped"))
         self.queue.clear()
         for slot in self.slots:
-            if slot.job is not None and slot.process is not None:
+            if slot.run is not None and slot.process is not None:
                 slot.process.terminate()
 
 

@@ -3,7 +3,6 @@
 import time
 from collections.abc import Callable
 from dataclasses import dataclass, field
-from pathlib import Path
 from types import TracebackType
 from typing import Any, Self
 
@@ -13,7 +12,8 @@ from rich.progress_bar import ProgressBar
 from rich.table import Table
 from rich.text import Text
 
-from ghostnoise.lab.runners import Ended, Event, Job, Progressed, Started
+from ghostnoise.lab.events import Ended, Event, Started, Step
+from ghostnoise.lab.run import ENDED, Run
 from ghostnoise.text import duration
 
 REFRESHED = 4  # times a second
@@ -34,15 +34,6 @@ class Running:
     begun: int | None = None
 
 
-@dataclass(frozen=True)
-class Failure:
-    """A run that failed: its name, the first line of the reason, and its folder."""
-
-    name: str
-    reason: str
-    folder: Path
-
-
 @dataclass
 class Tally:
     """Counts of runs. `earlier` of the finished and diverged runs had ended before the sweep started."""
@@ -51,16 +42,11 @@ class Tally:
     diverged: int = 0
     waiting: int = 0
     earlier: int = 0
-    failures: list[Failure] = field(default_factory=list)
+    failures: list[Run] = field(default_factory=list)
     running: dict[str, Running] = field(default_factory=dict)
     worked: float = 0.0
     now: Callable[[], float] = time.monotonic
     since: float | None = None
-
-    @property
-    def total(self) -> int:
-        """Return the number of known runs; the tests of tuned methods are added later."""
-        return self.finished + self.diverged + len(self.failures) + self.waiting + len(self.running)
 
     @property
     def left(self) -> float | None:
@@ -72,43 +58,35 @@ class Tally:
         rest = self.waiting + sum(1 - each.done / each.total for each in self.running.values())
         return (self.now() - self.since) / done * rest
 
-    def take(self, event: Event) -> None:
-        """Count an event; `over` counts how a run ended."""
-        key = event.job.identity
+    def take(self, run: Run, event: Event) -> None:
+        """Count an event."""
+        key = run.identity
         match event:
-            case Started(job, where):
+            case Started(where=where):
                 self.since = self.since or self.now()
                 if key not in self.running:
                     self.waiting -= 1
-                self.running[key] = Running(job.name, where)
-            case Progressed() if key in self.running:
-                run = self.running[key]
-                run.begun = event.done if run.begun is None else run.begun
-                run.done, run.total, run.loss, run.accuracy = event.done, event.total, event.loss, event.accuracy
-            case Ended():
+                self.running[key] = Running(run.name, where)
+            case Step(done=done, total=total) if key in self.running:
+                at = self.running[key]
+                at.begun = done if at.begun is None else at.begun
+                at.done, at.total, at.loss, at.accuracy = done, total, event.loss, event.accuracy
+            case Ended(status=status):
                 if self.running.pop(key, None) is None:
                     self.waiting -= 1
-                elif event.status in ("finished", "diverged", "failed"):
+                elif status in ("finished", "diverged", "failed"):
                     self.worked += 1
+                if status in ("stopped", "elsewhere"):
+                    self.waiting += 1
+                elif event.run is not None:
+                    self.over(event.run)
 
-    def put_back(self, job: Job) -> None:
-        """Return a run to the waiting ones: another sweep owns it."""
-        if self.running.pop(job.identity, None) is not None:
-            self.waiting += 1
-
-    def over(self, status: str) -> None:
-        """Count a run that has ended."""
-        if status == "finished":
-            self.finished += 1
-        elif status == "diverged":
-            self.diverged += 1
-
-    def again(self, status: str, earlier: bool) -> None:
-        """Return a run that had ended, before the sweep started if `earlier`, to the waiting ones."""
-        self.earlier -= earlier
-        self.finished -= status == "finished"
-        self.diverged -= status == "diverged"
-        self.waiting += 1
+    def over(self, run: Run) -> None:
+        """Count a run that has ended, or that cannot be trained."""
+        self.finished += run.status == "finished"
+        self.diverged += run.status == "diverged"
+        if run.status not in ENDED:
+            self.failures.append(run)
 
     def line(self, stopped: bool = False) -> str:
         """Return the counts as a line."""
@@ -154,14 +132,15 @@ class Board:
         left = self.tally.left
         return Group(Text(self.tally.line() + (f"; {duration(left)} left" if left is not None else "")), table)
 
-    def over(self, name: str, status: str, result: dict[str, Any] | None, message: str) -> None:
+    def over(self, run: Run, event: Ended) -> None:
         """Print that a run has ended; in a terminal, only if it did not finish normally."""
-        score = result.get("accuracy") if result else None
-        detail = f"{score:.2f} %, {duration(result['seconds'])}" if result and score is not None else ""
-        text = f"{status} {name}" + (f": {detail}" if detail else "")
+        result = (event.run and event.run.result) or {}
+        score, message = result.get("accuracy"), event.message
+        detail = f"{score:.2f} %, {duration(result['seconds'])}" if score is not None else ""
+        text = f"{event.status} {run.name}" + (f": {detail}" if detail else "")
         if message:
-            text += f": {message}" if status == "failed" else f" ({'; '.join(message.splitlines())})"
-        if self.live is None or status != "finished" or message:
+            text += f": {message}" if event.status == "failed" else f" ({'; '.join(message.splitlines())})"
+        if self.live is None or event.status != "finished" or message:
             self.print(text.splitlines()[0])
 
     def print(self, text: str) -> None:

@@ -8,9 +8,9 @@ import time
 from pathlib import Path
 
 import pytest
+from ghostnoise.lab.runners.ray_task import Mailbox, Message, files_of, temporary_folder, write
 
 from ghostnoise.lab.config import recipe
-from ghostnoise.lab.runners.ray_task import Mailbox, Message, files_of, temporary_folder, write
 from ghostnoise.lab.store import RunFolder, checkpoints
 from ghostnoise.lab.train import Options, train
 from support.ray_cases import SHORT, outcome
