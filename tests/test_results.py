@@ -34,6 +34,13 @@ def test_every_folder_of_records_has_a_page_and_valid_records():
         assert path.with_name("README.md").exists()
 
 
+def test_every_uncertainty_was_measured_of_a_published_run():
+    for path in FOLDER.glob("uncertainty/*.csv"):
+        for row in csv.DictReader(path.read_text().splitlines()):
+            run = records.load(FOLDER / row["recipe"] / "records.jsonl").runs[row["identity"]]
+            assert str(run.seed) == row["seed"]
+
+
 def test_figure_6():
     rows = list(csv.DictReader((FOLDER / "fig6" / "noise.csv").read_text().splitlines()))
     page = (FOLDER / "fig6" / "README.md").read_text()

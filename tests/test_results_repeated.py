@@ -25,7 +25,7 @@ SEEDS = 6
 def published():
     """The published results of each method, by seed."""
     findings = Publisher(ROOT, results.load, {}).findings([EXPERIMENT])
-    return {row.method: {run.point.seed: run.result for run in row.score.runs} for row in findings.rows}
+    return {row.method: {run.seed: run.result for run in row.score.runs} for row in findings.rows}
 
 
 @pytest.mark.slow
@@ -38,8 +38,8 @@ def test_a_run_repeated_from_its_record(chosen, published, tmp_path):
     method, seed = random.Random(chosen).choice([(name, seed) for name, runs in published.items() for seed in runs])
     words = ["sweep", EXPERIMENT, "--only", method, "--seeds", str(seed), "--workers", "1", "--threads", "1"]
     subprocess.run([sys.executable, "-m", "ghostnoise", *words, "--runs", str(tmp_path)], check=True, timeout=600)
-    (path,) = tmp_path.glob(f"{EXPERIMENT}/*/result.json")
-    result, record = json.loads(path.read_text()), published[method][seed]
+    (path,) = tmp_path.glob(f"{EXPERIMENT}/*/run.json")
+    result, record = json.loads(path.read_text())["result"], published[method][seed]
     if result["weights_sha256"] != record["weights_sha256"]:
         seen = [each["accuracy"] for each in published[method].values()]
         n, std = len(seen), statistics.stdev(seen)

@@ -244,7 +244,7 @@ def values(*shape, seed=0):
 
 
 def applied(affine, x):
-    center, scale, shift = (table.unsqueeze(-1) for table in affine)
+    center, scale, shift = (t.unsqueeze(-1) if isinstance(t, torch.Tensor) else t for t in affine)
     return scale * (x - center) + shift
 
 
@@ -261,6 +261,45 @@ def test_maps_compose():
     torch.testing.assert_close(mapped.mean, applied(one, x).mean(2))
     torch.testing.assert_close(mapped.var, applied(one, x).var(2, correction=0))
     assert mapped.n == 5
+
+
+NUMBERS = (0.0, 1.0, -2.5)
+
+
+@pytest.mark.parametrize("one", [Affine(a, b, c) for a in NUMBERS for b in NUMBERS for c in NUMBERS])
+def test_numbers_are_tables_of_one_value(one):
+    x, full = values(4, CHANNELS, 5), Affine(*values(3, 4, CHANNELS))
+    numbers = Affine(0.5, 1.0, 0.0)
+    for each in (one, Affine(*(torch.full((1, CHANNELS), number, dtype=torch.float64) for number in one))):
+        y = applied(one, x)
+        torch.testing.assert_close(applied(Affine(*each.as_tables(full.center)), x), y)
+        torch.testing.assert_close(applied(each.before(full), x), applied(full, y))
+        torch.testing.assert_close(applied(full.before(each), x), applied(one, applied(full, x)))
+        torch.testing.assert_close(applied(each.before(numbers), x), y - 0.5)
+        torch.testing.assert_close(applied(each.then(*full[:2]), x), y * full[0][..., None] + full[1][..., None])
+        found = each.moments(Moments(x.mean(2), x.var(2, correction=0), 5))
+        torch.testing.assert_close(found.mean, y.mean(2))
+        torch.testing.assert_close(found.var, y.var(2, correction=0))
+
+
+@pytest.mark.parametrize("given", [(True, True), (True, False), (False, True), (False, False)])
+@pytest.mark.parametrize("rows", [1, 4])
+def test_normalization_with_weight_and_bias_is_that_followed_by_them(given, rows):
+    def tables_of(seed):
+        made = values(rows, CHANNELS, seed=seed), values(rows, CHANNELS, seed=seed).square(), *values(2, CHANNELS)
+        return [table.requires_grad_() for table in made]
+
+    def run(mean, var, weight, bias, together):
+        parameters = weight if given[0] else None, bias if given[1] else None
+        stats = Moments(mean, var, 5)
+        if together:
+            return tables.normalize(stats, 0.1, 0.8, *parameters).as_tables(mean)
+        return tables.normalize(stats, 0.1, 0.8).then(*parameters).as_tables(mean)
+
+    one, other = (run(*tables_of(3), together) for together in (True, False))
+    torch.testing.assert_close(one, other)
+    assert torch.autograd.gradcheck(lambda *tables: run(*tables, True)[1:], tables_of(4))
+    assert torch.autograd.gradgradcheck(lambda *tables: run(*tables, True)[1], tables_of(5))
 
 
 def test_normalization():
@@ -281,7 +320,7 @@ def test_ghost_noise_is_a_constant_map(components):
     whole, ghost = (Moments(values(rows, CHANNELS), values(rows, CHANNELS).exp()) for rows in (1, 4))
     whole.mean.requires_grad_(), ghost.var.requires_grad_()
     affine, x = tables.ghost_noise(whole, ghost, 0.1, components), values(4, CHANNELS, 5)
-    assert not any(table.requires_grad for table in affine)
+    assert not any(table.requires_grad for table in affine.as_tables(ghost.mean))
     y = x if components == "scale" else x - (ghost.mean - whole.mean)[..., None]
     std = ((ghost.var + 0.1) / (whole.var + 0.1)).sqrt()[..., None]
     torch.testing.assert_close(applied(affine, x), (y if components == "shift" else y / std).detach())

@@ -45,6 +45,7 @@ if TYPE_CHECKING:
     from ghostnoise.methods.batch_renorm import BatchRenorm1d as BatchRenorm1d
     from ghostnoise.methods.batch_renorm import BatchRenorm2d as BatchRenorm2d
     from ghostnoise.methods.batch_renorm import BatchRenorm3d as BatchRenorm3d
+    from ghostnoise.methods.distribution_uncertainty import DistributionUncertainty as DistributionUncertainty
     from ghostnoise.methods.elementwise import AdditiveGaussianNoise as AdditiveGaussianNoise
     from ghostnoise.methods.elementwise import NoisyDropout as NoisyDropout
     from ghostnoise.methods.eval_norm import EvalNorm as EvalNorm
@@ -70,6 +71,7 @@ if TYPE_CHECKING:
     from ghostnoise.methods.micro_batch_norm import MicroBatchNorm1d as MicroBatchNorm1d
     from ghostnoise.methods.micro_batch_norm import MicroBatchNorm2d as MicroBatchNorm2d
     from ghostnoise.methods.micro_batch_norm import MicroBatchNorm3d as MicroBatchNorm3d
+    from ghostnoise.methods.mix_style import MixStyle as MixStyle
     from ghostnoise.methods.prediction_time_batch_norm import PredictionTimeBatchNorm as PredictionTimeBatchNorm
     from ghostnoise.methods.prediction_time_batch_norm import PredictionTimeBatchNorm1d as PredictionTimeBatchNorm1d
     from ghostnoise.methods.prediction_time_batch_norm import PredictionTimeBatchNorm2d as PredictionTimeBatchNorm2d

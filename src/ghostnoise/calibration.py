@@ -27,7 +27,7 @@ from ghostnoise.engine.ranks import Group
 from ghostnoise.history import histories
 from ghostnoise.inference import restored_modes
 from ghostnoise.masking import given_mask, mask_of
-from ghostnoise.methods.base import Sampled
+from ghostnoise.methods.base import Remembering, Sampled
 from ghostnoise.methods.eval_norm import EvalNorm
 from ghostnoise.tables import Moments, counts, table_dtype, whole_batch
 from ghostnoise.torch_private import AnyBatchNorm
@@ -341,7 +341,7 @@ def _eager() -> AbstractContextManager[None]:
 
 @contextmanager
 def _measuring(model: nn.Module, norms: list[Found], noise: bool) -> Iterator[None]:
-    """Set the modes for measuring: all of the model in training, or only its batch norms, without ghost batches."""
+    """Set the modes for measuring: all of the model in training, or its batch norms, each with the batch alone."""
     if noise:
         model.train()
         yield
@@ -353,6 +353,7 @@ def _measuring(model: nn.Module, norms: list[Found], noise: bool) -> Iterator[No
         # Without a ghost size, EvalNorm needs a weight, which it does not use in training.
         settings: dict[str, Any] = {"ghost_size": None} if has_ghost_size(norm.module) else {}
         settings |= {"alpha": 0.0} if isinstance(norm.module, EvalNorm) else {}
+        settings |= {"history": None} if isinstance(norm.module, Remembering) else {}
         for name, value in settings.items():
             changed.append((norm.module, name, getattr(norm.module, name)))
             setattr(norm.module, name, value)

@@ -9,7 +9,7 @@ from typing import Any
 import torch
 from torch import Generator, Tensor, nn
 
-from ghostnoise.torch_private import is_symbolic, is_traced, transformed, vmap_levels
+from ghostnoise.torch_private import is_exporting, is_symbolic, is_traced, transformed, vmap_levels
 
 MOST_SAMPLES = 65_536  # in a ghost batch
 DTYPES = (torch.float16, torch.bfloat16, torch.float32, torch.float64)
@@ -334,7 +334,7 @@ def writable(buffers: Sequence[Tensor | None], stats: Tensor) -> None:
 
 def recordable() -> None:
     """Check that a history can be updated: not in a `torch.func` transform, and not where tensors have no values."""
-    if torch.compiler.is_exporting() or (not torch.compiler.is_compiling() and is_symbolic()):
+    if is_exporting() or (not torch.compiler.is_compiling() and is_symbolic()):
         raise ValueError(
             "a history in training under torch.export, make_fx or FakeTensorMode: a history must keep values, which "
             "tensors do not have there; use layers with history=0, torch.compile instead of an export, or call eval()"

@@ -1,5 +1,6 @@
 """`flex_norm`: any normalization, as a differentiable function from per-sample moments to an affine map."""
 
+from math import isfinite
 from typing import Any
 
 import torch
@@ -72,62 +73,77 @@ class _Checked:
 
     def __call__(self, m: Moments, *parameters: Tensor | None) -> Affine:
         affine = self.decide(m, *parameters)
-        if not isinstance(affine, tuple) or len(affine) != 3:
+        if not isinstance(affine, tuple) or isinstance(affine, Moments) or len(affine) != 3:
             raise TypeError(
                 f"decide returned a {type(affine).__name__}: must return an Affine of three tables, center, scale and "
                 "shift; use ghostnoise.tables.Affine or normalize"
             )
-        leaves = [m.mean, m.var, *(each for each in parameters if each is not None)]
         tables = [_table(name, table, m) for name, table in zip(Affine._fields, affine, strict=True)]
-        if not torch.compiler.is_compiling() and torch.is_grad_enabled():
-            _check_sources(tables, leaves)
+        if not torch.compiler.is_compiling():
+            _check_values(tables, m)
+            if torch.is_grad_enabled():
+                _check_sources(tables, [m.mean, m.var, *(each for each in parameters if each is not None)])
         return Affine(*tables)
 
 
-def _table(name: str, table: object, m: Moments) -> Tensor:
-    """Return a table of the affine map with two dimensions, checked."""
+def _table(name: str, table: object, m: Moments) -> Tensor | float:
+    """Return a table of the affine map with two dimensions, or a number, checked."""
+    if isinstance(table, float | int):
+        return float(table)
     (batch_size, channels), dtype = m.mean.shape, m.mean.dtype
     if not isinstance(table, Tensor):
         raise TypeError(
-            f"decide returned a {type(table).__name__} as {name}: must be a tensor; use torch.full_like(m.mean, value)"
+            f"decide returned a {type(table).__name__} as {name}: must be a tensor or a number; compute it from m.mean "
+            "and m.var"
         )
     if table.dtype != dtype:
         raise TypeError(
             f"decide returned a {name} of dtype {table.dtype}: must be {dtype}, that of the moments; compute it from "
             f"m.mean and m.var, or convert with {name}.to(m.mean.dtype)"
         )
-    shape = (1,) * (2 - table.ndim) + tuple(table.shape)
-    if len(shape) != 2 or shape[0] not in (1, batch_size) or shape[1] not in (1, channels):
+    shape = tuple(table.shape)
+    rows, columns = shape if len(shape) == 2 else (1, *shape) if len(shape) == 1 else (1, 1) if not shape else (0, 0)
+    if rows not in (1, batch_size) or columns not in (1, channels):
         raise ValueError(
-            f"decide returned a {name} of shape {tuple(table.shape)}: must be (B, C) = ({batch_size}, {channels}), or "
+            f"decide returned a {name} of shape {shape}: must be (B, C) = ({batch_size}, {channels}), or "
             "broadcastable to it; x itself must not enter the map, only its moments"
         )
-    table = table.expand(shape[0], channels)
-    if checks.readable(table) and not table.detach().isfinite().all() and m.mean.isfinite().all():
+    return table if shape == (rows, channels) else table.expand(rows, channels)
+
+
+def _check_values(tables: list[Tensor | float], m: Moments) -> None:
+    """Check that tables are finite where the moments are. A sum is finite if its terms are, unless it overflows."""
+    for name, table in zip(Affine._fields, tables, strict=True):
+        if isinstance(table, Tensor):
+            if not checks.readable(table) or isfinite(table.detach().sum()):
+                continue
+            if table.detach().isfinite().all() or not m.mean.isfinite().all():
+                continue
+        elif isfinite(table):
+            continue
         raise ValueError(
             f"decide returned a {name} that is not finite for finite moments: must be finite; add a small eps before "
             "dividing or taking a root of m.var, which is 0 for samples with a single position"
         )
-    return table
 
 
-def _check_sources(tables: list[Tensor], leaves: list[Tensor]) -> None:
+def _check_sources(tables: list[Tensor | float], leaves: list[Tensor]) -> None:
     """Check that tables depend on the arguments of `decide` alone: the gradient of anything else would be lost."""
     known = {id(leaf) for leaf in leaves}
-    inside = {leaf.grad_fn for leaf in leaves if leaf.grad_fn is not None}
+    seen: set[Any] = {None, *(leaf.grad_fn for leaf in leaves)}
     for name, table in zip(Affine._fields, tables, strict=True):
-        seen: set[Any] = set(inside)
-        waiting: list[Any] = [table.grad_fn]
+        waiting: list[Any] = [table.grad_fn] if isinstance(table, Tensor) else []
         while waiting:
             node = waiting.pop()
-            if node is None or node in seen:
+            if node in seen:
                 continue
             seen.add(node)
-            variable = getattr(node, "variable", None)
+            before = node.next_functions
+            variable = None if before else getattr(node, "variable", None)
             if variable is not None and id(variable) not in known:
                 raise ValueError(
                     f"decide returned a {name} that depends on a tensor of shape {tuple(variable.shape)} that needs a "
                     "gradient and is not an argument of decide, which would lose this gradient: pass it as a parameter "
                     "of flex_norm, use the moments instead of x, or detach it"
                 )
-            waiting += [each for each, _ in node.next_functions]
+            waiting += [each for each, _ in before]

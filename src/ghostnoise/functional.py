@@ -19,6 +19,7 @@ if TYPE_CHECKING:
     from ghostnoise.methods.analytical import analytical_ghost_noise_batch_norm as analytical_ghost_noise_batch_norm
     from ghostnoise.methods.batch_norm import batch_norm as batch_norm
     from ghostnoise.methods.batch_renorm import batch_renorm as batch_renorm
+    from ghostnoise.methods.distribution_uncertainty import distribution_uncertainty as distribution_uncertainty
     from ghostnoise.methods.elementwise import additive_gaussian_noise as additive_gaussian_noise
     from ghostnoise.methods.elementwise import noisy_dropout as noisy_dropout
     from ghostnoise.methods.eval_norm import eval_norm as eval_norm
@@ -29,6 +30,7 @@ if TYPE_CHECKING:
     from ghostnoise.methods.ghost_noise import ghost_noise as ghost_noise
     from ghostnoise.methods.ghost_noise import ghost_noise_batch_norm as ghost_noise_batch_norm
     from ghostnoise.methods.micro_batch_norm import micro_batch_norm as micro_batch_norm
+    from ghostnoise.methods.mix_style import mix_style as mix_style
     from ghostnoise.methods.prediction_time_batch_norm import prediction_time_batch_norm as prediction_time_batch_norm
     from ghostnoise.methods.shuffled_ghost_batch_norm import shuffled_ghost_batch_norm as shuffled_ghost_batch_norm
     from ghostnoise.methods.weight_standardization import standardize_weight as standardize_weight

@@ -184,7 +184,7 @@ class Sampler:
                 "ghostnoise.calibrate(model, loader, keep=K) with such inputs"
             )
         x = input if channel_dim == 1 else input.movedim(channel_dim, 1)
-        affine = self._affine(input)
+        affine = self._affine(input).as_tables(self.stored.mean[:1].to(input.device))
         plain = torch.is_grad_enabled() or torch.compiler.is_compiling() or needs_operators(x)
         y = ops.apply(x, *affine) if plain else ops.transform(x, *affine)
         return y if channel_dim == 1 else y.movedim(1, channel_dim)

@@ -16,7 +16,7 @@ needed, in parallel. On other devices they are drawn by torch (`Law.draw`), whos
 """
 
 import functools
-from dataclasses import astuple, dataclass
+from dataclasses import dataclass
 from typing import Any, Literal, NamedTuple
 
 import numpy as np
@@ -113,7 +113,8 @@ class Law:
 def law_tables(seed: Tensor, law: Law, spatial: int, dtype: torch.dtype) -> tuple[Tensor, Tensor]:
     """Return the numbers and the quantiles of a law, as the fused operator takes them with a seed."""
     if torch.compiler.is_compiling():
-        made: tuple[Tensor, Tensor] = torch.ops.ghostnoise.law_tables(seed, *astuple(law), spatial, dtype)
+        settings = law.ghost_size, law.law, law.dof  # Dynamo of torch 2.10 does not trace dataclasses.astuple
+        made: tuple[Tensor, Tensor] = torch.ops.ghostnoise.law_tables(seed, *settings, spatial, dtype)
         return made
     # Tensors of their own: those of a FakeTensorMode, or of inference mode, must not reach later calls.
     numbers, quantiles = (torch.from_numpy(array) for array in _law_arrays(law, spatial, dtype))

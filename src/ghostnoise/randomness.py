@@ -6,7 +6,7 @@ import torch
 from torch import Tensor
 
 from ghostnoise.tables import table_dtype
-from ghostnoise.torch_private import break_graph
+from ghostnoise.torch_private import break_graph, is_exporting
 
 
 def drawn_by(generator: torch.Generator | None) -> dict[str, Any]:
@@ -26,7 +26,7 @@ def draw_rows(high: int, rows: int, columns: int, device: torch.device, generato
     if not torch.compiler.is_compiling():
         if generator is None:
             return torch.randint(high, (rows, columns), device=device)
-    elif generator is None and device.type == "cpu" and not torch.compiler.is_exporting():
+    elif generator is None and device.type == "cpu" and not is_exporting():
         drawn: Tensor = torch.ops.ghostnoise.draw_rows(torch.empty(0, device=device), high, rows, columns)
         return drawn
     return torch.randint(high, (rows, columns), device=device, **drawn_by(generator))

@@ -36,6 +36,7 @@ __all__ = [
     "in_backward",
     "input_check",
     "is_compiled_checkpoint",
+    "is_exporting",
     "is_lazy_hook",
     "is_symbolic",
     "is_traced",
@@ -115,10 +116,15 @@ def has_tangent(*tensors: Tensor | None) -> bool:
     return any(tensor is not None and forward_ad.unpack_dual(tensor).tangent is not None for tensor in tensors)
 
 
+def is_exporting() -> bool:
+    """Return whether `torch.export` runs; in torch 2.10, `torch.compiler.is_exporting` is True in every graph."""
+    return torch.compiler._is_exporting_flag
+
+
 def needs_operators(*tensors: Tensor | None) -> bool:
     """Return whether torch itself must see every operator: for export, `torch.jit.trace`, `torch.func` or tangents."""
     return (
-        torch.compiler.is_exporting()
+        torch.compiler._is_exporting_flag
         or torch._C._get_tracing_state() is not None
         or torch._C._are_functorch_transforms_active()
         or (forward_ad._current_level >= 0 and has_tangent(*tensors))

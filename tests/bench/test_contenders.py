@@ -59,7 +59,7 @@ def test_every_method_is_there_and_gives_gradients_of_x(row, methods):
 def test_compiled_contenders_are_torchs_and_ours():
     found = contenders(Row((64, 2, 4)), CPU)
     assert [contender.name for contender in compiled(found)] == [
-        "nn.LayerNorm compiled", "GNI-12 compiled", "AGNI-12 compiled",
+        "nn.LayerNorm compiled", "GNI-12 compiled", "AGNI-12 compiled", "DSU compiled", "MixStyle compiled",
     ]  # fmt: skip
 
 

@@ -1,13 +1,19 @@
 """`ghostnoise runs` as a user calls it."""
 
+import csv
 import json
+import shutil
 
 import pytest
+import torch
 
 from ghostnoise import cli
+from ghostnoise.lab import data, load_runs, models
+from ghostnoise.lab.config import recipe
 from ghostnoise.lab.store.folder import RunFolder, read
 from support.experiment import write
 from support.records import experiment_with_runs
+from support.training import trained
 
 GRID = """
 [grid]
@@ -63,6 +69,65 @@ def test_runs_are_listed_by_recipe_status_and_settings(runs, capsys, words, expe
     out = called(runs, capsys, *words)
     assert listed(out) == expected
     assert out.splitlines()[-1] == f"{len(expected)} run" + "s" * (len(expected) != 1)
+
+
+def test_columns_are_selected_sorted_and_written(tmp_path, capsys):
+    experiment_with_runs(tmp_path)
+    runs = tmp_path / "runs"
+    words = ["--columns", "norm.ghost_size,seed,accuracy", "--sort", "accuracy", "--reverse"]
+    lines = [line.split() for line in called(runs, capsys, *words).splitlines() if line.strip()]
+    assert lines[0] == ["norm.ghost_size", "seed", "accuracy"]
+    accuracies = [float(line[-1]) for line in lines[2:-1]]
+    assert len(accuracies) == 9
+    assert accuracies == sorted(accuracies, reverse=True)
+    assert lines[2][:2] == ["16", "2"]
+    assert "no run has this column; did you mean accuracy?" in called(runs, capsys, "--sort", "acuracy", code=2)
+    path = tmp_path / "out" / "runs.csv"
+    assert called(runs, capsys, "norm.method=gni", "--csv", str(path)) == f"6 runs; {path}\n"
+    rows = list(csv.DictReader(path.read_text().splitlines()))
+    assert {row["norm.method"] for row in rows} == {"gni"}
+    assert {"train.epochs", "weights_sha256", "environment.torch"} <= rows[0].keys()
+
+
+def test_runs_without_a_value_are_last(runs, capsys):
+    rows = called(runs, capsys, "--sort", "accuracy", "--columns", "identity").split()
+    assert rows[2] == "aaa111"
+
+
+def test_two_runs_are_compared(tmp_path, capsys):
+    experiment_with_runs(tmp_path)
+    runs = tmp_path / "runs"
+    by = {(run.settings.norm.ghost_size, run.seed): run.identity for run in load_runs(runs)}
+    out = called(runs, capsys, "diff", by[4, 0], by[16, 1])
+    rows = {line.split()[0]: line.split()[1:] for line in out.splitlines() if len(line.split()) == 3}
+    assert rows["norm.ghost_size"] == ["4", "16"]
+    assert rows["seed"] == ["0", "1"]
+    assert not {"optim.lr", "norm.method", "environment.torch", "recipe"} & rows.keys()
+    assert out.splitlines()[-1] == "different settings: 2"
+    assert called(runs, capsys, "diff", by[4, 0], by[4, 0]) == "equal settings\n"
+    assert "needs exactly 2 runs" in called(runs, capsys, "diff", by[4, 0], code=2)
+
+
+def test_weights_are_exported_as_a_plain_state_dict(tmp_path, capsys):
+    """Those that were evaluated: of the averaged network, if there is one."""
+    short = ["train.epochs=3", "train.batch_size=64", "data.limit=256", "train.device=cpu", "optim.warmup_epochs=0"]
+    outcome = trained(recipe.load("digits", [*short, "train.ema=0.5"]), tmp_path, threads=1, keep="best")
+    out = tmp_path / "out.pt"
+    said = called(tmp_path, capsys, "export-weights", outcome.run.identity, str(out))
+    assert said.endswith(f" after epoch 3; {out}\n")
+    settings = outcome.run.settings
+    source = data.open_source(settings.data, tmp_path, batch_size=64, seed=0, device=torch.device("cpu"))
+    model = models.build(settings.model, settings.norm, source.info.shape, source.info.classes).eval()
+    model.load_state_dict(torch.load(out, weights_only=True))
+    with torch.no_grad():
+        right = sum(int((model(x).argmax(1) == y).sum()) for x, y in source.evaluation())
+    assert 100 * right / source.info.eval_size == pytest.approx(outcome.result["accuracy"])
+    called(tmp_path, capsys, "export-weights", outcome.run.identity, str(tmp_path / "best.pt"), "--best")
+    assert "needs a run and a file" in called(tmp_path, capsys, "export-weights", "x", code=2)
+    shutil.rmtree(outcome.folder / "checkpoints")
+    assert "has no weights that can be read" in called(
+        tmp_path, capsys, "export-weights", outcome.run.identity, "x.pt", code=2
+    )
 
 
 def test_a_row_has_the_result(runs, capsys):

@@ -55,6 +55,23 @@ def test_a_mistake_is_one_line_and_exit_code_2(tmp_path, capsys, monkeypatch, ar
     assert not (tmp_path / "runs").exists()
 
 
+@pytest.mark.parametrize("words", [["--workers", "-1"], ["--workers", "x"], ["--log-steps", "0"], ["--keep", "all"]])
+def test_a_number_that_is_out_of_range_is_refused_before_anything_is_done(tmp_path, capsys, words):
+    with pytest.raises(SystemExit) as exit_:
+        cli.main(["train", "digits", *words, "--runs", str(tmp_path / "runs")])
+    assert exit_.value.code == 2
+    assert capsys.readouterr().err.count("\n") == 1
+    assert not (tmp_path / "runs").exists()
+
+
+def test_train_logs_to_tensorboard_and_keeps_the_best_weights(tmp_path):
+    words = ["--runs", str(tmp_path), "--quiet", "--log", "tensorboard", "--log-steps", "2", "--keep", "best"]
+    assert cli.main(["train", "digits", *SHORT, *words]) == 0
+    (folder,) = (tmp_path / "digits").iterdir()
+    assert {path.name for path in folder.iterdir()} == {".lock", "run.json", "checkpoints", "tensorboard"}
+    assert sorted(path.name[:4] for path in (folder / "checkpoints").iterdir()) == ["best", "fina"]
+
+
 def test_debug_shows_the_traceback():
     from ghostnoise.lab.errors import UserError
 

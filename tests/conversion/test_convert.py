@@ -22,7 +22,7 @@ every_method = pytest.mark.parametrize("method", list(SIZES))
 
 def quiet_revert(model):
     with warnings.catch_warnings():
-        warnings.filterwarnings("ignore", ".*EvalNorm layers become plain batch norm")
+        warnings.filterwarnings("ignore", ".* layers become plain batch norm")
         return ghostnoise.revert(model)
 
 

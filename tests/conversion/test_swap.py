@@ -335,6 +335,7 @@ def fresh(layer):
     if isinstance(layer, NormLayer):
         hidden = ("process_group", "uneven", "history")
         options = {name: getattr(layer, name) for name in layer.options if name[0] != "_" and name not in hidden}
+        options |= {"history": 0} if "history" in layer.options else {}
     made = type(layer)(3, **options)
     made.load_state_dict(layer.state_dict())
     return made

@@ -436,25 +436,6 @@ def test_noise_alone(shape, dtype, layout, components, seed):
         assert factor.shape == (0, shape[1])
 
 
-TABLE_SCHEMAS = {
-    "excluding_sample": "(Tensor mean, Tensor var, int? ghost_size) -> (Tensor mean, Tensor var)",
-    "excluding_sample_backward": "(Tensor g_mean, Tensor g_var, Tensor mean, Tensor var, Tensor pooled_mean, "
-    "int? ghost_size) -> (Tensor, Tensor)",
-    "pool_drawn": "(Tensor mean, Tensor var, Tensor indices) -> (Tensor mean, Tensor var)",
-}
-
-
-@pytest.fixture(scope="module")
-def tables():
-    """The operators on tables, which the general level may leave undefined."""
-    library = torch.library.Library("ghostnoise", "FRAGMENT")
-    for name, schema in TABLE_SCHEMAS.items():
-        if not hasattr(torch.ops.ghostnoise, name):
-            library.define(name + schema)
-    yield torch.ops.ghostnoise
-    library._destroy()
-
-
 def excluding(mean, var, ghost_size):
     """Return the moments of each sample's ghost batch without it, differentiable."""
     made = []
@@ -466,32 +447,69 @@ def excluding(mean, var, ghost_size):
     return [torch.stack(table) for table in zip(*made, strict=True)]
 
 
-@pytest.mark.parametrize(("batch_size", "ghost_size"), [(7, 3), (9, None), (4, 2), (300, 300), (12, 4)])
-@pytest.mark.parametrize("channels", [1, 5, 130])
+def ghosts(mean, var, ghost_size):
+    """Return the moments of each sample's ghost batch, or those of the whole batch (1, C), differentiable."""
+    made = []
+    for start, end in ghost_batches(len(mean), ghost_size):
+        center = mean[start:end].mean(0)
+        moments = center, (var[start:end] + (mean[start:end] - center).square()).mean(0)
+        made += [moments] * (1 if end - start == len(mean) else end - start)
+    return [torch.stack(table) for table in zip(*made, strict=True)]
+
+
+POOLS = {"ghost_batches": ghosts, "excluding_sample": excluding}
+
+
+@pytest.mark.parametrize("name", POOLS)
+@pytest.mark.parametrize(("batch_size", "ghost_size"), [(7, 3), (9, 9), (9, 50), (4, 2), (300, 300), (12, 4)])
+@pytest.mark.parametrize("channels", [1, 5, 130, 600])
 @pytest.mark.parametrize("positions", [1, 4])
-def test_tables_excluding_the_sample(tables, batch_size, ghost_size, channels, positions):
+def test_pools_of_tables(name, batch_size, ghost_size, channels, positions):
     torch.manual_seed(12)
     mean = (1e4 + torch.randn(batch_size, channels, dtype=torch.float64)).requires_grad_()
-    var = (torch.rand(batch_size, channels, dtype=torch.float64) * (positions > 1)).requires_grad_()
-    wanted = excluding(mean, var, ghost_size)
-    found = tables.excluding_sample(mean, var, ghost_size)
+    var = torch.rand(batch_size, channels, dtype=torch.float64)
+    var = var if positions > 1 else var.new_zeros(()).expand_as(var)
+    leaf = var.clone().requires_grad_()
+    wanted = POOLS[name](mean, leaf, ghost_size)
+    found = getattr(torch.ops.ghostnoise, name)(mean, var, ghost_size)
     for one, other in zip(found, wanted, strict=True):
         torch.testing.assert_close(one, other.detach(), rtol=1e-12, atol=1e-10)
-    gradients = torch.randn(2, batch_size, channels, dtype=torch.float64).unbind()
-    expected = torch.autograd.grad(wanted, (mean, var), gradients)
-    given = tables.excluding_sample_backward(*gradients, mean.detach(), var.detach(), found[0], ghost_size)
-    for one, other in zip(given, expected, strict=True):
-        torch.testing.assert_close(one, other, rtol=1e-9, atol=1e-9)
+    gradients = torch.randn(2, *wanted[0].shape, dtype=torch.float64).unbind()
+    expected = torch.autograd.grad(wanted, (mean, leaf), gradients)
+    backward = getattr(torch.ops.ghostnoise, f"{name}_backward")
+    by_mean, by_var = backward(*gradients, mean.detach(), found[0], ghost_size, True)
+    torch.testing.assert_close(by_mean, expected[0], rtol=1e-9, atol=1e-9)
+    torch.testing.assert_close(by_var.expand_as(mean), expected[1], rtol=1e-9, atol=1e-9)
+    assert torch.equal(backward(*gradients, mean.detach(), found[0], ghost_size, False)[0], by_mean)
+
+
+@pytest.mark.parametrize("shape", [(1, 3), (9, 1), (40, 600)])
+@pytest.mark.parametrize("weighted", [False, True])
+@pytest.mark.parametrize("min_std", [0.0, 0.7])
+def test_normalizing_scales(shape, weighted, min_std):
+    torch.manual_seed(14)
+    var = torch.rand(shape, dtype=torch.float64).requires_grad_()
+    weight = torch.randn(shape[1], dtype=torch.float64, requires_grad=True) if weighted else None
+    wanted = 1 / (var + EPS).clamp_min(min_std**2).sqrt() * (weight if weighted else 1)
+    found = torch.ops.ghostnoise.normalizing_scale(var, weight, EPS, min_std)
+    torch.testing.assert_close(found, wanted.detach(), rtol=1e-13, atol=0)
+    gradient = torch.randn(shape, dtype=torch.float64)
+    expected = torch.autograd.grad(wanted, [var, weight] if weighted else [var], gradient)
+    given = torch.ops.ghostnoise.normalizing_scale_backward(gradient, var.detach(), weight, EPS, min_std)
+    assert given[1].shape == (shape[1] if weighted else 0,)
+    torch.testing.assert_close(given[: len(expected)], expected, rtol=1e-10, atol=1e-10)
 
 
 @pytest.mark.parametrize("channels", [1, 9, 130])
 @pytest.mark.parametrize(("rows", "drawn"), [(6, 1), (3, 300), (40, 7), (0, 2)])
-def test_tables_of_drawn_samples(tables, channels, rows, drawn):
+@pytest.mark.parametrize("positions", [1, 4])
+def test_tables_of_drawn_samples(channels, rows, drawn, positions):
     torch.manual_seed(13)
     mean = 1e4 + torch.randn(11, channels, dtype=torch.float64)
     var = torch.rand(channels, 11, dtype=torch.float64).t()
+    var = var if positions > 1 else var.new_zeros(()).expand_as(var)
     indices = torch.randint(11, (rows, drawn))
-    found = tables.pool_drawn(mean, var, indices)
+    found = torch.ops.ghostnoise.drawn_samples(mean, var, indices)
     center = mean[indices].mean(1)
     wanted = center, (var[indices] + (mean[indices] - center[:, None]).square()).mean(1)
     for one, other in zip(found, wanted, strict=True):
@@ -499,7 +517,7 @@ def test_tables_of_drawn_samples(tables, channels, rows, drawn):
     if rows:
         indices[0, 0] = 11
         with pytest.raises(IndexError, match="indices outside of the batch"):
-            tables.pool_drawn(mean, var, indices)
+            torch.ops.ghostnoise.drawn_samples(mean, var, indices)
 
 
 @pytest.fixture

@@ -104,8 +104,8 @@ def test_a_layer_for_any_rank(family):
 OTHER_VALUES = {
     "noise_eps": 1e-2, "components": "scale", "law": "conv", "dof": "exact", "draw": "partition",
     "normalizer": "exclusive", "min_std": 0.5, "clamp_output": 2.0, "self_weight": 0.1, "alpha": 0.3,
-    "running_var_from": "batch", "r_max": 1.5, "d_max": 0.5, "warmup_steps": 0, "transition_steps": 0, "eps": 1e-3,
-    "momentum": 0.3, "prior_samples": 2.0,
+    "running_var_from": "batch", "r_max": 1.5, "d_max": 0.5, "warmup_steps": 0, "transition_steps": 0,
+    "transition": "correction", "eps": 1e-3, "momentum": 0.3, "prior_samples": 2.0,
 }  # fmt: skip
 
 

@@ -298,8 +298,8 @@ VALUES = {
     "ghost_size": [0], "noise_eps": [-1, "small"], "components": ["mean"], "law": ["x"], "dof": ["n"],
     "draw": ["shuffle", None], "normalizer": ["xbn", None], "min_std": [-1, None], "clamp_output": [-1, float("nan")],
     "self_weight": [1, -0.1, None, "0.1"], "alpha": [2, "1/N"], "running_var_from": ["x"], "r_max": [0.5],
-    "d_max": [-1], "warmup_steps": [-1], "transition_steps": [1.5], "uneven": ["yes"], "generator": [3], "eps": [-1],
-    "history": [-1], "prior_samples": [-1, None],
+    "d_max": [-1], "warmup_steps": [-1], "transition_steps": [1.5], "transition": ["smooth", None],
+    "uneven": ["yes"], "generator": [3], "eps": [-1], "history": [-1], "prior_samples": [-1, None],
 }  # fmt: skip
 
 

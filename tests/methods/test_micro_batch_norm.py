@@ -109,8 +109,6 @@ def test_a_sample_that_is_not_finite_is_not_in_the_pool():
 def test_functions_take_a_history_and_layers_a_number():
     with pytest.raises(ValueError, match=r"history=8: a function takes a ghostnoise.History"):
         functional.micro_batch_norm(torch.randn(4, 2), None, None, training=True, history=8)
-    with pytest.raises(TypeError, match="history"):
-        MicroBatchNorm1d(3)
     assert "history=8" in repr(MicroBatchNorm1d(3, history=8))
 
 
@@ -122,5 +120,3 @@ def test_conversion():
     assert "bn" in meter.result()["1"].gaps
     assert type(ghostnoise.revert(model)[1]) is nn.BatchNorm1d
     assert not hasattr(model[1], "history")
-    with pytest.raises(ValueError, match="history is missing: MicroBatchNorm has no default for it; give history="):
-        ghostnoise.convert(model, "mbn")

@@ -112,7 +112,7 @@ def test_other_layers_are_nodes(layer):
     assert [node.op for node in traced.graph.nodes] == ["placeholder", "call_module", "output"]
 
 
-@pytest.mark.parametrize("family", UNTRACKED)
+@pytest.mark.parametrize("family", [family for family in UNTRACKED if family != "sgbn"])  # of the general level
 def test_tracers_of_operators_record_one_op(family):
     """Backends may write memory that no operator of torch wrote: a trace has the registered op instead."""
     x = example(2) + 1

@@ -9,7 +9,7 @@ import ghostnoise
 
 METHODS = {
     "bn": {}, "gbn": {"ghost_size": 4}, "xbn": {"ghost_size": 4}, "en": {"ghost_size": 4}, "gni": {"ghost_size": 4},
-    "agni": {"ghost_size": 4}, "brn": {},
+    "agni": {"ghost_size": 4}, "brn": {}, "mbn": {"history": 64}, "ptbn": {}, "sgbn": {"ghost_size": 4},
 }  # fmt: skip
 
 

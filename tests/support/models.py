@@ -10,7 +10,11 @@ from ghostnoise.methods import registry
 # The names that `convert` accepts for batch norms, each with the options that it needs.
 SIZES = {
     name: ({} if spec.ghost_size == "none" else {"ghost_size": 4})
-    | {option.name: spec.example[option.name] for option in spec.options if option.default is inspect.Parameter.empty}
+    | {
+        option.name: spec.example[option.name]
+        for option in spec.options
+        if option.default is inspect.Parameter.empty or (option.name == "history" and option.name in spec.example)
+    }
     for name, (spec, _) in registry.names().items()
     if spec.norm is not None
 }

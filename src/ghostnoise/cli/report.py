@@ -80,7 +80,7 @@ def run(options: argparse.Namespace) -> int:
     return 0
 
 
-def _source(options: argparse.Namespace, experiment: "Experiment") -> tuple[Path, "dict[str, Run] | None"]:
+def _source(options: argparse.Namespace, experiment: "Experiment") -> tuple[Path, dict[str, "Run"] | None]:
     """Return the folder of the runs, or the file of records and the runs in it; `--with` has files beside that one."""
     folder: Path = options.runs / experiment.recipe.name
     if options.records is None:

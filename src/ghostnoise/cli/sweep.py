@@ -1,6 +1,8 @@
 """`ghostnoise sweep`: run all missing runs of a recipe's grid."""
 
 import argparse
+import os
+import sys
 from pathlib import Path
 
 from ghostnoise.cli.console import LAB
@@ -46,6 +48,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 def run(options: argparse.Namespace) -> int:
     """Run the sweep, or list what it would run, and return the exit code."""
     from ghostnoise.lab.config import grid
+    from ghostnoise.lab.sweep.ray import HeadLost
     from ghostnoise.lab.sweep.run import Options, list_runs, sweep
 
     cluster = _cluster(options)
@@ -63,7 +66,12 @@ def run(options: argparse.Namespace) -> int:
     if options.dry_run:
         list_runs(experiment, given)
         return 0
-    return sweep(experiment, given).code
+    try:
+        return sweep(experiment, given).code
+    except HeadLost as error:
+        print(f"ghostnoise sweep: {error}", file=sys.stderr, flush=True)
+        sys.stdout.flush()
+        os._exit(2)  # as any `UserError` does: without its head, Ray does not disconnect, and exits with another code
 
 
 def _cluster(options: argparse.Namespace) -> dict[str, object]:

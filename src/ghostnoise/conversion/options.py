@@ -12,6 +12,7 @@ class Options(TypedDict, total=False):
     alpha: float | Literal["1/N^2"] | None
     clamp_output: float | None
     components: Literal["both", "shift", "scale"]
+    concentration: float
     d_max: float
     dof: Literal["paper", "exact"]
     draw: Literal["replacement", "partition"]
@@ -21,10 +22,12 @@ class Options(TypedDict, total=False):
     min_std: float
     noise_eps: float
     normalizer: Literal["batch", "exclusive"]
+    p: float
     prior_samples: float
     r_max: float
     running_var_from: Literal["ghost", "batch", "each", "each-scaled"]
     self_weight: float
+    transition: Literal["limits", "correction"]
     transition_steps: int
     uneven: bool
     warmup_steps: int

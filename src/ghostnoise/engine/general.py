@@ -33,7 +33,7 @@ from ghostnoise.engine import masks, ops
 from ghostnoise.engine.masks import Valid
 from ghostnoise.engine.ranks import Extent, Ranks, uncompiled
 from ghostnoise.tables import Affine, Moments, table_dtype
-from ghostnoise.torch_private import eager_apply, has_saved_tensor_hooks, needs_operators
+from ghostnoise.torch_private import eager_apply, has_saved_tensor_hooks, is_exporting, needs_operators
 
 Decide: TypeAlias = Callable[..., Affine]
 
@@ -56,7 +56,7 @@ def _run(
     if mask is not None:
         x, valid = masks.fill(x, mask)
     call = Call(decide, ops.positions(x), valid, extent.ranks, extent.counts)
-    if torch.compiler.is_compiling() and x.device.type == "cpu" and not torch.compiler.is_exporting():
+    if torch.compiler.is_compiling() and x.device.type == "cpu" and not is_exporting():
         affine = call.tables(_Measure.apply(x), parameters)
         y = _Transform.apply(x, *affine)
     elif torch.compiler.is_compiling() or needs_operators(x, *parameters):
@@ -96,16 +96,18 @@ class Call:
         self.decide, self.positions, self.valid, self.ranks, self.counts = decide, positions, valid, ranks, counts
         self.moments: Moments
 
-    def tables(self, moments: tuple[Tensor, Tensor], parameters: tuple[Tensor | None, ...]) -> Affine:
-        """Decide from the moments of the samples of x, differentiable."""
+    def tables(
+        self, moments: tuple[Tensor, Tensor], parameters: tuple[Tensor | None, ...]
+    ) -> tuple[Tensor, Tensor, Tensor]:
+        """Decide on center, scale and shift from the moments of the samples of x, differentiable."""
         m, dtype = Moments(moments[0], moments[1], self.positions), moments[0].dtype
         if self.valid is not None:
             m = self.valid.moments(m)
         if self.ranks is not None:
             m = self.ranks.gather(m, self.counts)
         self.moments = m
-        affine = self.decide(m, *(None if each is None else each.to(dtype) for each in parameters))
-        return affine if self.ranks is None else Affine(*(self.ranks.own(table) for table in affine))
+        affine = self.decide(m, *(None if each is None else each.to(dtype) for each in parameters)).as_tables(m.mean)
+        return affine if self.ranks is None else tuple(self.ranks.own(table) for table in affine)
 
     def plain(self, x: Tensor, parameters: tuple[Tensor | None, ...]) -> Tensor:
         """Run in plain differentiable PyTorch."""
@@ -119,23 +121,24 @@ class _Flex(torch.autograd.Function):
 
     @staticmethod
     def forward(ctx: Any, x: Tensor, call: Call, *parameters: Tensor | None) -> Tensor:
-        moments, dtype = ops.moments(x), table_dtype(x.device)
+        (mean, var), dtype, needs_x = ops.moments(x), table_dtype(x.device), x.requires_grad
         with torch.enable_grad(), _without_hooks():
-            own = [table.requires_grad_(x.requires_grad) for table in moments]
+            # The variance of a single position is 0.
+            own = mean.requires_grad_(needs_x), var.requires_grad_(needs_x and call.positions > 1)
             given = [None if p is None else p.detach().to(dtype).requires_grad_(p.requires_grad) for p in parameters]
-            tables = call.tables((own[0], own[1]), tuple(given))
+            tables = call.tables(own, tuple(given))
         constant = not any(table.requires_grad for table in tables)
         ctx.call, ctx.tables, ctx.leaves, ctx.constant = call, tables, [*own, *given], constant
         saved = (None,) * (1 + len(parameters)) if constant else (x, *parameters)
         ctx.save_for_backward(*saved)
-        y: Tensor = ops.transform(x, *(table.detach() for table in tables))
+        y: Tensor = ops.transform(x, *tables)
         return y
 
     @staticmethod
     def backward(ctx: Any, dy: Tensor) -> tuple[Tensor | None, ...]:
         saved: tuple[Any, ...] = ctx.saved_tensors
         x, parameters = saved[0], saved[1:]
-        center, scale, _ = (table.detach() for table in ctx.tables)
+        center, scale, shift = ctx.tables
         plain = torch.is_grad_enabled() or needs_operators(dy)
         if ctx.constant:
             zero = torch.zeros_like(scale[:1])
@@ -144,21 +147,41 @@ class _Flex(torch.autograd.Function):
             dx, *own = second_derivative(ctx.call, x, parameters, dy)
             return dx, None, *own
         total, moment = ops.gradient_sums(dy, x, center)
-        by_table = [(-scale * total), moment, total]
-        used = [(t, g.sum_to_size(t.shape)) for t, g in zip(ctx.tables, by_table, strict=True) if t.requires_grad]
+        found: list[tuple[Tensor, Tensor]] = []
+        if scale.requires_grad:
+            found.append((scale, _summed(moment, scale)))
+        if shift.requires_grad:
+            found.append((shift, _summed(total, shift)))
+        if center.requires_grad:
+            if center.shape[0] == 1 == scale.shape[0]:
+                total = _summed(total, center)
+            found.append((center, _summed((scale * total).neg_(), center)))
         leaves = [leaf for leaf in ctx.leaves if leaf is not None and leaf.requires_grad]
-        outputs, gradients = zip(*used, strict=True)
-        found = torch.autograd.grad(outputs, leaves, gradients, retain_graph=True, allow_unused=True)
-        by_leaf = {id(leaf): gradient for leaf, gradient in zip(leaves, found, strict=True)}
-        g_mean, g_var, *rest = (None if leaf is None else by_leaf.get(id(leaf)) for leaf in ctx.leaves)
-        dx = None
-        if ctx.needs_input_grad[0]:
-            mean, zero, share = ctx.leaves[0].detach(), torch.zeros_like(scale[:1, :1]), 1 / ctx.call.positions
-            slope = zero if g_var is None or ctx.call.positions == 1 else g_var * (2 * share)
-            offset = zero if g_mean is None else g_mean * share
-            dx = ops.input_gradient(dy, x, scale, mean, *(t.expand(-1, x.shape[1]) for t in (slope, offset)))
+        outputs, gradients = zip(*found, strict=True)
+        made = iter(torch.autograd.grad(outputs, leaves, gradients, retain_graph=True, allow_unused=True))
+        by_leaf = [next(made) if leaf is not None and leaf.requires_grad else None for leaf in ctx.leaves]
+        g_mean, g_var, *rest = by_leaf
+        dx = _input_gradient(dy, x, scale, ctx.leaves[0], g_mean, g_var) if ctx.needs_input_grad[0] else None
         pairs = zip(rest, parameters, strict=True)
         return dx, None, *(None if g is None or p is None else g.to(p.dtype) for g, p in pairs)
+
+
+def _summed(gradient: Tensor, table: Tensor) -> Tensor:
+    """Sum the gradient of the samples of a table to its number of rows."""
+    return gradient if gradient.shape == table.shape else gradient.sum(0, keepdim=True)
+
+
+def _input_gradient(
+    dy: Tensor, x: Tensor, scale: Tensor, mean: Tensor, g_mean: Tensor | None, g_var: Tensor | None
+) -> Tensor:
+    """Return the gradient of x, given those of the moments of the samples."""
+    positions, zero = ops.positions(x), torch.zeros_like(scale[:1])
+    offset = zero if g_mean is None else g_mean if positions == 1 else g_mean / positions
+    if g_var is None:
+        dx: Tensor = ops.transform(dy, zero, scale, offset)
+    else:
+        dx = ops.input_gradient(dy, x, scale, mean, g_var * (2 / positions), offset)
+    return dx
 
 
 _apply = eager_apply(_Flex)
@@ -199,14 +222,18 @@ class _Measure(torch.autograd.Function):
     @staticmethod
     def forward(ctx: Any, x: Tensor) -> tuple[Tensor, Tensor]:
         mean, var = ops.moments(x)
+        if ops.positions(x) == 1:
+            ctx.mark_non_differentiable(var)
         ctx.save_for_backward(x, mean)
         return mean, var
 
     @staticmethod
     def backward(ctx: Any, g_mean: Tensor, g_var: Tensor) -> Tensor:
         x, mean = ctx.saved_tensors
-        share = 1 / ops.positions(x)
-        return ops.apply(x, mean, g_var * (2 * share), g_mean * share)
+        positions = ops.positions(x)
+        if positions == 1:
+            return g_mean.to(x.dtype).view_as(x)
+        return ops.apply(x, mean, g_var * (2 / positions), g_mean / positions)
 
 
 class _Transform(torch.autograd.Function):

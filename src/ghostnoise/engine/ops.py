@@ -9,7 +9,7 @@
 x has shape (B, C, *spatial) in any strides; S is the number of positions. Tables have shape (1, C) or (B, C), in
 float64 where the device has it. The center is rounded to the arithmetic of x; the shift compensates for the rounding.
 
-    moments           mean = Σ x / S        var = Σ (x - mean)² / S
+    moments           mean = Σ x / S        var = Σ (x - mean)² / S; if S is 1, zeros that share their memory
     transform         y = scale·(x - center) + shift
     gradient_sums     Σ dy                  Σ dy·(x - center)
     input_gradient    dx = scale·dy + slope·(x - center) + offset
@@ -81,8 +81,9 @@ def positions(x: Tensor) -> int:
 def measure(x: Tensor) -> tuple[Tensor, Tensor]:
     """Measure per-sample moments (B, C), differentiable, in two passes: a sum of raw squares would cancel."""
     table = table_dtype(x.device)
-    if x.ndim == 2:
-        return x.to(table), torch.zeros_like(x, dtype=table)
+    if positions(x) == 1:
+        mean = x.flatten(1).to(table)
+        return mean, no_variance(mean)
     spatial = tuple(range(2, x.ndim))
     x = x.to(arithmetic_dtype(x))
     rough = x.detach().mean(spatial, keepdim=True)  # any offset near the mean: the result does not depend on it
@@ -90,6 +91,11 @@ def measure(x: Tensor) -> tuple[Tensor, Tensor]:
     rest = d.mean(spatial).to(table)
     var = d.square().mean(spatial).to(table) - rest.square()
     return rough.flatten(1).to(table) + rest, var.clamp_min(0)
+
+
+def no_variance(mean: Tensor) -> Tensor:
+    """Return a table of zeros like `mean`, which share their memory."""
+    return torch.zeros((), dtype=mean.dtype, device=mean.device).expand(mean.shape)
 
 
 def apply(x: Tensor, center: Tensor, scale: Tensor, shift: Tensor) -> Tensor:
@@ -149,12 +155,19 @@ def _fill(run: Callable[..., Tensor], out: Tensor, *tensors: Tensor) -> Tensor:
     return out
 
 
+def _plain_moments(x: Tensor) -> tuple[Tensor, ...]:
+    if positions(x) == 1:
+        mean = x.flatten(1).to(table_dtype(x.device), copy=True, memory_format=torch.contiguous_format)
+        return mean, no_variance(mean)
+    return _in_slices(measure, x)
+
+
 def _plain_input_gradient(dy: Tensor, x: Tensor, *tables: Tensor) -> Tensor:
     return _fill(linear, torch.empty_like(x), dy, x, *tables)
 
 
 for _name, _run in {
-    "moments": functools.partial(_in_slices, measure),
+    "moments": _plain_moments,
     "transform": lambda x, *tables: _fill(apply, torch.empty_like(x), x, *tables),
     "gradient_sums": functools.partial(_in_slices, sums),
     "input_gradient": _plain_input_gradient,
@@ -169,6 +182,11 @@ def _check_devices(x: Tensor, *others: Tensor | None) -> None:
     for other in others:
         if other is not None and other.device != x.device:
             raise RuntimeError(f"an input on {x.device} and a tensor on {other.device}: must be on the same device")
+
+
+def _fake_moments(x: Tensor) -> tuple[Tensor, Tensor]:
+    mean = x.new_empty(x.shape[:2], dtype=table_dtype(x.device))
+    return mean, mean.new_empty(()).expand(mean.shape) if positions(x) == 1 else torch.empty_like(mean)
 
 
 def _fake_tables(x: Tensor, *others: Tensor) -> tuple[Tensor, Tensor]:
@@ -212,7 +230,7 @@ def _fake_ghost_noise(x: Tensor, indices: Tensor, eps: float, shift: bool, scale
 
 
 _fakes: dict[str, Callable[..., Any]] = {
-    "moments": _fake_tables,
+    "moments": _fake_moments,
     "transform": _fake_like_x,
     "gradient_sums": _fake_tables,
     "input_gradient": _fake_like_second,

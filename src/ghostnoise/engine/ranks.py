@@ -60,12 +60,12 @@ class Ranks:
         """Gather the numbers of valid positions of all samples (B, 1) from those of each rank, in one collective."""
         return self.concatenated([counts])[0]
 
-    def own(self, table: Tensor) -> Tensor:
-        """Return the rows of this rank's samples in a table of all samples (B, C); a single row serves all.
+    def own(self, table: "Tensor | float") -> Any:
+        """Return the rows of this rank's samples in a table of all samples (B, C); one row, or a number, serves all.
 
         A table that has rows for this rank's samples alone, such as that of drawn noise, is returned as it is.
         """
-        if table.shape[0] != self.batch_size or table.shape[0] == 1:
+        if not isinstance(table, Tensor) or table.shape[0] != self.batch_size or table.shape[0] == 1:
             return table
         start = sum(self.sizes[: self.rank])
         return table[start : start + self.sizes[self.rank]]

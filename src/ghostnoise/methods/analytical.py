@@ -231,7 +231,7 @@ class Lawful(Sampled):
         if self.components != "shift" and isinstance(spatial, int) and not law.has_variance(spatial):
             warn_without_variance(input)
         draws = law.draw((input.shape[0], stored.mean.shape[1]), spatial, input.device, generator)
-        return LawNoise(float(self.noise_eps), self.components, law, draws, isinstance(self, NormLayer))(stored)
+        return LawNoise(float(self.noise_eps), self.components, law, draws, isinstance(self, NormLayer)).on(stored)
 
 
 class AnalyticalGhostNoise(Lawful, Leaf):

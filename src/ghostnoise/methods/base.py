@@ -101,7 +101,7 @@ class Call(NamedTuple):
 
 def decide_batch_norm(eps: float, m: Moments, weight: Tensor | None, bias: Tensor | None) -> Affine:
     """Normalize with the statistics of the whole batch."""
-    return normalize(whole_batch(m), eps).then(weight, bias)
+    return normalize(whole_batch(m), eps, 0.0, weight, bias)
 
 
 def checked(
@@ -268,8 +268,8 @@ class Remembering(Sampled):
 
 
 def check_history(history: object) -> None:
-    """Check that the history of a function is one that keeps samples, or None."""
-    if history is not None and not isinstance(history, History):
+    """Check that the history of a function is one that keeps samples."""
+    if not isinstance(history, History):
         raise ValueError(
             f"history={history!r}: a function takes a ghostnoise.History, which keeps the samples from call to call; "
             "use history=ghostnoise.History(256) of your own, or a layer, which takes a number"

@@ -1,7 +1,7 @@
 """Batch renormalization (Ioffe, 2017): batch norm whose training output is corrected towards the running statistics."""
 
 from functools import partial
-from typing import NamedTuple
+from typing import Literal, NamedTuple, TypeAlias, get_args
 
 import torch
 from torch import Tensor, nn
@@ -16,6 +16,8 @@ from ghostnoise.tables import Affine, Moments, normalize, whole_batch
 from ghostnoise.torch_private import may_run_again
 
 __all__ = ["BatchRenorm", "BatchRenorm1d", "BatchRenorm2d", "BatchRenorm3d", "batch_renorm"]
+
+Transition: TypeAlias = Literal["limits", "correction"]
 
 
 def batch_renorm(
@@ -32,6 +34,7 @@ def batch_renorm(
     d_max: float = 5.0,
     warmup_steps: int = 5000,
     transition_steps: int = 20000,
+    transition: Transition = "limits",
     num_batches_tracked: Tensor | None = None,
     channel_dim: int = 1,
     process_group: Group = None,
@@ -44,10 +47,11 @@ def batch_renorm(
 
     r and d are constants for the gradient; σ² includes eps. Training needs running buffers. For the first
     `warmup_steps` batches, as counted by `num_batches_tracked`, this is `batch_norm`; over the next `transition_steps`
-    batches the limits grow linearly to `r_max` and `d_max`. Without `num_batches_tracked`, both must be 0. Evaluation,
-    running statistics, shapes and the other arguments are those of `batch_norm`.
+    batches the limits grow linearly to `r_max` and `d_max`; with `transition="correction"` they are at once `r_max` and
+    `d_max`, and r - 1 and d grow linearly to what these allow. Without `num_batches_tracked`, both numbers of steps
+    must be 0. Evaluation, running statistics, shapes and the other arguments are those of `batch_norm`.
     """
-    _check(r_max, d_max, warmup_steps, transition_steps)
+    _check(r_max, d_max, warmup_steps, transition_steps, transition)
     call = checked(
         "batch_renorm", input, running_mean, running_var, weight, bias, training, momentum, eps, num_batches_tracked,
         channel_dim, process_group, uneven, mask,
@@ -60,8 +64,9 @@ def batch_renorm(
     limits = (float(r_max), float(d_max), warmup_steps, transition_steps)
     if may_run_again() or torch.compiler.is_compiling():
         buffers = remembered(partial(_copied, buffers))
-    decide = partial(_decide, eps, Reference(buffers, *limits))
-    return call.train(decide, plan=Plan(eps, reference=buffers, limits=limits))
+    plan = Plan(eps, reference=buffers, limits=limits)
+    decide = partial(_decide, eps, Reference(buffers, *limits, transition))
+    return call.train(decide, plan=plan if transition == "limits" or not transition_steps else None)
 
 
 def _copied(buffers: Buffers) -> Buffers:
@@ -77,6 +82,7 @@ class Reference(NamedTuple):
     d_max: float
     warmup_steps: int
     transition_steps: int
+    transition: Transition
 
     def correction(self, stats: Moments, eps: float) -> tuple[Tensor, Tensor]:
         """Return r and d for the statistics of a batch, as constants for the gradient."""
@@ -90,13 +96,15 @@ class Reference(NamedTuple):
             done = done.clamp(0, 1)
         elif count is not None:
             done = (count >= self.warmup_steps).to(mean.dtype)
+        grown = done if self.transition == "limits" else 1.0
         r_max, d_max = (
             each if isinstance(each, Tensor) else mean.new_tensor(each)
-            for each in (1 + (self.r_max - 1) * done, self.d_max * done)
+            for each in (1 + (self.r_max - 1) * grown, self.d_max * grown)
         )
         std = (running_var.to(mean.dtype) + eps).sqrt()
         r = ((var + eps).sqrt() / std).clamp(r_max.reciprocal(), r_max)
-        return r, ((mean - running_mean.to(mean.dtype)) / std).clamp(-d_max, d_max)
+        d = ((mean - running_mean.to(mean.dtype)) / std).clamp(-d_max, d_max)
+        return (r, d) if self.transition == "limits" else (1 + (r - 1) * done, d * done)
 
 
 def _decide(eps: float, reference: Reference, m: Moments, weight: Tensor | None, bias: Tensor | None) -> Affine:
@@ -120,12 +128,13 @@ def _check_running(
         )
 
 
-def _check(r_max: float, d_max: float, warmup_steps: int, transition_steps: int) -> None:
+def _check(r_max: float, d_max: float, warmup_steps: int, transition_steps: int, transition: Transition) -> None:
     checks.number("r_max", r_max, 1)
     checks.number("d_max", d_max, 0)
     for name, value in (("warmup_steps", warmup_steps), ("transition_steps", transition_steps)):
         if type(value) is not int or value < 0:
             checks.steps(value, least=0, name=name)
+    checks.choice("transition", transition, get_args(Transition))
 
 
 class BatchRenorm(NormLayer):
@@ -143,6 +152,8 @@ class BatchRenorm(NormLayer):
         d_max: the largest absolute value of d.
         warmup_steps: the number of batches that are normalized as in batch norm, counted by `num_batches_tracked`.
         transition_steps: the number of batches after these over which the limits grow linearly to `r_max` and `d_max`.
+        transition: "limits" lets the limits grow; with "correction" they have their final values at once, and r - 1 and
+            d are multiplied by a factor that grows linearly from 0 to 1.
 
     Examples:
         >>> layer = BatchRenorm2d(16, warmup_steps=0, transition_steps=0)
@@ -151,7 +162,7 @@ class BatchRenorm(NormLayer):
     """
 
     function = staticmethod(batch_renorm)
-    options = ("r_max", "d_max", "warmup_steps", "transition_steps", *NormLayer.options)
+    options = ("r_max", "d_max", "warmup_steps", "transition_steps", "transition", *NormLayer.options)
 
     def __init__(
         self,
@@ -167,6 +178,7 @@ class BatchRenorm(NormLayer):
         d_max: float = 5.0,
         warmup_steps: int = 5000,
         transition_steps: int = 20000,
+        transition: Transition = "limits",
         process_group: Group = None,
         uneven: bool = False,
         bias: bool = True,
@@ -180,9 +192,9 @@ class BatchRenorm(NormLayer):
             num_features, eps, momentum, affine, track_running_stats, device, dtype, bias=bias,
             process_group=process_group, uneven=uneven,
         )  # fmt: skip
-        _check(r_max, d_max, warmup_steps, transition_steps)
+        _check(r_max, d_max, warmup_steps, transition_steps, transition)
         self.r_max, self.d_max = r_max, d_max
-        self.warmup_steps, self.transition_steps = warmup_steps, transition_steps
+        self.warmup_steps, self.transition_steps, self.transition = warmup_steps, transition_steps, transition
 
 
 class BatchRenorm1d(BatchRenorm, nn.BatchNorm1d):

@@ -69,7 +69,7 @@ def _decide(
 ) -> Affine:
     """Normalize each sample with the running statistics, mixed with its own."""
     population = Moments(*(buffer.detach().to(m.mean.dtype)[None] for buffer in (running_mean, running_var)))
-    return normalize(mix(population, m, share), eps).then(weight, bias)
+    return normalize(mix(population, m, share), eps, 0.0, weight, bias)
 
 
 def _share(alpha: float | str | None, ghost_size: int | None) -> float:

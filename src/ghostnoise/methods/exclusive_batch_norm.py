@@ -87,7 +87,7 @@ def decide_exclusive_batch_norm(
     others = excluding_sample(m, ghost_size)
     if self_weight:
         others = with_sample(others, m, self_weight)
-    return normalize(others, eps, min_std).then(weight, bias)
+    return normalize(others, eps, min_std, weight, bias)
 
 
 def with_sample(others: Moments, m: Moments, weight: float) -> Moments:

@@ -88,7 +88,7 @@ def decide_ghost_batch_norm(
     eps: float, ghost_size: int | None, m: Moments, weight: Tensor | None, bias: Tensor | None
 ) -> Affine:
     """Normalize each ghost batch with its own statistics."""
-    return normalize(ghost_batches(m, ghost_size), eps).then(weight, bias)
+    return normalize(ghost_batches(m, ghost_size), eps, 0.0, weight, bias)
 
 
 def check_ghost_values(call: Call, ghost_size: int | None, name: str, order: Tensor | None = None) -> None:

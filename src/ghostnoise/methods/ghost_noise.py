@@ -247,7 +247,8 @@ def _check(
         check_noise(noise_eps, components, generator)
     if draw not in DRAWS:
         checks.choice("draw", draw, DRAWS)
-    check_history(history)
+    if history is not None:
+        check_history(history)
     if draw == "partition" and history is not None:
         raise ValueError(
             f"draw='partition' with history={history!r}: must be without one, since the batch alone is partitioned; "

@@ -46,7 +46,8 @@ def micro_batch_norm(
     the share that this micro-batch has in the statistics. `history=None` is `batch_norm`. Evaluation, running
     statistics, which are those of the micro-batches, shapes and the other arguments are those of `batch_norm`.
     """
-    check_history(history)
+    if history is not None:
+        check_history(history)
     call = checked(
         "micro_batch_norm", input, running_mean, running_var, weight, bias, training, momentum, eps,
         num_batches_tracked, channel_dim, process_group, uneven, mask,
@@ -92,7 +93,7 @@ class MicroBatchNorm(Remembering, NormLayer):
         device: torch.device | str | None = None,
         dtype: torch.dtype | None = None,
         *,
-        history: int,
+        history: int = 256,
         process_group: Group = None,
         uneven: bool = False,
         bias: bool = True,

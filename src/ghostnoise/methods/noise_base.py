@@ -9,7 +9,7 @@ from torch import Generator, Tensor
 from ghostnoise import checks
 from ghostnoise.engine.ranks import Extent, Group, Ranks
 from ghostnoise.methods.base import Remembering, met
-from ghostnoise.randomness import draw_rows
+from ghostnoise.randomness import draw_rows, drawn_by
 from ghostnoise.tables import COMPONENTS, Affine, Components, Moments, drawn_samples, ghost_noise
 
 
@@ -72,3 +72,43 @@ class Drawing(Remembering):
             warn_without_variance(input)
         indices = draw_rows(stored.mean.shape[0], input.shape[0], ghost_size, input.device, generator)
         return ghost_noise(whole, drawn_samples(stored, indices), float(self.noise_eps), self.components)
+
+
+# Noise of the style of a sample, the mean and standard deviation of its channels over positions.
+
+
+def check_style(p: float, noise_eps: float, generator: Generator | None) -> None:
+    """Check the options that all noise of styles has."""
+    checks.number("p", p, 0, 1)
+    checks.number("noise_eps", noise_eps, 0, open_low=True)
+    checks.generator(generator)
+
+
+def check_positions(extent: Extent, name: str) -> None:
+    """Check that samples have several positions."""
+    if extent.spatial == 1:
+        raise ValueError(
+            f"{name} got an input of shape {tuple(extent.shape)}: a sample needs 2 positions or more, over which its "
+            "standard deviation is computed; use it on images or sequences"
+        )
+
+
+def drawn_for_call(p: float, device: torch.device, generator: Generator | None) -> Tensor | None:
+    """Draw whether a call has noise (1,), with probability p; None if it certainly has."""
+    return None if p == 1 else torch.rand(1, device=device, **drawn_by(generator)) < p
+
+
+def standard_deviations(m: Moments, eps: float) -> tuple[Tensor, Tensor | None]:
+    """Return those of samples (B, C), unbiased; and which samples have several positions (B, 1), or None for all."""
+    if not isinstance(m.n, Tensor):
+        return (m.var * (m.n / (m.n - 1)) + eps).sqrt(), None
+    several = m.n > 1
+    factor = torch.where(several, m.n, 2.0)
+    return (m.var * (factor / (factor - 1)) + eps).sqrt(), several
+
+
+def only_where(condition: Tensor | None, affine: Affine) -> Affine:
+    """Return a map that is the identity where a condition, which broadcasts to (B, C), is False; None is True."""
+    if condition is None:
+        return affine
+    return Affine(*(torch.where(condition, table, float(at == 1)) for at, table in enumerate(affine)))

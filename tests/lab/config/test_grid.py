@@ -155,6 +155,53 @@ paper = "77.10"
     assert [cell.paper for cell in loaded(tmp_path, plan).cells()] == [None, "78.84", "77.10"]
 
 
+SIZES = ["GNI ghost_size=4", "GNI ghost_size=8"]
+
+
+@pytest.mark.parametrize(
+    ("overrides", "cells", "x"),
+    [
+        (["norm.ghost_size=4,8"], SIZES, "norm.ghost_size"),
+        (["norm.ghost_size=4,8", "optim.lr=0.2"], SIZES, "norm.ghost_size"),
+        (["norm.method=gbn", "norm.ghost_size=4, 8"], ["GBN ghost_size=4", "GBN ghost_size=8"], "norm.ghost_size"),
+        (["norm.method=bn,gni,dropout", "norm.ghost_size=4,8", "norm.p=0.1"], ["BN", *SIZES, "DROPOUT"],
+         "norm.ghost_size"),
+        (["model.name=mlp", "model.widths=[8],[16, 16]"], ["GNI widths=[8]", "GNI widths=[16, 16]"], None),
+        (["data.evaluate='test',validation"], ["GNI evaluate=test", "GNI evaluate=validation"], None),
+        ([], ["GNI"], None),
+    ],
+)  # fmt: skip
+def test_several_values_and_seeds_make_a_grid_of_any_recipe(overrides, cells, x):
+    made = grid.load("digits", overrides, seeds=[0, 1])
+    assert named(made) == cells
+    assert (made.seeds, made.select, made.report.x) == ([0, 1], None, x)
+    assert made.recipe.name == "digits"  # its runs are those of `ghostnoise train`
+
+
+def test_a_point_of_such_a_grid_is_the_run_that_the_same_overrides_of_train_make():
+    for size, cell in zip((4, 8), grid.load("digits", ["norm.ghost_size=4,8", "optim.lr=0.2"]).cells(), strict=True):
+        alone = recipe.load("digits", [f"norm.ghost_size={size}", "optim.lr=0.2", "seed=3"])
+        assert recipe.identity(cell.settings.model_copy(update={"seed": 3})) == alone.identity
+
+
+def test_several_values_restrict_or_add_an_axis(tmp_path):
+    assert named(loaded(tmp_path, experiment.THREE, "norm.ghost_size=8,16", only=["GNI"])) == [
+        "GNI ghost_size=8", "GNI ghost_size=16",
+    ]  # fmt: skip
+    assert named(loaded(tmp_path, experiment.THREE, "optim.lr=0.1,0.2", only=["BN"])) == ["BN lr=0.1", "BN lr=0.2"]
+
+
+def test_a_grid_of_too_many_runs_is_refused_before_any_is_made(tmp_path, monkeypatch):
+    monkeypatch.setattr(grid, "validated", lambda *given, **more: pytest.fail("a run was made"))
+    hundred = ",".join(map(str, range(1, 101)))
+    axes = [f"{key}={hundred}" for key in ("optim.lr", "norm.ghost_size", "train.epochs", "optim.clip")]
+    with pytest.raises(UserError, match=r"^grid: 200,000,000 runs; must be at most 100,000: give fewer values"):
+        grid.load("digits", axes, seeds=[0, 1])
+    plan = f"[grid]\nseeds = {[*range(6)]}\naxes.optim.lr = {[*range(1, 20_001)]}\n{A}"
+    with pytest.raises(UserError, match=r"^grid: 120,000 runs; must be"):
+        loaded(tmp_path, plan)
+
+
 A = '[[grid.methods]]\nlabel = "A"\n'
 
 
@@ -168,6 +215,9 @@ A = '[[grid.methods]]\nlabel = "A"\n'
         (f"[grid]\nseeds = []\n{A}", "grid.seeds=[]: must have 1 value or more"),
         (f"[grid]\nseeds = [-1]\n{A}", "grid.seeds[0]=-1: must be 0 or more"),
         (f"[grid]\nseeds = [0.5]\n{A}", "grid.seeds[0]=0.5: must be an integer"),
+        (f"[grid]\nseeds = [0, 1, 0]\n{A}", "grid.seeds=[0, 1, 0]: the seed 0 appears twice; remove one"),
+        (f"[grid]\n{A}seeds = [3, 3]\n", "grid.methods[0].seeds=[3, 3]: the seed 3 appears twice; remove one"),
+        (f"[grid]\nseeds = [{2**63}]\n{A}", f"grid.seeds[0]={2**63}: must be below {2**63}"),
         (f"[grid]\naxis = 1\n{A}", "grid.axis: unknown"),
         ("[grid]\n[[grid.methods]]\nset.optim.lr = 1.0\n", "grid.methods[0].label: missing"),
         (f"[grid]\naxes.norm.ghost_sise = [1]\n{A}", "norm.ghost_sise: unknown; did you mean norm.ghost_size?"),
@@ -206,12 +256,16 @@ def test_mistakes_in_the_recipe_are_a_line_each(tmp_path, plan, line):
         ([], {"only": ["XBN"]}, "--only XBN: no such method; there are BN, GBN, GNI"),
         ([], {"seeds": []}, "--seeds: none given"),
         (["data.evaluate=test"], {}, "[select] tunes on the validation images"),
+        (["seed=1,2"], {}, "give --seeds"),
+        (["norm.method=bn,gni"], {}, "norm.method: distinguishes the methods of this experiment"),
+        (["norm.ghost_size=4,x"], {}, "GBN ghost_size=x: norm.ghost_size='x': must be an integer"),
+        (["norm.ghost_sise=4,8"], {}, "norm.ghost_sise: unknown; did you mean norm.ghost_size?"),
     ],
 )
 def test_mistakes_on_the_command_line_are_a_line_each(tmp_path, overrides, options, line):
     plan = experiment.THREE + '[select]\naxes = ["norm.ghost_size"]\n'
     with pytest.raises(UserError) as error:
-        loaded(tmp_path, plan, *overrides, **options)
+        loaded(tmp_path, plan, *overrides, **options).cells()
     assert line in str(error.value)
 
 

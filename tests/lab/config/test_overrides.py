@@ -52,6 +52,7 @@ def after(section, *overrides):
         ("data.folder='2012'", "data", "folder", "2012"),
         ("data.folder='unset'", "data", "folder", "unset"),
         ("data.folder=a=b", "data", "folder", "a=b"),
+        ("data.folder='a,b'", "data", "folder", "a,b"),
         ("model.name=timm:resnet10t", "model", "name", "timm:resnet10t"),
     ],
 )
@@ -139,6 +140,7 @@ def test_what_is_no_section_is_left_to_validation():
         ("ghost_size=3", "ghost_size: unknown; did you mean norm.ghost_size or meter.ghost_size?"),
         ("eps=3", "eps: unknown; did you mean norm.eps or optim.eps?"),
         ("sed=3", "sed: unknown; did you mean seed?"),
+        ("norm.ghost_size=4,8", "'norm.ghost_size=4,8': several values are for `ghostnoise sweep`; give one, or quote a text"),  # noqa: E501
         ("norm=bn", "norm: a section; name one of its settings, such as norm.method=..."),
         ("train.smoke=true", "train.smoke: set by --smoke, not by hand; leave it out"),
         ("data.stand_in=true", "data.stand_in: set by --smoke, not by hand; leave it out"),

@@ -71,8 +71,8 @@ METHODS = " or ".join(", ".join(map(repr, methods())).rsplit(", ", 1))
         ({"seed": -1}, "seed=-1: must be 0 or more"),
         ({"seed": 2**63}, f"seed={2**63}: must be below {2**63}"),
         ({"norm": 3}, "norm=3: must be a section, [norm]"),
-        ({"norm": {"method": "bn"}}, "norm.ghost_size=16: a setting of gbn, xbn, en, gni, agni, and method is 'bn'; "
-         "leave ghost_size out"),
+        ({"norm": {"method": "bn"}}, "norm.ghost_size=16: a setting of gbn, xbn, en, gni, agni, sgbn, and method is "
+         "'bn'; leave ghost_size out"),
         ({"norm": {"method": "eagn", "ghost_size": None}},
          "norm.std: missing; eagn has no default for it, give one"),
     ],

@@ -144,7 +144,7 @@ def test_overrides_change_settings_and_not_the_text(tmp_path):
     assert made.settings.norm.ghost_size is None
     assert made.settings.seed == 4
     assert made.text == MINE
-    stray = "norm.ghost_size=16: a setting of gbn, xbn, en, gni, agni, and method is 'bn'; leave ghost_size out"
+    stray = "norm.ghost_size=16: a setting of gbn, xbn, en, gni, agni, sgbn, and method is 'bn'; leave ghost_size out"
     assert refusal(path, ["norm.method=bn", "norm.ghost_size=16"]) == stray
 
 

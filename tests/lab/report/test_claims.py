@@ -12,7 +12,8 @@ from ghostnoise.lab.errors import UserError
 from ghostnoise.lab.report import claims as judging
 from ghostnoise.lab.report import measures
 from ghostnoise.lab.report.claims import Claim, halves
-from ghostnoise.lab.report.statistics import Corrected, fieller, paired
+from ghostnoise.lab.report.statistics import Corrected, Score, fieller, paired
+from ghostnoise.lab.run import Run
 from support.run_folders import experiment, fill, findings, points, write
 
 BN, FOUR, SIXTEEN = "BN", "GNI ghost_size=4", "GNI ghost_size=16"
@@ -289,11 +290,11 @@ def test_measures_of_the_noise_meter(metered):
 
 
 def test_a_column_of_the_meter_is_the_mean_over_layers_after_the_last_epoch():
-    def run(seed, *readings):
-        noise = [{"epoch": at, "layers": {"layer": ["a", "b"], "x": values}} for at, values in enumerate(readings, 1)]
-        return type("Run", (), {"seed": seed, "noise": tuple(noise)})
+    def run(seed, *columns):
+        noise = [{"epoch": 1, "layers": {"layer": list("abc"[: len(column)]), "x": column}} for column in columns]
+        return Run("tiny", str(seed), {"seed": seed}, noise=noise)
 
-    score = type("Score", (), {"runs": (run(0, [9.0, 9.0], [1.0, 2.0]), run(1), run(2, [None, None]))})
+    score = Score((run(0, [9.0], [1.0, 2.0, None]), run(1), run(2, [None])))
     assert measures.of_network(score, "x") == {0: 1.5}
     assert measures.of_network(score, "y") == {}
 

@@ -6,10 +6,11 @@ import subprocess
 import sys
 
 import pytest
-from ghostnoise.lab.runners import Place, ray
-from ghostnoise.lab.runners.ray import RayRunner
 
 from ghostnoise.lab.errors import UserError
+from ghostnoise.lab.sweep import ray
+from ghostnoise.lab.sweep.execute import Place
+from ghostnoise.lab.sweep.ray import RayRunner
 from support.ray_cases import SHORT, job, outcome, plain
 
 
@@ -19,8 +20,9 @@ from support.ray_cases import SHORT, job, outcome, plain
         ({"cpus": 0}, "--cpus-per-run 0: must be more than 0"),
         ({"gpus": 1.5}, "--gpus-per-run 1.5: must be 0, a fraction of 1, or a whole number"),
         ({"storage": "s3://bucket/runs"}, "--storage s3://bucket/runs: must be a folder that every node can write"),
-        ({"address": "nowhere"}, "--address nowhere: must be HOST:PORT, ray://HOST:PORT or auto"),
+        ({"address": "nowhere"}, "--address nowhere: must be HOST:PORT or auto"),
         ({"address": "nowhere:port"}, "--address nowhere:port: must be HOST:PORT"),
+        ({"address": "ray://head:10001"}, "run the command on a node of the cluster, with --address auto"),
     ],
 )
 def test_invalid_options_are_refused(tmp_path, given, message):
@@ -36,11 +38,10 @@ def test_without_ray_the_error_names_the_remedy(tmp_path, monkeypatch):
         RayRunner(Place(tmp_path))
 
 
-@pytest.mark.parametrize("scheme", ["", "ray://"])
-def test_an_address_where_nobody_listens(tmp_path, scheme):
+def test_an_address_where_nobody_listens(tmp_path):
     with socket.socket() as taken:  # bound, so that no other process takes the port, but not listening
         taken.bind(("127.0.0.1", 0))
-        address = f"{scheme}127.0.0.1:{taken.getsockname()[1]}"
+        address = f"127.0.0.1:{taken.getsockname()[1]}"
         with pytest.raises(UserError, match=rf"--address {address}: cannot be reached .*`ray start --head`"):
             RayRunner(Place(tmp_path), address=address)
 
@@ -57,8 +58,10 @@ LOCAL = """
 import os, pathlib, signal, sys
 before = signal.getsignal(signal.SIGTERM)
 from ghostnoise.lab.config import recipe
-from ghostnoise.lab.runners import Ended, Job, Place
-from ghostnoise.lab.runners.ray import RayRunner
+from ghostnoise.lab.events import Ended
+from ghostnoise.lab.run import Run
+from ghostnoise.lab.sweep.execute import Place
+from ghostnoise.lab.sweep.ray import RayRunner
 
 runner = RayRunner(Place(pathlib.Path(sys.argv[1])), cpus=0.5)
 assert signal.getsignal(signal.SIGTERM) is before
@@ -73,8 +76,8 @@ assert listening
 assert set(listening) <= {"0100007F", "0000000000000000FFFF00000100007F"}, listening
 settings = recipe.resolve(recipe.load("digits", sys.argv[2:]).settings, device="cpu", processes=1)
 ended = []
-runner.run([Job("digits", recipe.identity(settings), "a run", settings)],
-           lambda event: ended.append(event.status) if isinstance(event, Ended) else None, lambda: False)
+runner.run([Run.planned("digits", settings)],
+           lambda run, event: ended.append(event.status) if isinstance(event, Ended) else None, lambda: False)
 runner.close()
 assert ended == ["finished"], ended
 """

@@ -4,6 +4,7 @@ import gc
 import json
 import os
 import re
+import shutil
 import signal
 import subprocess
 import sys
@@ -13,12 +14,15 @@ from contextlib import contextmanager
 from pathlib import Path
 
 import pytest
-from ghostnoise.lab.runners import Ended, Place, Progressed, Started, ray_round
-from ghostnoise.lab.runners.ray import RayRunner
-from ghostnoise.lab.runners.ray_task import files_of, write
 
 from ghostnoise.lab.errors import UserError
-from ghostnoise.lab.store import RunFolder, checkpoints
+from ghostnoise.lab.events import Ended, Started, Step
+from ghostnoise.lab.store import checkpoints
+from ghostnoise.lab.store.folder import RunFolder, read
+from ghostnoise.lab.sweep import ray as runners
+from ghostnoise.lab.sweep.execute import Place
+from ghostnoise.lab.sweep.ray import RayRunner
+from support import experiment
 from support.ray_cases import LONG, Recorder, job, outcome, plain
 
 # Ray leaves files and sockets to the garbage collector.
@@ -69,13 +73,15 @@ def test_jobs_end_with_the_bits_of_plain_runs(tmp_path, cluster):
     assert list(map(outcome, folders)) == plain(jobs, tmp_path / "plain")
     for each, folder in zip(jobs, folders, strict=True):
         assert isinstance(recorded.of(object, each)[0], Started)
-        assert checkpoints.saved(folder / "checkpoints")
-        assert json.loads((folder / "settings.json").read_text())["identity"] == each.identity
-        assert json.loads((folder / "environment.json").read_text())["threads"] == 1
+        stored = read(folder)
+        assert (stored.identity, [each["threads"] for each in stored.environments]) == (each.identity, [1])
+        weights, _ = checkpoints.weights_of(folder, pytest.fail)
+        assert checkpoints.weights_sha256(weights) == stored.result["weights_sha256"]
+        assert {path.name for path in folder.iterdir()} == {".lock", "run.json", "checkpoints"}
         RunFolder(folder, pytest.fail).own()  # it is free
     for each in jobs[:3]:
-        assert all(0 < event.done <= event.total == 6 for event in recorded.of(Progressed, each))
-        assert recorded.of(Progressed, each)
+        assert all(0 < event.done <= event.total == 6 for event in recorded.of(Step, each))
+        assert recorded.of(Step, each)
 
 
 @pytest.mark.slow
@@ -83,17 +89,17 @@ def test_the_run_of_a_vanished_node_is_resumed_on_another(tmp_path, cluster):
     jobs = [job(f"seed={seed}", settings=LONG) for seed in range(4)]
     begun, gone = {}, []
 
-    def begin(event):
-        begun[event.job.identity] = event.where.rpartition("/")[2][:8]
+    def begin(run, event):
+        begun[run.identity] = event.where.rpartition("/")[2][:8]
 
-    def remove(event):
+    def remove(run, event):
         """Take away the first node on which a run is in its third epoch."""
         if not gone and event.done > 60:
-            (node,) = (node for node in cluster.worker_nodes if node.node_id.startswith(begun[event.job.identity]))
-            gone.append(event.job)
+            (node,) = (node for node in cluster.worker_nodes if node.node_id.startswith(begun[run.identity]))
+            gone.append(run)
             cluster.remove_node(node, allow_graceful=False)
 
-    recorded = Recorder({Started: begin, Progressed: remove})
+    recorded = Recorder({Started: begin, Step: remove})
     try:
         with runner(tmp_path / "ray", cluster, checkpoint_seconds=0.2) as made:
             made.run(jobs, recorded, never)
@@ -107,7 +113,7 @@ def test_the_run_of_a_vanished_node_is_resumed_on_another(tmp_path, cluster):
     assert all(len(where) == 1 for where in starts.values())
     events = recorded.of(object, gone[0])
     again = events.index(recorded.of(Started, gone[0])[1])
-    went_on = next(event.done for event in events[again:] if isinstance(event, Progressed))
+    went_on = next(event.done for event in events[again:] if isinstance(event, Step))
     assert went_on > 44, "two epochs of 22 steps had come back"
     folders = [tmp_path / "ray" / each.recipe / each.identity for each in jobs]
     assert list(map(outcome, folders)) == plain(jobs, tmp_path / "plain")
@@ -136,13 +142,13 @@ def test_a_node_vanishes_after_a_checkpoint_came_back(tmp_path, cluster):
     folder = tmp_path / "ray" / each.recipe / each.identity
     where, copied = [], []
 
-    def remove(event):
+    def remove(run, event):
         if not copied and (step := last_step(folder)):
             (node,) = (node for node in cluster.worker_nodes if node.node_id.startswith(where[0]))
             copied.append(step)
             cluster.remove_node(node, allow_graceful=False)
 
-    recorded = Recorder({Started: lambda event: where.append(event.where.rpartition("/")[2][:8]), Progressed: remove})
+    recorded = Recorder({Started: lambda run, event: where.append(event.where.rpartition("/")[2][:8]), Step: remove})
     try:
         with runner(tmp_path / "ray", cluster, checkpoint_seconds=0.1) as made:
             made.run([each], recorded, never)
@@ -151,28 +157,30 @@ def test_a_node_vanishes_after_a_checkpoint_came_back(tmp_path, cluster):
     assert copied, "no checkpoint came back before the run ended"
     assert recorded.endings([each]) == ["finished"]
     assert len(where) == 2
-    again = recorded.events.index(recorded.of(Started)[1])
-    assert next(event.done for event in recorded.events[again:] if isinstance(event, Progressed)) > copied[0]
+    events = recorded.of(object)
+    again = events.index(recorded.of(Started)[1])
+    assert next(event.done for event in events[again:] if isinstance(event, Step)) > copied[0]
+    assert recorded.of(Started)[1].done >= copied[0]
     assert [outcome(folder)] == plain([each], tmp_path / "plain")
-    check_no_temporary_folders(each)
 
 
 DRIVER = """
 import sys
 from pathlib import Path
-from ghostnoise.lab.runners import Place
-from ghostnoise.lab.runners.ray import RayRunner
+from ghostnoise.lab.sweep.execute import Place
+from ghostnoise.lab.sweep.ray import RayRunner
+from support import experiment
 from support.ray_cases import LONG, job
 
 if __name__ == "__main__":
     runner = RayRunner(Place(Path(sys.argv[1]), checkpoint_seconds=0.1), address=sys.argv[2])
-    runner.run([job("seed=12", settings=LONG)], lambda event: None, lambda: False)
+    runner.run([job("seed=12", settings=LONG)], lambda *_: None, lambda: False)
 """
 
 
 @pytest.mark.slow
 def test_the_driver_is_killed_after_a_checkpoint_came_back(tmp_path, cluster):
-    """The next call resumes from that checkpoint, and no node has kept anything."""
+    """The next call resumes from that checkpoint, and removes what the nodes have kept."""
     each = job("seed=12", settings=LONG)
     folder = tmp_path / "ray" / each.recipe / each.identity
     (tmp_path / "driver.py").write_text(DRIVER)
@@ -186,13 +194,12 @@ def test_the_driver_is_killed_after_a_checkpoint_came_back(tmp_path, cluster):
     assert driver.returncode == -signal.SIGKILL, out
     copied = last_step(folder)
     assert copied
-    assert not (folder / "result.json").exists()
-    check_no_temporary_folders(each)
+    assert read(folder).status == "interrupted"
     recorded = Recorder()
     with runner(tmp_path / "ray", cluster) as made:
         made.run([each], recorded, never)
     assert recorded.endings([each]) == ["finished"]
-    assert recorded.of(Progressed)[0].done > copied
+    assert recorded.of(Step)[0].done > copied
     assert [outcome(folder)] == plain([each], tmp_path / "plain")
     assert not list(folder.rglob("*.part"))
     check_no_temporary_folders(each)
@@ -215,18 +222,19 @@ def test_a_failure_is_recorded_and_other_jobs_continue(tmp_path, cluster):
         assert failure["time"]
         again = Recorder()
         made.run([good], again, never)
-    assert [type(event) for event in again.events] == [Ended], "a finished run is not run again"
+    assert [type(event) for event in again.of(object)] == [Ended], "a finished run is not run again"
 
 
 @pytest.mark.slow
 def test_a_job_that_is_lost_every_time_fails(tmp_path, cluster, monkeypatch):
-    def crash(assignment, mailbox):
+    def crash(*_):
         import os
         import signal
 
         os.kill(os.getpid(), signal.SIGKILL)
+        yield
 
-    monkeypatch.setattr(ray_round, "attempt", crash)
+    monkeypatch.setattr(runners, "attempt", crash)
     recorded, each = Recorder(), job()
     with runner(tmp_path, cluster) as made:
         made.run([each], recorded, never)
@@ -244,20 +252,22 @@ def test_stopped_jobs_save_and_the_next_call_resumes(tmp_path, cluster, shared):
     recorded = Recorder()
 
     def asked():
-        return any(event.done > 60 for event in recorded.of(Progressed))
+        return any(event.done > 60 for event in recorded.of(Step))
 
     again = Recorder()
     with runner(tmp_path / ("unused" if shared else "ray"), cluster, **more) as made:
         made.run(jobs, recorded, asked)
         assert recorded.endings(jobs) == ["stopped"] * 3
-        assert len({event.job.identity for event in recorded.of(Started)}) <= 2, "nodes have a CPU each"
-        (progressed, *_) = (event.job for event in recorded.of(Progressed) if event.done > 60)
+        assert len({run.identity for run, event in recorded.events if isinstance(event, Started)}) <= 2, (
+            "nodes have a CPU each"
+        )
+        (progressed, *_) = (run for run, event in recorded.events if isinstance(event, Step) and event.done > 60)
         folder = tmp_path / "ray" / progressed.recipe / progressed.identity
         saved = int(checkpoints.saved(folder / "checkpoints")[0].name.split("-")[1])
         assert 60 < saved < 20 * 22
         made.run(jobs, again, never)
     assert again.endings(jobs) == ["finished"] * 3
-    assert again.of(Progressed, progressed)[0].done > saved
+    assert again.of(Step, progressed)[0].done > saved
     folders = [tmp_path / "ray" / each.recipe / each.identity for each in jobs]
     assert list(map(outcome, folders)) == plain(jobs, tmp_path / "plain")
     assert not (tmp_path / "unused").exists()
@@ -265,14 +275,14 @@ def test_stopped_jobs_save_and_the_next_call_resumes(tmp_path, cluster, shared):
 
 @pytest.mark.slow
 def test_a_run_that_another_process_owns_is_waited_for(tmp_path, cluster, monkeypatch):
-    monkeypatch.setattr(ray_round, "CHECK_EVERY", 0.5)
+    monkeypatch.setattr(runners, "CHECK_EVERY", 0.5)
     mine, others = job("seed=1"), job("seed=2")
     (expected,) = plain([others], tmp_path / "other")
     theirs = RunFolder(tmp_path / others.recipe / others.identity, pytest.fail)
     theirs.own()
 
-    def finish(event):
-        write(theirs.path, files_of(tmp_path / "other" / others.recipe / others.identity))
+    def finish(run, event):
+        shutil.copytree(tmp_path / "other" / others.recipe / others.identity, theirs.path, dirs_exist_ok=True)
         theirs.release()
 
     recorded = Recorder({Ended: finish})
@@ -281,7 +291,7 @@ def test_a_run_that_another_process_owns_is_waited_for(tmp_path, cluster, monkey
         assert recorded.endings([mine, others]) == ["finished", "finished"]
         assert not recorded.of(Started, others)
         assert outcome(theirs.path) == expected
-        (theirs.path / "result.json").unlink()
+        (theirs.path / "run.json").unlink()
         theirs.own()
         left, looks = Recorder(), iter(range(5))
         made.run([others], left, lambda: next(looks, None) is None)
@@ -299,9 +309,52 @@ def test_more_than_a_node_has_is_refused(tmp_path, cluster):
 def test_without_nodes_for_long_jobs_fail(tmp_path, cluster, monkeypatch):
     recorded = Recorder()
     with runner(tmp_path, cluster) as made:
-        monkeypatch.setattr(ray_round, "NODES_WITHIN", 1.0)
-        monkeypatch.setattr(made.connection, "slots", lambda cpus, gpus: 0)
+        monkeypatch.setattr(runners, "NODES_WITHIN", 1.0)
+        monkeypatch.setattr(made, "slots", lambda: 0)
         made.run([job(settings=LONG)], recorded, never)
     (ended,) = recorded.of(Ended)
     assert ended.status == "failed"
     assert "no node could hold a run" in ended.message
+
+
+HEADLESS = """
+import sys
+from ghostnoise import cli
+from ghostnoise.lab.sweep import ray
+
+if __name__ == "__main__":
+    ray.HEAD_WITHIN, ray.CHECK_EVERY = 4.0, 1.0
+    sys.exit(cli.main(sys.argv[1:]))
+"""
+
+
+@pytest.mark.slow
+def test_the_head_of_the_cluster_vanishes(tmp_path):
+    """The sweep ends with a line that tells what to do, before Ray ends the process, and what came back is saved."""
+    from ray.cluster_utils import Cluster
+
+    made = Cluster(initialize_head=True, head_node_args={"num_cpus": 0, "include_dashboard": False})
+    try:
+        made.add_node(num_cpus=1)
+        (tmp_path / "driver.py").write_text(HEADLESS)
+        environment = os.environ | {"PYTHONPATH": os.pathsep.join(filter(None, sys.path))}
+        recipe = experiment.write(tmp_path, base=experiment.BASE.replace("epochs = 1", "epochs = 100000"))
+        words = ["sweep", recipe, "--only", "BN", "--seeds", "0", "--runs", str(tmp_path / "ray"), "--runner", "ray"]
+        words += ["--address", made.address, "--checkpoint-seconds", "0.1"]
+        command = [sys.executable, str(tmp_path / "driver.py"), *words]
+        driver = subprocess.Popen(command, env=environment, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True)
+        while driver.poll() is None and not list(tmp_path.glob("ray/small/*/checkpoints/step-*.pt")):
+            time.sleep(0.05)
+        made.head_node.kill_gcs_server()
+        out, errors = driver.communicate(timeout=120)
+    finally:
+        made.shutdown()
+        gc.collect()
+    assert driver.returncode == 2, errors
+    assert out.splitlines() == ["1 run of small to train, 0 ended earlier"]
+    line = errors.splitlines()[-1]
+    assert line.startswith("ghostnoise sweep: the head of the Ray cluster, ")
+    assert line.endswith("start the cluster again, and repeat the command to resume")
+    (folder,) = (tmp_path / "ray" / "small").iterdir()
+    assert read(folder).status == "interrupted"
+    assert last_step(folder)

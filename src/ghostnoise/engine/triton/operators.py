@@ -16,6 +16,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
+from ghostnoise.engine.ops import no_variance
 from ghostnoise.engine.triton.decisions import (
     drawn_kernel,
     exclusive_gradient_kernel,
@@ -57,6 +58,9 @@ def register(library: torch.library.Library) -> None:
 
 def moments(x: Tensor) -> tuple[Tensor, Tensor]:
     """Measure the moments of each sample over its positions: (B, C) in float64."""
+    if _positions(x) == 1:
+        mean = x.flatten(1).to(torch.float64, copy=True, memory_format=torch.contiguous_format)
+        return mean, no_variance(mean)
     if not x.numel():
         return _empty_sum(x) / 0, _empty_sum(x) / 0
     x = _regular(x)

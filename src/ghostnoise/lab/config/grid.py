@@ -6,6 +6,7 @@ names the axes that are tuned on the validation images. `paper` holds the paper'
 """
 
 import itertools
+import math
 import statistics
 from collections import Counter
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
@@ -13,17 +14,20 @@ from dataclasses import dataclass, replace
 from functools import cached_property
 from typing import Annotated, Any, Literal, TypeVar
 
-from pydantic import BaseModel, BeforeValidator, ConfigDict, Field, ValidationError
+from pydantic import AfterValidator, BaseModel, BeforeValidator, ConfigDict, Field, ValidationError
 from pydantic_core import ErrorDetails
 
 from ghostnoise.lab.config import recipe
+from ghostnoise.lab.config.methods import NormSettings
 from ghostnoise.lab.config.overrides import (
     RESERVED,
     RULES,
+    SECTIONS,
     Unset,
     applied,
     flat,
     keys,
+    several,
     spelled,
     unknown,
     validated,
@@ -38,6 +42,7 @@ from ghostnoise.text import did_you_mean
 
 Resolve = Callable[[Settings], Settings]
 SMOKE_SEEDS = 2
+MAX_RUNS = 100_000  # of a grid
 
 
 def _flat(given: object) -> object:
@@ -53,7 +58,18 @@ class Part(BaseModel):
 
 Axes = dict[str, Annotated[list[Any], Field(min_length=1)]]
 Table = Annotated[Axes, BeforeValidator(_flat)]
-Seeds = Annotated[list[Annotated[int, Field(ge=0, strict=True)]], Field(min_length=1)]
+
+
+def _once(seeds: list[int]) -> list[int]:
+    """Refuse a seed that appears twice, since its run would count twice."""
+    for seed, count in Counter(seeds).items():
+        if count > 1:
+            raise ValueError(f"the seed {seed} appears twice; remove one")
+    return seeds
+
+
+Seed = Annotated[int, Field(ge=0, lt=2**63, strict=True)]
+Seeds = Annotated[list[Seed], Field(min_length=1), AfterValidator(_once)]
 
 
 class Method(Part):
@@ -202,40 +218,87 @@ class Experiment:
 
     @cached_property
     def _made(self) -> list[Run]:
-        split = {"data.evaluate": "validation"} if self.select else {}
-        return _distinct([run for method in self.grid.methods for run in self._of(method, split)], self.smoke)
+        more = {"data.evaluate": "validation"} if self.select else {}
+        made = [
+            Run.planned(self.recipe.name, settings, method.label, at, _paper(method, at))
+            for method in self.grid.methods
+            for at, settings in _expanded(self.tree, self.grid, method, more, self.smoke)
+        ]
+        return _distinct(made, self.smoke)
 
-    def _of(self, method: Method, more: Mapping[str, Any]) -> Iterator[Run]:
-        base = {**method.set, **more}
-        for groups in itertools.product(*_places(self.grid, method)):
-            at = tuple(itertools.chain.from_iterable(groups))
-            tree = applied(self.tree, base | dict(at))
-            settings = recipe.complete(validated(tree, place=f"{named(method.label, at)}: "), self.smoke)
-            yield Run.planned(self.recipe.name, settings, method.label, at, _paper(method, at))
+
+def _expanded(
+    tree: Tree, grid: GridSettings, method: Method, more: Mapping[str, Any], smoke: bool
+) -> Iterator[tuple[Pairs, Settings]]:
+    """Yield the points of a method on the axes, with their settings.
+
+    The points of a large grid share most sections, so a section is made once for all points that agree on its axes; a
+    change of the network also changes `[norm]`.
+    """
+    places, made = _places(grid, method), dict[tuple[str, tuple[int, ...]], Any]()
+    keys_of = [{key for pairs in place for key, _ in pairs} for place in places]
+    touching = {
+        section: [at for at, keys in enumerate(keys_of) if any(_touches(key, section) for key in keys)]
+        for section in (*SECTIONS, "seed")
+    }
+    for at in itertools.product(*(range(len(place)) for place in places)):
+        pairs = tuple(pair for place, index in zip(places, at, strict=True) for pair in place[index])
+        spots = {name: (name, tuple(at[axis] for axis in axes)) for name, axes in touching.items()}
+        if missing := [name for name, spot in spots.items() if spot not in made]:
+            given = applied(tree, {**method.set, **more, **dict(pairs)})
+            known = {name: made[spot] for name, spot in spots.items() if made.get(spot) is not None}
+            settings = validated(given | known, place=f"{named(method.label, pairs)}: ")
+            made.update((spots[name], getattr(settings, name)) for name in missing)
+            made[spots["norm"]] = recipe.placed(made[spots["norm"]], settings.model.name)
+        sections = {name: made[spot] for name, spot in spots.items()}
+        yield pairs, recipe.complete(Settings.model_construct(**sections), smoke)
+
+
+def _touches(key: str, section: str) -> bool:
+    return key.partition(".")[0] == section or (key == "model.name" and section == "norm")
 
 
 def load(
     name_or_path: str, overrides: Sequence[str] = (), *, smoke: bool = False, seeds: Sequence[int] | None = None,
     only: Sequence[str] = (), variant: str | None = None,
 ) -> Experiment:  # fmt: skip
-    """Load a recipe's experiment; overriding an axis keeps only that value. `only` selects methods by label."""
-    chosen = recipe.load(name_or_path, overrides, smoke=smoke, variant=variant)
-    if "grid" not in chosen.plan:
-        raise UserError(f"recipe {name_or_path}: has no [grid]; `ghostnoise train {name_or_path}` runs it once")
-    grid = _read(GridSettings, chosen.plan["grid"], "grid")
-    select = _read(Select, chosen.plan["select"], "select") if "select" in chosen.plan else None
-    report = _read(ReportSettings, chosen.plan.get("report", {}), "report")
+    """Load a recipe's experiment. `only` selects methods by label.
+
+    Overriding an axis keeps only the given values, and an override with several values is an axis: so
+    `norm.ghost_size=4,8,16` makes a grid of a recipe that has none, as several seeds do.
+    """
+    singles, axes = several(overrides)
+    values = values_of(singles)
+    given = {key: [value] for key, value in values.items()} | axes
+    if "seed" in given:
+        raise UserError("seed: an experiment has several seeds; give --seeds")
+    # Settings of one of several methods need not fit that of the recipe.
+    chosen = recipe.load(name_or_path, [] if "norm.method" in axes else singles, smoke=smoke, variant=variant)
+    tree = applied(chosen.tree, values)
+    if "grid" in chosen.plan:
+        grid = _read(GridSettings, chosen.plan["grid"], "grid")
+        select = _read(Select, chosen.plan["select"], "select") if "select" in chosen.plan else None
+        report = _read(ReportSettings, chosen.plan.get("report", {}), "report")
+    elif axes or seeds is not None:
+        grid, select, report = _made_up(tree, axes)
+        given.pop("norm.method", None)  # a value for each row
+    else:
+        raise UserError(
+            f"recipe {name_or_path}: has no [grid]; `ghostnoise train {name_or_path}` runs it once; several values "
+            "make a grid of it, such as norm.ghost_size=4,8,16 or --seeds 0..4"
+        )
     _check(grid, select, report)
     if only:
         grid = _only(grid, only)
-    grid = _fixed(grid, values_of(overrides), select)
+    grid = _fixed(grid, given, select)
     if seeds is not None:
         if not seeds:
             raise UserError("--seeds: none given; give some, such as 0..4")
         grid = _with_seeds(grid, lambda own: list(dict.fromkeys(seeds)))
     if smoke:
         grid = _smaller(grid)
-    return Experiment(chosen, grid, select, report, chosen.tree, smoke)
+    _check_size(grid)
+    return Experiment(chosen, grid, select, report, tree, smoke)
 
 
 def _places(grid: GridSettings, method: Method) -> list[list[Pairs]]:
@@ -249,13 +312,35 @@ def _places(grid: GridSettings, method: Method) -> list[list[Pairs]]:
     return places
 
 
-def _fixed(grid: GridSettings, given: Mapping[str, Any], select: Select | None) -> GridSettings:
-    """Keep one value on the axes that are overridden; settings that distinguish methods cannot be overridden.
+def _made_up(tree: Tree, axes: Axes) -> tuple[GridSettings, None, ReportSettings]:
+    """Make a grid of axes; if the method is one of them, the methods are rows, each without the axes of the others."""
+    axes = dict(axes)
+    rows: list[Tree] = []
+    for name in axes.pop("norm.method", [tree["norm"]["method"]]):
+        kind = NormSettings.kind(name)
+        without = [key for key in axes if key.startswith("norm.") and kind and not kind.has(key.removeprefix("norm."))]
+        rows.append({"label": str(name).upper(), "set": {"norm.method": name}, "without": without})
+    numbers = (key for key, values in axes.items() if all(isinstance(value, int | float) for value in values))
+    report: Tree = {"form": "curves", "x": x} if (x := next(numbers, None)) else {}
+    given = {"seeds": [tree.get("seed", 0)], "axes": axes, "methods": rows}
+    return _read(GridSettings, given, "grid"), None, _read(ReportSettings, report, "report")
 
-    A method that goes without an axis and sets that key itself keeps its own value.
+
+def _check_size(grid: GridSettings) -> None:
+    """Refuse a grid of too many runs before any of them is made."""
+    runs = 0
+    for method in grid.methods:
+        runs += math.prod(map(len, _places(grid, method))) * len(grid.seeds if method.seeds is None else method.seeds)
+    if runs > MAX_RUNS:
+        raise UserError(f"grid: {runs:,} runs; must be at most {MAX_RUNS:,}: give fewer values on its axes, or --only")
+
+
+def _fixed(grid: GridSettings, given: Axes, select: Select | None) -> GridSettings:
+    """Keep the given values on the axes that are overridden; settings that distinguish methods cannot be overridden.
+
+    A method that goes without an axis and sets that key itself keeps its own value. A key with several values that is
+    no axis becomes one.
     """
-    if "seed" in given:
-        raise UserError("seed: an experiment has several seeds; give --seeds")
     if select and "data.evaluate" in given:
         raise UserError(
             "data.evaluate: [select] tunes on the validation images and tests on the test images; leave it out"
@@ -265,10 +350,11 @@ def _fixed(grid: GridSettings, given: Mapping[str, Any], select: Select | None) 
         raise UserError(f"{key}: distinguishes the methods of this experiment; choose one with --only LABEL")
 
     def narrowed(table: Axes) -> Axes:
-        values = {key: [given[key]] if key in given else values for key, values in table.items()}
+        values = {key: given.get(key, values) for key, values in table.items()}
         return {key: each for key, each in values.items() if each != [Unset.UNSET]}
 
     freed = narrowed({key: values for table in grid.zip for key, values in table.items() if key in given})
+    freed |= {key: values for key, values in given.items() if len(values) > 1 and key not in grid.names()}
     zipped = [{key: values for key, values in table.items() if key not in given} for table in grid.zip]
     return _with_tables(grid, narrowed).model_copy(update={"axes": narrowed(grid.axes) | freed, "zip": zipped})
 
@@ -348,7 +434,8 @@ def _line(mistake: ErrorDetails, name: str) -> str:
         case "missing":
             return f"{where}: missing; it has no default, give one"
         case kind:
-            rule = RULES[kind].format(**mistake.get("ctx", {})) if kind in RULES else mistake["msg"]
+            own_rule = mistake["msg"].removeprefix("Value error, ")
+            rule = RULES[kind].format(**mistake.get("ctx", {})) if kind in RULES else own_rule
             return f"{where}={spelled(mistake['input'])}: {rule}"
 
 

@@ -27,6 +27,7 @@ SECTIONS: dict[str, type[Section]] = {
 }
 RESERVED = {"train.smoke": "--smoke", "data.stand_in": "--smoke", "train.processes": "torchrun"}
 NUMBER = re.compile(r"[+-]?(\d+\.|\.\d+|\d+\.\d+)([eE][+-]?\d+)?")  # also .5 and 1., which are not valid TOML
+SEPARATED = re.compile(r"""(?:[^,"'\[{]|"[^"]*"|'[^']*'|\[[^\]]*\]|\{[^}]*\})+""")
 RULES = {
     "int_type": "must be an integer",
     "float_type": "must be a number",
@@ -188,6 +189,32 @@ def values_of(overrides: Sequence[str]) -> dict[str, Any]:
     return _parsed(overrides)[0]
 
 
+def several(overrides: Sequence[str]) -> tuple[list[str], dict[str, list[Any]]]:
+    """Return the overrides with one value, and the values of those with several, such as norm.ghost_size=4,8.
+
+    Raises a UserError with a line for each mistake.
+    """
+    singles, axes, lines = list[str](), dict[str, list[Any]](), list[str]()
+    for text in overrides:
+        key, equals, value = text.partition("=")
+        if len(parts := _separated(value)) == 1:
+            singles.append(text)
+        for part in parts:
+            found, mistakes = _parsed([f"{key}{equals}{part}"])
+            lines += mistakes
+            for name, each in found.items() if len(parts) > 1 else ():
+                axes.setdefault(name, []).append(each)
+    if lines:
+        raise UserError("\n".join(dict.fromkeys(lines)))
+    return singles, axes
+
+
+def _separated(value: str) -> list[str]:
+    """Split a value at its commas, except for those in quotes, a list or a table."""
+    parts = SEPARATED.findall(value)
+    return [part.strip() for part in parts] if parts and ",".join(parts) == value else [value]
+
+
 def applied(tree: Mapping[str, Any], given: Mapping[str, Any]) -> Tree:
     """Return a copy of `tree` with the values of `given`, whose keys are those of overrides."""
     made: Tree = {name: dict(value) if isinstance(value, Mapping) else value for name, value in tree.items()}
@@ -235,6 +262,8 @@ def _parsed(overrides: Sequence[str]) -> tuple[dict[str, Any], list[str]]:
             lines.append(f"{key}: a section; name one of its settings, such as {key}.{_first(key)}=...")
         elif not known(key):
             lines.append(unknown(ascii(key)[1:-1][:80]))
+        elif len(_separated(value)) > 1:
+            lines.append(f"{_shown(text)}: several values are for `ghostnoise sweep`; give one, or quote a text")
         else:
             try:
                 given[key] = _value(value, text_wanted=_takes_text(key))
@@ -285,7 +314,9 @@ def _first(section: str) -> str:
 
 def _drop_strays(tree: Tree, section: str, name: str, value: object) -> None:
     """Remove settings that do not belong to the new `value` of the setting `name`."""
-    settings, base = tree[section], SECTIONS[section]
+    settings, base = tree[section], SECTIONS.get(section, Section)
+    if name not in (base.TAG, "name", "augment"):
+        return
     strays: list[str] = []
     if name == base.TAG and (kind := base.kind(None if value is Unset.UNSET else value)):
         strays += [each for each in settings if not kind.has(each)]

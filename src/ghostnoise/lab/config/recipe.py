@@ -13,10 +13,11 @@ from dataclasses import dataclass, field, replace
 from functools import lru_cache
 from importlib import resources
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeVar
 
 from ghostnoise.lab import limits
 from ghostnoise.lab.config import inheritance, own
+from ghostnoise.lab.config.methods import NormSettings
 from ghostnoise.lab.config.overrides import changed, check, overridden, validated
 from ghostnoise.lab.config.schema import Settings
 from ghostnoise.lab.config.section import Section, Tree, json_text
@@ -39,6 +40,7 @@ __all__ = [
     "shrink",
     "stored",
     "whole_batch_warning",
+    "with_value",
 ]
 
 FOLDER = resources.files("ghostnoise.lab") / "recipes"
@@ -56,6 +58,8 @@ WIDTH, MLP_WIDTH = 16, 64  # 16 channels divide into heads and into quarters for
 IMAGE_SIZE, RESIZE = 64, 72
 METERED, DRAWS = 2, 32  # batches to measure, and ghost batches to draw from each
 
+AnySection = TypeVar("AnySection", bound=Section)
+
 
 @dataclass(frozen=True)
 class Recipe:
@@ -71,7 +75,7 @@ class Recipe:
     text: str
     """The file, without overrides."""
     tree: Tree = field(default_factory=dict)
-    """The sections of settings as written, with overrides."""
+    """The sections of settings as written, without overrides."""
     plan: Tree = field(default_factory=dict)
     """The sections of an experiment with several runs, as written."""
     variant: str | None = None
@@ -125,7 +129,7 @@ def load(
     plan = {name: parsed.pop(name) for name in inheritance.PLAN if name in parsed}
     tree, mistakes = overridden(parsed, overrides)
     settings = complete(validated(tree, mistakes), smoke)
-    return Recipe(name=name, settings=settings, text=text, tree=tree, plan=plan, variant=variant, **about)
+    return Recipe(name=name, settings=settings, text=text, tree=parsed, plan=plan, variant=variant, **about)
 
 
 def _sections(source: str, text: str, below: int = 0) -> Tree:
@@ -147,7 +151,8 @@ def complete(settings: Settings, smoke: bool = False) -> Settings:
     for section in ("model", "data", "optim"):
         if own.named(name := getattr(settings, section).name):
             own.load(name, f"{section}.name")
-    settings = _placed(settings)
+    if (norm := placed(settings.norm, settings.model.name)) is not settings.norm:
+        settings = settings.model_copy(update={"norm": norm})
     check(
         changed(settings, train={"device": "auto"}) if smoke else settings
     )  # a smoke run of what needs a GPU may run on a CPU
@@ -163,7 +168,7 @@ def resolve(settings: Settings, *, device: str, processes: int, stand_in: bool =
     A smoke run is adapted to it: a batch for each process, and bf16 instead of fp16 on a CPU. Call `check` afterwards.
     """
     settings = changed(settings, train={"device": device, "processes": processes}, data={"stand_in": stand_in})
-    settings = _placed(settings)
+    settings = settings.model_copy(update={"norm": placed(settings.norm, settings.model.name)})
     return shrink(settings) if settings.train.smoke else settings
 
 
@@ -326,15 +331,18 @@ def _check_name(name: str, source: str) -> None:
         ) from None
 
 
-def _placed(settings: Settings) -> Settings:
+def placed(norm: NormSettings, network: str) -> NormSettings:
     """Set the network's default placement for noise that has none; raises a UserError for unknown networks."""
     from ghostnoise.lab import models
 
-    where = models.placement(settings.model.name, settings.norm.method)
-    if settings.norm.placement is not None or where is None:
-        return settings
-    norm = settings.norm.model_copy(update={"placement": where})
-    return settings.model_copy(update={"norm": norm})
+    where = models.placement(network, norm.method)
+    return norm if norm.placement is not None or where is None else with_value(norm, "placement", where)
+
+
+@lru_cache(maxsize=4096)
+def with_value(section: AnySection, name: str, value: Any) -> AnySection:
+    """Return a copy of a section with another value, which the runs of a grid share with its canonical form."""
+    return section.model_copy(update={name: value})
 
 
 def _least(section: dict[str, Any], name: str, bound: int) -> int:

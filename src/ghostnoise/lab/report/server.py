@@ -3,9 +3,11 @@
 import errno
 import hashlib
 import os
+import socket
 import socketserver
 import threading
 from collections.abc import Callable
+from contextlib import suppress
 from dataclasses import dataclass, field
 from http import HTTPStatus
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
@@ -20,8 +22,7 @@ from ghostnoise.lab.store.record import one_line
 
 ADDRESS = "127.0.0.1"
 NAMES = (ADDRESS, "localhost")
-MOST_THREADS = 16
-WAIT = 5.0  # seconds that a connection waits for a thread
+DEADLINE = 5.0  # seconds in which a request must arrive, however slowly its parts do
 TYPES = {
     "html": "text/html; charset=utf-8", "json": "application/json", "md": "text/markdown; charset=utf-8",
     "csv": "text/csv; charset=utf-8", "tex": "text/plain; charset=utf-8", "png": "image/png", "pdf": "application/pdf",
@@ -89,7 +90,6 @@ class Server(ThreadingHTTPServer):
 
     def __init__(self, port: int, files: CachedFiles) -> None:
         self.files = files
-        self.free = threading.BoundedSemaphore(MOST_THREADS)
         try:
             super().__init__((ADDRESS, port), Handler)
         except OSError as error:
@@ -101,24 +101,6 @@ class Server(ThreadingHTTPServer):
         """Bind without looking up the name of this machine, which may wait for the network."""
         socketserver.TCPServer.server_bind(self)
         self.server_name, self.server_port = ADDRESS, self.server_address[1]
-
-    def process_request(self, request: Any, client_address: Any) -> None:
-        """Answer in a thread of its own; if all are in use, wait a little, then close the connection."""
-        if not self.free.acquire(timeout=WAIT):
-            self.shutdown_request(request)
-            return
-        try:
-            super().process_request(request, client_address)
-        except BaseException:
-            self.free.release()
-            raise
-
-    def process_request_thread(self, request: Any, client_address: Any) -> None:
-        """Answer a request, and give the thread back."""
-        try:
-            super().process_request_thread(request, client_address)
-        finally:
-            self.free.release()
 
     def handle_error(self, request: Any, client_address: Any) -> None:
         """Ignore connections that were closed by the other side; requests that fail are answered with code 500."""
@@ -136,6 +118,22 @@ class Handler(BaseHTTPRequestHandler):
     server_version, sys_version = "ghostnoise", ""
     timeout = 30
 
+    def setup(self) -> None:
+        """Start the deadline: each connection has a thread of its own, which a slow one must not keep."""
+        super().setup()
+        self.deadline = threading.Timer(DEADLINE, self._cut)
+        self.deadline.daemon = True
+        self.deadline.start()
+
+    def finish(self) -> None:
+        """Stop the deadline."""
+        self.deadline.cancel()
+        super().finish()
+
+    def _cut(self) -> None:
+        with suppress(OSError):  # the connection has just been closed
+            self.connection.shutdown(socket.SHUT_RDWR)
+
     def do_GET(self) -> None:
         """Send a file."""
         self._answer(body=True)
@@ -144,16 +142,11 @@ class Handler(BaseHTTPRequestHandler):
         """Send the headers of a file."""
         self._answer(body=False)
 
-    def refuse(self) -> None:
-        """Answer any other method with the methods that are allowed."""
-        self._send(HTTPStatus.METHOD_NOT_ALLOWED, b"GET and HEAD only\n", {"Allow": "GET, HEAD"})
-
-    do_POST = do_PUT = do_PATCH = do_DELETE = do_OPTIONS = do_TRACE = do_CONNECT = refuse
-
     def log_message(self, format: str, *args: object) -> None:
         """Log nothing: the page asks every few seconds."""
 
     def _answer(self, body: bool) -> None:
+        self.deadline.cancel()  # making a file may take longer
         if not self._local():
             self._send(HTTPStatus.FORBIDDEN, b"only for 127.0.0.1 and localhost\n", body=body)
             return
@@ -184,10 +177,7 @@ class Handler(BaseHTTPRequestHandler):
     def _send(self, status: HTTPStatus, content: bytes, more: dict[str, str] | None = None, body: bool = True) -> None:
         headers = {
             "Content-Type": "text/plain; charset=utf-8", "Content-Length": str(len(content)),
-            "Cache-Control": "no-cache", "X-Content-Type-Options": "nosniff", "Referrer-Policy": "no-referrer",
-            "X-Frame-Options": "DENY", "Cross-Origin-Resource-Policy": "same-origin",
-            "Cross-Origin-Opener-Policy": "same-origin",
-            "Content-Security-Policy": "default-src 'none'; frame-ancestors 'none'",
+            "Cache-Control": "no-cache",
         } | (more or {})  # fmt: skip
         if status == HTTPStatus.NOT_MODIFIED:
             headers = {name: value for name, value in headers.items() if not name.startswith("Content-")}

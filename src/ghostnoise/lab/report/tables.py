@@ -14,7 +14,7 @@ from rich.table import Table
 
 from ghostnoise.lab.report.markup import EMPTY
 from ghostnoise.lab.report.statistics import Difference, Findings, Ratio, ResultRow, Score
-from ghostnoise.lab.run import STATUSES, Numerics
+from ghostnoise.lab.run import Numerics
 
 NOTHING = "–"
 DISTANCE = "of the distance"
@@ -206,7 +206,7 @@ def comma_separated(findings: Findings) -> str:
     axes = axes_of(findings.rows)
     names = [
         "method", *axes, "n", "mean", "std", "best", "paper", "baseline", "difference", "low", "high", "p", "p_holm",
-        "diverged", "failed", "running", "interrupted", "missing", "seconds", "images_per_second", "numerics", "note",
+        "diverged", "failed", "unfinished", "missing", "seconds", "images_per_second", "numerics", "note",
     ]  # fmt: skip
     rows = []
     for row in findings.rows:
@@ -262,7 +262,8 @@ def _numbers(findings: Findings, row: ResultRow) -> list[Any]:
         score.n, score.mean, score.std, score.best, row.paper, findings.baseline if found else "",
         found.mean if found else "", low, high, found.p if found else "",
         difference.corrected.p if difference and difference.corrected else "",
-        *(score.counts[status] for status in STATUSES[1:]),
+        score.counts["diverged"], score.counts["failed"], score.counts["running"] + score.counts["interrupted"],
+        score.counts["missing"],
         score.seconds, score.speed, " ".join(str(each.number) for each in score.numerics),
     ]  # fmt: skip
 

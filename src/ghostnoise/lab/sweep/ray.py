@@ -70,7 +70,7 @@ class RayRunner:
             raise UserError(f"--gpus-per-run {gpus:g}: must be 0, a fraction of 1, or a whole number; round it")
         data = None if place.data is None else place.data.absolute()
         self.place = replace(place, data=data, runs=place.runs if storage is None else _folder(storage))
-        self.shared, self.cpus, self.gpus = storage is not None, cpus, gpus
+        self.shared, self.cpus, self.gpus, self.lost = storage is not None, cpus, gpus, False
         self.threads = max(1, int(cpus)) if threads is None else threads
         address = address or os.environ.get("RAY_ADDRESS") or "local"
         self.ray: Any = _import(local=address == "local")
@@ -108,7 +108,7 @@ class RayRunner:
 
     def close(self) -> None:
         """Disconnect, and shut down a cluster that was started here."""
-        if self.opened:
+        if self.opened and not self.lost:
             self.ray.shutdown()
             self.opened = False
 
@@ -141,6 +141,7 @@ class _Round:
                 for stream in self._wait():
                     self._receive(stream, self.running[stream])
         except HeadLost:
+            self.runner.lost = True
             for held in [*self.running.values(), *self.waiting]:
                 held.folder.release()
             raise  # every other call to Ray would wait for the head

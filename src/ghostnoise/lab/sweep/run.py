@@ -232,7 +232,7 @@ def resolver(folder: Path | None, runner: str = "local") -> Resolve:
             missing = not data.present(settings.data, place)
             resolved = recipe.resolve(settings, device=kind, processes=1, stand_in=missing)
         else:  # the same, without validating every cell of a grid again
-            resolved = settings.model_copy(update={"train": settings.train.model_copy(update={"device": kind})})
+            resolved = settings.model_copy(update={"train": recipe.with_value(settings.train, "device", kind)})
         recipe.check(resolved)
         return resolved
 

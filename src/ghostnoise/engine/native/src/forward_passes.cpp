@@ -220,7 +220,8 @@ template <class T> void moments_single(Shape n, bool last, Tensor<const T> x, do
         const T *row = x.row(b, 0);
         for (i64 c = 0; c < n.C; ++c)
             mean[b * n.C + c] = double(load(row[c * step]));
-        std::memset(var + b * n.C, 0, sizeof(double) * n.C);
+        if (var)
+            std::memset(var + b * n.C, 0, sizeof(double) * n.C);
     });
 }
 

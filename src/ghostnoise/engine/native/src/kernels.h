@@ -119,7 +119,8 @@ struct GhostNoiseCall {
 
 namespace signatures {
 
-// mean = sum(x) / S and var = sum((x - mean)^2) / S over the positions of each sample (B, C).
+// mean = sum(x) / S and var = sum((x - mean)^2) / S over the positions of each sample (B, C). With a single position,
+// `var` may be null.
 using moments = Status(const Pass &, Input x, double *mean, double *var);
 
 // y = scale * (x - center) + shift. `part_of_large`: the result is a part of one that is written with non-temporal
@@ -145,13 +146,29 @@ using convert_linear = void(bool wide, i64 threads, i64 R, i64 C, GivenTable cen
 using widen_sums = void(bool wide, i64 threads, i64 B, i64 C, GivenTable center, const void *total, const void *moment,
                         double *to_total, double *to_moment);
 
-// The moments (B, C) of each sample's ghost batch without the sample, and from their gradients, which are around the
-// pooled means, those of the samples' own moments.
+// The moments of each sample's ghost batch (B, C), or of a single one (1, C), and from their gradients those of the
+// samples' own moments. Variances that are null are 0, and gradients that are null are not made; with a single ghost
+// batch, all samples have the same gradient of the variance (1, C).
+using ghost_batches = void(i64 threads, i64 G, const i64 *starts, i64 C, const double *mean, const double *var,
+                           double *to_mean, double *to_var);
+using ghost_batches_backward = void(i64 threads, i64 G, const i64 *starts, i64 C, const double *g_mean,
+                                    const double *g_var, const double *mean, const double *pooled, double *to_mean,
+                                    double *to_var);
+
+// The same for each sample's ghost batch without the sample (B, C).
 using excluding_sample = void(i64 threads, i64 G, const i64 *starts, i64 C, const double *mean, const double *var,
                               double *to_mean, double *to_var);
 using excluding_sample_backward = void(i64 threads, i64 G, const i64 *starts, i64 C, const double *g_mean,
                                        const double *g_var, const double *mean, const double *pooled, double *to_mean,
                                        double *to_var);
+
+// weight / sqrt(max(var + eps, least)) of pools (R, C), where weight (C,) may be null; and from its gradient those of the
+// variances, and of the weight unless null.
+using normalizing_scale = void(i64 threads, i64 R, i64 C, const double *var, const double *weight, double eps,
+                               double least, double *to);
+using normalizing_scale_backward = void(i64 threads, i64 R, i64 C, const double *gradient, const double *var,
+                                        const double *weight, double eps, double least, double *to_var,
+                                        double *to_weight);
 
 // The moments (K, C) of the samples in each of K rows of N indices of B samples.
 using pool_drawn = Status(i64 threads, i64 B, i64 C, i64 K, i64 N, const double *mean, const double *var,
@@ -172,8 +189,12 @@ struct Kernels {
     signatures::convert *convert;
     signatures::convert_linear *convert_linear;
     signatures::widen_sums *widen_sums;
+    signatures::ghost_batches *ghost_batches;
+    signatures::ghost_batches_backward *ghost_batches_backward;
     signatures::excluding_sample *excluding_sample;
     signatures::excluding_sample_backward *excluding_sample_backward;
+    signatures::normalizing_scale *normalizing_scale;
+    signatures::normalizing_scale_backward *normalizing_scale_backward;
     signatures::pool_drawn *pool_drawn;
     signatures::normalize *normalize;
     signatures::normalize_backward *normalize_backward;
@@ -183,7 +204,9 @@ struct Kernels {
 // Runs share(context, k) for each k below `shares` on torch's threads (operators.cpp).
 void run_shares(i64 shares, void (*share)(void *context, i64 k), void *context);
 
-extern bool huge_pages_requested;
+// Requests huge pages for the memory of a large result (operators.cpp). Where malloc returns freed memory to the system,
+// a large result is new memory each time, and page faults would take most of the time of a pass.
+void request_huge_pages(const void *at, i64 bytes);
 
 }  // namespace ghostnoise
 
@@ -199,8 +222,12 @@ signatures::input_gradient input_gradient;
 signatures::convert convert;
 signatures::convert_linear convert_linear;
 signatures::widen_sums widen_sums;
+signatures::ghost_batches ghost_batches;
+signatures::ghost_batches_backward ghost_batches_backward;
 signatures::excluding_sample excluding_sample;
 signatures::excluding_sample_backward excluding_sample_backward;
+signatures::normalizing_scale normalizing_scale;
+signatures::normalizing_scale_backward normalizing_scale_backward;
 signatures::pool_drawn pool_drawn;
 signatures::normalize normalize;
 signatures::normalize_backward normalize_backward;

@@ -7,9 +7,24 @@
 
 #include "operators.h"
 
+#if defined(__linux__)
+#include <sys/mman.h>
+#endif
+
 namespace ghostnoise {
 
-bool huge_pages_requested = requests_huge_pages();
+void request_huge_pages(const void *at, i64 bytes) {
+#if defined(__linux__) && defined(MADV_HUGEPAGE)
+    static const bool requested = requests_huge_pages();
+    constexpr std::uintptr_t PAGE = std::uintptr_t(1) << 21;
+    const std::uintptr_t begin = reinterpret_cast<std::uintptr_t>(at);
+    const std::uintptr_t from = (begin + PAGE - 1) / PAGE * PAGE, end = (begin + std::uintptr_t(bytes)) / PAGE * PAGE;
+    if (requested && end > from)
+        madvise(reinterpret_cast<void *>(from), end - from, MADV_HUGEPAGE);  // only a request: failing is harmless
+#else
+    (void)at, (void)bytes;
+#endif
+}
 
 void run_shares(i64 shares, void (*share)(void *context, i64 k), void *context) {
     struct Call {
@@ -43,9 +58,13 @@ STABLE_TORCH_LIBRARY_IMPL(ghostnoise, CPU, m) {
     m.impl("transform", &ghostnoise::operators::transform);
     m.impl("gradient_sums", &ghostnoise::operators::gradient_sums);
     m.impl("input_gradient", &ghostnoise::operators::input_gradient);
+    m.impl("ghost_batches", &ghostnoise::operators::ghost_batches);
+    m.impl("ghost_batches_backward", &ghostnoise::operators::ghost_batches_backward);
     m.impl("excluding_sample", &ghostnoise::operators::excluding_sample);
     m.impl("excluding_sample_backward", &ghostnoise::operators::excluding_sample_backward);
-    m.impl("pool_drawn", &ghostnoise::operators::pool_drawn);
+    m.impl("drawn_samples", &ghostnoise::operators::drawn_samples);
+    m.impl("normalizing_scale", &ghostnoise::operators::normalizing_scale);
+    m.impl("normalizing_scale_backward", &ghostnoise::operators::normalizing_scale_backward);
     m.impl("normalize", &ghostnoise::operators::normalize);
     m.impl("normalize_backward", &ghostnoise::operators::normalize_backward);
     m.impl("ghost_noise", &ghostnoise::operators::ghost_noise);

@@ -82,20 +82,6 @@ template <class T> bool streams(const Shape &n, i64 row, const Tensor<T> &to, bo
     return large && row % LANES == 0 && aligned;
 }
 
-// Requests huge pages for the memory of a large result. Where malloc returns freed memory to the system, a large result
-// is new memory each time, and page faults would take most of the time of a pass.
-inline void request_huge_pages(const void *at, i64 bytes) {
-#if defined(__linux__) && defined(MADV_HUGEPAGE)
-    constexpr std::uintptr_t PAGE = std::uintptr_t(1) << 21;
-    const std::uintptr_t begin = reinterpret_cast<std::uintptr_t>(at);
-    const std::uintptr_t from = (begin + PAGE - 1) / PAGE * PAGE, end = (begin + std::uintptr_t(bytes)) / PAGE * PAGE;
-    if (huge_pages_requested && end > from)
-        madvise(reinterpret_cast<void *>(from), end - from, MADV_HUGEPAGE);  // only a request: failing is harmless
-#else
-    (void)at, (void)bytes;
-#endif
-}
-
 // Maps the memory of a result on all threads, before they write it part by part: in a small part, all of them write to
 // the same huge page, and would wait for the one that maps it. Malloc maps a result of this size anew each time.
 inline void populate(const void *at, i64 bytes, i64 threads) {

@@ -176,7 +176,9 @@ inline Tensor empty(i64 dims, const i64 *sizes, const i64 *strides, std::int32_t
 
 inline Tensor table(i64 R, i64 C, std::int32_t dtype) {
     const i64 sizes[] = {R, C}, strides[] = {C > 0 ? C : 1, 1};
-    return empty(2, sizes, strides, dtype);
+    Tensor made = empty(2, sizes, strides, dtype);
+    request_huge_pages(made.read(), R * C * (dtype == FLOAT64 ? 8 : 4));
+    return made;
 }
 
 inline Tensor tables(i64 count, i64 R, i64 C, std::int32_t dtype) {
