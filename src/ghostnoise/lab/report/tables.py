@@ -255,7 +255,7 @@ def terminal(findings: Findings) -> Table:
 def _numbers(findings: Findings, row: ResultRow) -> list[Any]:
     score, difference = row.score, row.difference
     if score is None:
-        return ["", "", "", "", row.paper, *[""] * (9 + len(STATUSES[1:]))]
+        return ["", "", "", "", row.paper, *[""] * 13]
     found = difference.paired if difference else None
     low, high = (found.interval() if found else None) or ("", "")
     return [
