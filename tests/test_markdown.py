@@ -50,8 +50,8 @@ def test_pages_for_readers_are_short(name):
 def test_the_rule_of_the_readme_is_that_of_the_guide():
     """One rule when to use ghost noise, and with which ghost size, in the same words."""
     rule = (
-        "use GNI if your network fits its training data and loses on test data. Start with `ghost_size=32`, and try half "
-        "and double.",
+        "use GNI if your network fits its training data and loses on test data. Start with `ghost_size=32`, and try "
+        "half and double.",
         "o not use it if the network does not fit its training data",
         "if batches have fewer than about 16 samples",
     )
