@@ -14,7 +14,6 @@ import subprocess
 import sys
 import sysconfig
 import tempfile
-from collections.abc import Iterable
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
@@ -34,7 +33,6 @@ X86 = platform.machine().lower() in ("x86_64", "amd64", "i686")
 SUFFIX = ".dylib" if MACOS else ".dll" if WINDOWS else ".so"
 TORCH_TARGET = "0x020a000000000000"  # the oldest torch whose stable ABI has all that is used: 2.10
 
-# GCC and Clang.
 FLAGS = ["-std=c++17", "-fPIC", "-fvisibility=hidden"]
 WARNINGS = ["-Wall", "-Wextra"]
 if {"CI", "GHOSTNOISE_STRICT"} & os.environ.keys():  # elsewhere, a newer compiler may warn of more
@@ -55,10 +53,6 @@ NATIVE = {
     "avx512": ("__AVX512F__", "__AVX512BW__", "__AVX512DQ__", "__AVX512VL__", "__FMA__", "__F16C__"),
     "avx2": ("__AVX2__", "__FMA__", "__F16C__"),
 }
-
-# Visual C++.
-MSVC_FLAGS = ["/O2", "/std:c++17", "/permissive-", "/wd4068", "/EHsc"]
-MSVC_LEVELS = {"baseline": [], "avx2": ["/arch:AVX2"], "avx512": ["/arch:AVX512"]}
 
 
 def torch_folder() -> Path:
@@ -111,14 +105,13 @@ class BuildNative(build_ext):
         if SKIPPED:
             return
         try:
-            if self.compiler.compiler_type == "msvc" and "CXX" not in os.environ:
-                self.compile_with_msvc(target, torch_folder())
-            else:
-                self.compile_with_gnu(target, torch_folder())
+            if WINDOWS and "CXX" not in os.environ:
+                raise CompileError("on Windows, it has been compiled with GCC and Clang only; CXX=clang++ tries")
+            self.compile(target, torch_folder())
         except (OSError, subprocess.CalledProcessError, CompileError) as error:
             raise CompileError(f"ghostnoise installs without its native CPU library: {error}") from error
 
-    def compile_with_gnu(self, target: Path, torch: Path) -> None:
+    def compile(self, target: Path, torch: Path) -> None:
         """Run the compiler CXX with the flags of CXXFLAGS."""
         compiler, wanted = os.environ.get("CXX", "c++").split(), os.environ.get("CXXFLAGS", "").split()
         levels = list(LEVELS) if PORTABLE else machine_level(compiler)
@@ -132,13 +125,18 @@ class BuildNative(build_ext):
         jobs += [
             (file, level, [*KERNEL_FLAGS, *LEVELS[level], f"-DGN_ISA={level}"]) for file in KERNELS for level in levels
         ]
-        with tempfile.TemporaryDirectory() as folder, ThreadPoolExecutor(os.cpu_count()) as pool:
+        cores = os.cpu_count() or 1
+        # Shown by `pip install -v`.
+        number, names = len(jobs), " and ".join(levels)
+        print(f"compiling {number} files for {names}, {cores} at a time: about {25 * len(levels)} s on two cores")
+        with tempfile.TemporaryDirectory() as folder, ThreadPoolExecutor(cores) as pool:
 
             def compiled(job: tuple[str, str, list[str]]) -> str:
                 source, level, flags = job
                 made = f"{folder}/{source}-{level}.o"
                 files = ["-c", str(SOURCES / f"{source}.cpp"), "-o", made]
                 subprocess.run([*compiler, *WARNINGS, *flags, *wanted, *files], check=True)
+                print(f"compiled {source}{level and f' for {level}'}", flush=True)
                 return made
 
             # The first alone, so that a compiler that does not accept the flags reports it once.
@@ -147,23 +145,6 @@ class BuildNative(build_ext):
             # No path to torch's libraries: `import torch` has loaded them before, and they are found by their names.
             libraries = ["-shared", f"-L{torch / 'lib'}", "-ltorch_cpu"]
             subprocess.run([*compiler, *wanted, *objects, *libraries, "-o", str(target)], check=True)
-
-    def compile_with_msvc(self, target: Path, torch: Path) -> None:
-        """Run Visual C++, which setuptools finds, for all levels."""
-        with tempfile.TemporaryDirectory() as folder:
-
-            def compiled(files: Iterable[str], level: str, macros: list[tuple[str, str]], *flags: str) -> list[str]:
-                paths = [str(SOURCES / f"{file}.cpp") for file in files]
-                options = {"extra_postargs": [*MSVC_FLAGS, *flags], "include_dirs": [str(torch / "include")]}
-                made: list[str] = self.compiler.compile(paths, f"{folder}/{level}", macros, **options)
-                return made
-
-            macros = [("TORCH_TARGET_VERSION", TORCH_TARGET), *((f"GN_WITH_{level.upper()}", "1") for level in LEVELS)]
-            objects = compiled(OPERATORS, "operators", macros)
-            for level in LEVELS:
-                objects += compiled(KERNELS, level, [("GN_ISA", level)], *MSVC_LEVELS[level])
-            libraries = {"libraries": ["torch_cpu"], "library_dirs": [str(torch / "lib")]}
-            self.compiler.link_shared_object(objects, str(target), **libraries)
 
 
 class Wheel(bdist_wheel):

@@ -10,7 +10,6 @@ import timm
 import torch
 import torch.nn.functional as F
 from sklearn.datasets import load_digits
-from timm.layers import LayerNorm, LayerNorm2d
 from torch import nn
 
 import ghostnoise
@@ -26,15 +25,14 @@ def vit():
     """Return a ViT with noise after every layer norm, as in the paper. Tokens are (B, T, C): channels come last."""
     sizes = {"img_size": 32, "patch_size": 8, "depth": 2}
     model = timm.create_model("vit_tiny_patch16_224", **sizes, global_pool="avg", in_chans=1, num_classes=10)
-    return ghostnoise.convert(model, "gni", ghost_size=12, after=nn.LayerNorm, channel_dim=-1)
+    return ghostnoise.convert(model, "gni", ghost_size=12, after=nn.LayerNorm)
 
 
 def convnext():
     """Return a ConvNeXt, with two layouts: (B, H, W, C) inside the blocks, (B, C, H, W) between the stages."""
     sizes = {"depths": (1, 1, 1, 1), "dims": (32, 64, 128, 256)}
     model = timm.create_model("convnext_tiny", **sizes, in_chans=1, num_classes=10)
-    model = ghostnoise.convert(model, "gni", ghost_size=32, after=LayerNorm, channel_dim=-1)
-    return ghostnoise.convert(model, "gni", ghost_size=32, after=LayerNorm2d, channel_dim=1)
+    return ghostnoise.convert(model, "gni", ghost_size=32, after=nn.LayerNorm)
 
 
 parser = argparse.ArgumentParser()

@@ -19,7 +19,10 @@ RUNS = {
     "plain_pytorch.py": ["--steps 40"],
     "timm_models.py": ["--steps 10"],
     "tabnet.py": ["--steps 12 --batch-size 256 --virtual-batch-size 32"],
-    "lightning_module.py": ["--steps 30"],
+    "timm_training.py": ["--epochs 2"],
+    "lightning_callback.py": ["--steps 30"],
+    "hub.py": ["--steps 30"],
+    "wandb_logging.py": ["--steps 21"],
     "accelerate_loop.py": ["--steps 30"],
     "ddp.py": ["--steps 30", "--steps 30 --scope global"],
 }
@@ -57,3 +60,48 @@ def test_it_trains_leaves_no_file_and_warns_of_nothing_in_it(name, options, tmp_
 def test_it_is_short_and_run_here(path):
     assert path.name in RUNS
     assert len(path.read_text().splitlines()) <= 60
+
+
+def test_weights_for_the_hub_load_into_plain_batch_norm(tmp_path, tmp_path_factory):
+    """In a process without this library, from a local folder."""
+    done = run("hub.py", f"--steps 2 --folder {tmp_path / 'stored'}", tmp_path, tmp_path_factory.mktemp("scratch"))
+    assert done.returncode == 0, done.stderr
+    assert "loaded into BatchNorm1d(96, " in done.stdout
+    assert "same output: True" in done.stdout
+    assert {path.name for path in (tmp_path / "stored").iterdir()} >= {"config.json", "model.safetensors"}
+    code = """
+import json, sys
+sys.modules["ghostnoise"] = None
+from safetensors.torch import load_file
+from torch import nn
+width = json.load(open("stored/config.json"))["width"]
+model = nn.Module()
+model.layers = nn.Sequential(nn.Linear(64, width), nn.BatchNorm1d(width), nn.ReLU(), nn.Linear(width, 10))
+model.load_state_dict(load_file("stored/model.safetensors"), strict=True)
+"""
+    subprocess.run([sys.executable, "-c", code], cwd=tmp_path, check=True)
+
+
+@pytest.mark.slow
+def test_the_schedule_of_a_callback_is_that_of_the_checkpoint(tmp_path):
+    """A run that is resumed by Lightning continues with the ghost size at which it ended."""
+    code = (
+        (EXAMPLES / "lightning_callback.py").read_text().split("parser = argparse")[0]
+        + """
+digits = load_digits()
+data = TensorDataset(torch.from_numpy(digits.data).float() / 8 - 1, torch.from_numpy(digits.target))
+def fit(steps, path=None):
+    callback = GhostSize(ghostnoise.LinearSchedule(16, 64, 8))
+    quiet = {"logger": False, "enable_checkpointing": False}
+    trainer = lightning.Trainer(max_steps=steps, devices=1, callbacks=[callback], **quiet)
+    trainer.fit(Classifier(), DataLoader(data, batch_size=128), ckpt_path=path)
+    return trainer, callback.schedule
+trainer, schedule = fit(3)
+trainer.save_checkpoint("saved.ckpt")
+assert schedule.ghost_size == 34, schedule
+assert fit(5, "saved.ckpt")[1].ghost_size == 46
+"""
+    )
+    environment = os.environ | {"PYTHONPATH": str(STARTUP), "OMP_NUM_THREADS": "1"}
+    done = subprocess.run([sys.executable, "-c", code], cwd=tmp_path, env=environment, capture_output=True, text=True)
+    assert done.returncode == 0, done.stderr

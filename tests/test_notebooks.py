@@ -21,6 +21,10 @@ def needs_gpu(cell):
     return "gpu" in cell.metadata.get("tags", [])
 
 
+def is_installation(cell):
+    return "install" in cell.metadata.get("tags", [])
+
+
 def test_there_are_two():
     assert NAMES == ["first_steps", "reproduce_a_table"]
 
@@ -36,6 +40,20 @@ def test_it_is_valid_and_has_no_outputs(name):
             assert cell.execution_count is None
             plain = re.sub(r"^[!%].*$", "pass", cell.source, flags=re.MULTILINE)
             compile(plain, f"{name}.ipynb", "exec")
+
+
+@every_notebook
+def test_it_opens_in_colab_and_installs_from_the_repository(name):
+    """OWNER is replaced before the first release, in all places at once."""
+    notebook = read(name)
+    link = re.search(
+        r"\[Open in Colab\]\(https://colab.research.google.com/github/(.*?)/blob/main/(.*?)\)", notebook.cells[0].source
+    )
+    assert (FOLDER.parents[1] / link[2]).name == f"{name}.ipynb"
+    assert (FOLDER.parents[1] / link[2]).is_file()
+    (installation,) = filter(is_installation, notebook.cells)
+    assert f"@ git+https://github.com/{link[1]}'" in installation.source
+    assert f'"https://github.com/{link[1]}"' in (FOLDER.parents[1] / "pyproject.toml").read_text()
 
 
 def test_only_the_notebook_for_gpus_has_such_cells_and_says_that_they_were_not_executed():
@@ -67,7 +85,7 @@ def test_it_runs(name, tmp_path, monkeypatch):
         "PYTHONPATH", os.pathsep.join([str(Path(__file__).parent / "startup"), os.environ.get("PYTHONPATH", "")])
     )
     notebook = read(name)
-    notebook.cells = [cell for cell in notebook.cells if not needs_gpu(cell)]
+    notebook.cells = [cell for cell in notebook.cells if not needs_gpu(cell) and not is_installation(cell)]
     resources = {"metadata": {"path": str(tmp_path)}}
     nbclient.NotebookClient(notebook, timeout=600, kernel_name="python3", resources=resources).execute()
     outputs = [output for cell in notebook.cells for output in cell.get("outputs", [])]

@@ -48,7 +48,18 @@ def test_the_schema_finds_mistakes():
     assert errors(workflow)
 
 
-def test_there_are_workflows_for_tests_wheels_and_documentation():
-    assert [path.stem for path in WORKFLOWS] == ["docs", "tests", "wheels"]
-    platforms = load(WORKFLOWS[2])["jobs"]["wheel"]["strategy"]["matrix"]["include"]
-    assert [each["platform"] for each in platforms] == ["linux-x86_64", "linux-aarch64", "macos-arm64", "windows-amd64"]
+def test_a_release_has_a_package_for_every_platform_and_is_published_last():
+    assert [path.stem for path in WORKFLOWS] == ["docs", "release", "tests"]
+    jobs = load(WORKFLOWS[1])["jobs"]
+    platforms = [each["platform"] for each in jobs["wheel"]["strategy"]["matrix"]["include"]]
+    assert platforms == ["linux-x86_64", "linux-aarch64", "macos-arm64"]
+    assert {"GHOSTNOISE_NO_NATIVE": "1"} in [step.get("env") for step in jobs["any"]["steps"]]
+    publish = jobs["publish"]
+    assert set(publish["needs"]) == jobs.keys() - {"publish"}
+    assert publish["if"] == "startsWith(github.ref, 'refs/tags/v')"
+    assert publish["permissions"] == {"id-token": "write"}  # a trusted publisher has no password
+    uploaded = [
+        step["with"]["name"] for job in jobs.values() for step in job["steps"] if "upload" in step.get("uses", "")
+    ]
+    assert all(name.startswith("wheel-") for name in uploaded)
+    assert publish["steps"][0]["with"]["pattern"] == "wheel-*"

@@ -30,7 +30,7 @@ def files() -> dict[Path, str]:
     blocks = {
         PACKAGE / "__init__.py": modules + sorted(others + methods, key=lambda line: line.split()[1]),
         PACKAGE / "functional.py": _imports(functions),
-        PACKAGE / "conversion" / "options.py": _options(),
+        PACKAGE / "conversion" / "convert.py": _options(),
     }
     return {path: _replaced(path.read_text(), block) for path, block in blocks.items()}
 

@@ -25,7 +25,7 @@ from staging import LINK, ROOT, BrokenLinkError, Stage, page_text
 HERE = Path(__file__).resolve().parent
 BUILD = ROOT / "build"
 # Pages at the top of the site, by section; those that are not listed here are guides.
-RESULTS = ("evidence.md", "performance.md", "fidelity.md")
+RESULTS = ("evidence.md", "performance.md", "fidelity.md", "other-papers.md", "released-settings.md")
 DEVELOPMENT = ("how-it-is-built.md", "adding-a-method.md", "contributing.md", "changelog.md")
 
 

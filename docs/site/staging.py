@@ -6,6 +6,8 @@ import re
 from collections.abc import Iterable
 from pathlib import Path, PurePosixPath
 
+from latex2mathml.converter import convert as mathml
+
 ROOT = Path(__file__).resolve().parents[2]
 FENCE = re.compile(r"^ {0,3}(```+|~~~+)[^\n]*\n.*?^ {0,3}\1[ \t]*$|`[^`\n]+`", re.DOTALL | re.MULTILINE)
 LINK = re.compile(r"\]\(([^)\s]+)\)")
@@ -66,7 +68,7 @@ class Stage:
     def _converted(self, text: str, path: str, place: str) -> str:
         pieces, last = [], 0
         for fence in FENCE.finditer(text):
-            pieces += [self._relinked(text[last : fence.start()], path, place), _prompted(fence[0])]
+            pieces += [self._relinked(text[last : fence.start()], path, place), _shown(fence[0])]
             last = fence.end()
         return "".join([*pieces, self._relinked(text[last:], path, place)])
 
@@ -127,6 +129,15 @@ class Stage:
 def _front(title: str) -> str:
     """Return front matter for a page of source code, which the search does not show."""
     return f"---\ntitle: {json.dumps(title)}\nsearch:\n  exclude: true\n---\n\n"
+
+
+def _shown(fence: str) -> str:
+    """Return a block of code as the site shows it: formulas as MathML, which browsers draw without a script."""
+    formula = re.fullmatch(r"```math\n(.*)\n```", fence, re.DOTALL)
+    if formula is None:
+        return _prompted(fence)
+    lines = [line for line in formula[1].split(r"\\") if line.strip()]
+    return "\n".join(f'<div class="formula">{mathml(line, display="block")}</div>' for line in lines)
 
 
 def _prompted(fence: str) -> str:

@@ -1,9 +1,12 @@
 """Checks of what users pass. Each error gives what was given, the rule and the remedy."""
 
+import functools
+import inspect
 import math
 import numbers
 import operator
-from collections.abc import Sequence
+import warnings
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import torch
@@ -25,6 +28,27 @@ def ghost_size_or_none(value: object, least: int = 1) -> int | None:
     if value is None or (type(value) is int and least <= value <= MOST_SAMPLES):
         return value  # at once, since this runs in every call
     return ghost_size(value, least)
+
+
+def asking_for_ghost_size(constructor: Callable[..., None]) -> Callable[..., None]:
+    """Return the constructor of a layer, whose error about a missing ghost size gives a remedy."""
+    parameter = inspect.signature(constructor).parameters.get("ghost_size")
+    if parameter is None or parameter.default is not parameter.empty:
+        return constructor
+
+    @functools.wraps(constructor)
+    def checked(layer: nn.Module, *arguments: Any, **options: Any) -> None:
+        try:
+            constructor(layer, *arguments, **options)
+        except TypeError as error:
+            if not str(error).endswith("argument: 'ghost_size'"):
+                raise
+            raise TypeError(
+                f"ghost_size is missing: {type(layer).__name__} needs the number of samples in a ghost batch, as a "
+                "keyword; use ghost_size=32 to start with, or None to disable ghost batches"
+            ) from None
+
+    return checked
 
 
 def history(value: object, least: int = 0) -> int:
@@ -72,6 +96,11 @@ def no_draws(name: str, given: object) -> None:
 
 def module(model: object, name: str) -> None:
     """Check that `model` is a module, and not compiled to TorchScript."""
+    if type(model).__module__.startswith("torch.export"):
+        raise ValueError(
+            f"{name} got an {type(model).__name__}, whose layers have become operators: pass the model itself, and "
+            "export it afterwards"
+        )
     if not isinstance(model, nn.Module):
         raise ValueError(f"{name} got a {type(model).__name__}: model must be an nn.Module; pass the model itself")
     if isinstance(model, torch.jit.ScriptModule):
@@ -130,9 +159,8 @@ def floating(x: object, name: str) -> None:
         )
     if x.layout is not torch.strided:
         raise ValueError(f"{name} got a tensor of layout {x.layout}: must be a dense tensor; convert with x.to_dense()")
-    raise ValueError(
-        f"{name} got an input of dtype {x.dtype}: must be float16, bfloat16, float32 or float64; convert with x.float()"
-    )
+    remedy = "normalize torch.view_as_real(x)" if x.is_complex() else "convert with x.float()"
+    raise ValueError(f"{name} got an input of dtype {x.dtype}: must be float16, bfloat16, float32 or float64; {remedy}")
 
 
 def dimension(channel_dim: object) -> None:
@@ -318,6 +346,33 @@ def other_values(
             f"{name} would divide by the standard deviation of a single value; "
             f"{'use a batch of 3 samples' if size is None else 'raise ghost_size to 3'} or more"
         )
+
+
+def few_samples(message: str, tracked: Tensor | None) -> None:
+    """Warn of a batch with too few samples for a layer, if it is the first one that the layer is trained with.
+
+    `tracked` is the number of batches before; None for functions, which have no first batch. A small last batch of an
+    epoch is no reason to warn. A compiled layer warns when it is compiled for such a batch.
+    """
+    if tracked is not None and (torch.compiler.is_compiling() or (_readable_now(tracked) and not tracked)):
+        warn_once(message)
+
+
+def warn_once(message: str) -> None:
+    """Warn; by default, Python shows equal warnings once."""
+    warnings.warn(message, stacklevel=4)
+
+
+warn_once._dynamo_marked_constant = True  # type: ignore[attr-defined]  # `torch.compile` calls it when it compiles
+
+
+def _readable_now(tensor: Tensor) -> bool:
+    return readable(tensor, None) and not (tensor.is_cuda and torch.cuda.is_current_stream_capturing())
+
+
+def present(counts: Tensor) -> int:
+    """Return the number of samples that have valid positions; the size of the batch if that cannot be read."""
+    return int((counts > 0).sum()) if readable(counts) else len(counts)
 
 
 def writable(buffers: Sequence[Tensor | None], stats: Tensor) -> None:

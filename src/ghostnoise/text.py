@@ -1,12 +1,14 @@
-"""Text for people: suggestions for misspelt names, durations, counts, and names that are shown literally.
+"""Text for people: suggestions for misspelt names, durations, counts, commands, and names that are shown literally.
 
 This module does not import torch.
 """
 
 import difflib
+import json
 import os
 import textwrap
 from collections.abc import Callable, Iterable
+from pathlib import Path
 from typing import IO
 
 DEVICE_SYNONYMS = {"gpu": "cuda", "cuda": "cuda", "nvidia": "cuda", "rocm": "cuda", "hip": "cuda", "metal": "mps"}
@@ -53,6 +55,23 @@ def counted(number: int, noun: str) -> str:
     ('1 run', '3 runs')
     """
     return f"{number:,} {noun}" if number == 1 else f"{number:,} {noun}s"
+
+
+def install_command(extra: str) -> str:
+    """Return the command that installs an extra from where this library is: its sources, or what pip installed."""
+    sources = Path(__file__).parents[2]
+    if (sources / "pyproject.toml").is_file():
+        return f"pip install -e '{sources}[{extra}]'"
+    from importlib import metadata  # both take a while to import
+    from urllib.request import url2pathname
+
+    try:
+        origin = metadata.distribution("ghostnoise").read_text("direct_url.json") or "{}"
+    except metadata.PackageNotFoundError:
+        origin = "{}"
+    url = json.loads(origin).get("url", "")
+    path = url2pathname(url.removeprefix("file://"))
+    return f"pip install '{path if os.path.exists(path) else 'ghostnoise'}[{extra}]'"
 
 
 def printable(text: str) -> str:

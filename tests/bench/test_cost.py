@@ -5,7 +5,7 @@ from ghostnoise.bench import cost
 
 def test_the_table_in_the_documentation_is_up_to_date(pytestconfig):
     """Write it again with `python -c "from ghostnoise.bench import cost; print(cost.markdown())"`."""
-    assert cost.markdown() in (pytestconfig.rootpath / "docs" / "performance.md").read_text()
+    assert cost.markdown() in (pytestconfig.rootpath / "results" / "bench" / "README.md").read_text()
 
 
 def test_passes_over_x():

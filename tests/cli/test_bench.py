@@ -9,6 +9,7 @@ import ghostnoise
 from ghostnoise import cli
 from ghostnoise.bench import allocator
 from ghostnoise.cli.bench import QUICK_ROUNDS
+from ghostnoise.text import install_command
 
 CONDITIONS = {"operators", "device", "device_name", "threads", "torch", "ghostnoise", "allocator", "date", "dtype"}
 TIMES = {"p20_ms", "p50_ms", "p80_ms", "best_ms", "ratio_p50", "ratio_best", "n"}
@@ -122,7 +123,7 @@ def test_without_the_extra_one_line_says_what_to_install(tmp_path, monkeypatch, 
     monkeypatch.setitem(sys.modules, "matplotlib", None)
     assert cli.main(["bench", "layers", "--quick", "--out", str(tmp_path)]) == 2
     printed = capsys.readouterr()
-    assert printed.err == "ghostnoise bench: rich and matplotlib not installed; run pip install 'ghostnoise[lab]'\n"
+    assert printed.err == "ghostnoise bench: rich and matplotlib not installed; run " + install_command("lab") + "\n"
     assert printed.out == ""
 
 

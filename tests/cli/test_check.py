@@ -1,5 +1,6 @@
 import json
 
+import pytest
 import torch
 
 from ghostnoise import cli
@@ -11,6 +12,7 @@ def run(tmp_path, *words):
     return cli.main(["check", "--device", "cpu", "--quick", "--no-compile", "--out", str(tmp_path), *words])
 
 
+@pytest.mark.filterwarnings("ignore:.*with a single ghost batch it is plain batch norm")  # of the tiny shapes
 def test_it_compares_and_times_on_a_cpu(tmp_path, capsys, monkeypatch):
     monkeypatch.setattr(comparison, "LAYOUTS", {"features": comparison.LAYOUTS["features"]})
     monkeypatch.setattr(comparison, "BOUNDS", {torch.float64: 1e-10, torch.float32: 1e-5})

@@ -17,8 +17,7 @@ GUIDES = Path(__file__).parents[2] / "docs" / "guides"
 @pytest.mark.parametrize(
     ("arguments", "line"),
     [
-        ([], "the following arguments are required: command"),
-        (["nothing"], "unknown command 'nothing': the commands are train, sweep, runs, "),
+        (["nothing"], "unknown command 'nothing': the commands are meter, advise, methods, "),
         (["sweeep"], "unknown command 'sweeep': did you mean sweep?"),
         (["trian", "digits"], "unknown command 'trian': did you mean train? See ghostnoise --help"),
         (["digits"], "unknown command 'digits': it is a recipe; did you mean ghostnoise train digits?"),
@@ -59,6 +58,20 @@ def test_bad_arguments_get_one_line_and_exit_with_2(arguments, line, capsys):
     assert printed.count("\n") == 1
     assert printed.startswith("ghostnoise")
     assert "--help" in printed
+
+
+def test_without_arguments_it_prints_the_commands_in_groups(capsys):
+    with pytest.raises(SystemExit) as exit_:
+        cli.main([])
+    assert exit_.value.code == 0
+    printed = capsys.readouterr().out
+    for title, commands in cli.GROUPS.items():
+        for name, about in commands.items():
+            assert f"{name} {about}" in " ".join(printed.partition(f"{title}:")[2].split())
+    assert max(map(len, printed.splitlines())) <= 80
+    with pytest.raises(SystemExit):
+        cli.main(["--help"])
+    assert capsys.readouterr().out == printed
 
 
 def test_settings_that_are_suggested_exist():
@@ -152,7 +165,10 @@ def test_a_line_is_printed_before_torch_is_imported(words):
     environment = {name: value for name, value in os.environ.items() if name != "PYTHONPATH"}
     environment["PYTHONPATH"] = str(Path(ghostnoise.__file__).parent.parent)  # without tests/startup, which loads torch
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, env=environment)
-    assert done.stderr.splitlines()[0] == f"ghostnoise {words[0]}: loading PyTorch ..."
+    assert (
+        done.stderr.splitlines()[0]
+        == f"ghostnoise {words[0]}: loading PyTorch, which takes a few seconds, and longer the first time ..."
+    )
     assert "torch is imported" in done.stderr
     assert done.stdout == ""
 
@@ -216,4 +232,6 @@ def test_an_unexpected_error_is_one_line_and_exits_with_70(error, monkeypatch, c
 def test_a_reader_that_ends_early_is_no_error(tmp_path):
     command = f"{sys.executable} -m ghostnoise methods; echo $? > {tmp_path}/code"
     done = subprocess.run(["sh", "-c", f"({command}) | true"], capture_output=True, text=True)
-    assert done.stderr == "ghostnoise methods: loading PyTorch ...\n"
+    assert (
+        done.stderr == "ghostnoise methods: loading PyTorch, which takes a few seconds, and longer the first time ...\n"
+    )

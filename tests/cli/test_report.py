@@ -6,6 +6,7 @@ from datetime import UTC, datetime
 import pytest
 
 from ghostnoise import cli
+from ghostnoise.text import install_command
 from support.records import experiment_with_runs
 from support.run_folders import experiment, fill
 
@@ -90,7 +91,7 @@ def test_what_is_missing_is_named(there, monkeypatch, capsys):
     real = importlib.util.find_spec
     monkeypatch.setattr(importlib.util, "find_spec", lambda name, *rest: None if name == "scipy" else real(name, *rest))
     assert cli.main(["report", "tiny.toml"]) == 2
-    assert "scipy not installed; run pip install 'ghostnoise[lab]'" in capsys.readouterr().err
+    assert "scipy not installed; run " + install_command("lab") in capsys.readouterr().err
 
 
 def test_the_report_of_records_is_that_of_the_runs(tmp_path, monkeypatch, capsys):

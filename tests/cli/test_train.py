@@ -10,6 +10,7 @@ import pytest
 
 from ghostnoise import cli
 from ghostnoise.lab.store.folder import RunFolder, history, read
+from ghostnoise.text import install_command
 
 SHORT = ["train.epochs=1", "train.batch_size=64", "data.limit=256", "optim.warmup_epochs=0", "--device", "cpu"]
 
@@ -95,7 +96,7 @@ def test_without_the_extra_the_error_names_what_to_install(monkeypatch, capsys):
         importlib.util, "find_spec", lambda name, *more: None if name == "pydantic" else real(name, *more)
     )
     assert cli.main(["train", "digits"]) == 2
-    assert capsys.readouterr().err == "ghostnoise train: pydantic not installed; run pip install 'ghostnoise[lab]'\n"
+    assert capsys.readouterr().err == "ghostnoise train: pydantic not installed; run " + install_command("lab") + "\n"
 
 
 TOGETHER = """

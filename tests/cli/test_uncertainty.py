@@ -61,7 +61,8 @@ def measured(monkeypatch):
         folders.append(folder)
         sizes = {"samples": 1, "keep": 0, "test": test, "shifted": shifted}
         yield {"inference": "deterministic", **sizes, "accuracy": 90.0, "nll": 0.1, "ece": 1.0, "auroc a": 60.0,
-               "seconds": 0.1, "date": "2026-01-31", "device": "cpu", "threads": 1, "torch": "2", "commit": "c"}  # fmt: skip
+               "seconds": 0.1, "date": "2026-01-31", "device": "cpu", "threads": 1, "torch": "2",
+               "commit": "c"}  # fmt: skip
 
     monkeypatch.setattr("ghostnoise.lab.uncertainty.evaluate", evaluate)
     return folders

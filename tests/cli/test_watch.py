@@ -51,5 +51,5 @@ def test_watch_serves_until_it_is_interrupted(there):
             process.kill()
     assert process.returncode == 0
     assert out.endswith("stopped serving; runs in progress are not affected\n")
-    assert err == "ghostnoise watch: loading PyTorch ...\n"
+    assert err == "ghostnoise watch: loading PyTorch, which takes a few seconds, and longer the first time ...\n"
     assert not (there / "out").exists()

@@ -102,6 +102,14 @@ def test_shorthands_set_options():
         assert converted.ghost_size == 7
 
 
+def test_verbose_prints_the_summary(capsys):
+    model = ghostnoise.convert(convolutional(), "GNI-4", verbose=True)
+    assert capsys.readouterr().out == f"{ghostnoise.summary(model)}\n"
+    ghostnoise.convert(model, ghostnoise.GhostBatchNorm, 8)
+    assert capsys.readouterr().out == ""
+    assert [row[3:5] for row in ghostnoise.summary(model)] == [("gbn", 8), ("gbn", 8)]
+
+
 def test_options_reach_the_layers():
     generator = torch.Generator().manual_seed(0)
     for method, options in (

@@ -35,7 +35,12 @@ class EmptySlots(nn.BatchNorm2d):
     ("arguments", "message"),
     [
         (("gin", 4), "method='gin': must be one of 'bn', .*; did you mean 'gni'"),
-        (("GBN", 4), "did you mean 'gbn'"),
+        (("GBM", 4), "did you mean 'gbn'"),
+        (("XBN+GNI-16", 4), r"method='XBN\+GNI-16': must be one of"),
+        ((nn.BatchNorm2d, 4), "method=<class '.*BatchNorm2d'>: must be one of"),
+        (("GNI-16", 4), "'GNI-16' with ghost_size=4: the name has a ghost size already; give one only"),
+        (("bn-4",), "ghost_size=4: 'bn' normalizes the whole batch"),
+        (("ghost noise",), "ghost_size is missing: 'gni' needs"),
         ((3, 4), "method=3: must be one of"),
         (("gni",), "ghost_size is missing: 'gni' needs the number of samples in a ghost batch; use ghost_size=32"),
         (("en",), "ghost_size is missing"),
@@ -56,20 +61,35 @@ def test_methods_and_sizes(arguments, message):
 @pytest.mark.parametrize(
     ("options", "message"),
     [
-        ({"noise": 1}, "noise=1: GhostNoiseBatchNorm has no such option here; it takes noise_eps, components, draw, "),
-        ({"eps": 1}, "eps=1: GhostNoiseBatchNorm has no such option here; it takes noise_eps"),
+        (
+            {"noise": 1},
+            "noise=1: neither an argument of convert nor an option of GhostNoiseBatchNorm, .* noise_eps",
+        ),
+        (
+            {"eps": 1},
+            "eps=1: neither an argument of convert nor an option of GhostNoiseBatchNorm, which",
+        ),
+        ({"eps": 1}, "; a converted layer keeps its own eps; set it on the layers"),
+        ({"inplace": False}, "; the model is always changed in place; convert copy.deepcopy"),
+        ({"verbose": "yes"}, "verbose='yes': must be True or False"),
         ({"noise_eps": "small"}, r"noise_eps='small': must be a number in \[0, inf\)"),
         ({"draw": "shuffle"}, "draw='shuffle': must be one of 'replacement', 'partition'"),
         ({"after": nn.ReLU, "draw": "all"}, "draw='all': must be one of 'replacement', 'partition'"),
         ({"normalizer": "xbn"}, "normalizer='xbn': must be one of 'batch', 'exclusive'"),
-        ({"after": nn.ReLU, "normalizer": "exclusive"}, "normalizer='exclusive': GhostNoise has no such option here"),
+        (
+            {"after": nn.ReLU, "normalizer": "exclusive"},
+            "normalizer='exclusive': neither .* of GhostNoise,",
+        ),
         ({"components": "all"}, "components='all': must be one of 'both', 'shift', 'scale'"),
         ({"uneven": "yes"}, "uneven='yes': must be True or False"),
         ({"generator": 3}, "generator=3: must be a torch.Generator or None; use torch.Generator"),
         ({"after": nn.ReLU, "uneven": 1}, "uneven=1: must be True or False"),
         ({"after": nn.ReLU, "generator": 3}, "generator=3: must be a torch.Generator or None"),
         ({"after": nn.ReLU, "noise_eps": -1}, "noise_eps=-1: must be a number"),
-        ({"after": nn.ReLU, "noise": 1}, "noise=1: GhostNoise has no such option here; it takes noise_eps, componen"),
+        (
+            {"after": nn.ReLU, "noise": 1},
+            "noise=1: neither an argument of convert nor an option of GhostNoise, which takes noise",
+        ),
         ({"after": nn.LayerNorm, "before": nn.ReLU}, "after= and before= are both given: .*; call convert twice"),
         ({"after": "LayerNorm"}, "after='LayerNorm': must be a module type, such as nn.LayerNorm, or a tuple"),
         ({"before": (nn.ReLU, int)}, "before=.*: must be a module type"),
@@ -93,7 +113,7 @@ def test_options(options, message):
 )  # fmt: skip
 def test_a_misspelt_keyword_suggests_the_nearest(given, nearest):
     """Before anything else is reported, such as a model without batch norm or a missing ghost size."""
-    message = f"{given}=1: .* has no such option here; it takes .*; did you mean '{nearest}'"
+    message = f"{given}=1: neither an argument of convert nor .*, which takes .*; did you mean '{nearest}'"
     refuses(convolutional(), message, "gni", **{given: 1})
     refuses(transformer(), message, "gni", 4, **{given: 1})
 
@@ -101,7 +121,7 @@ def test_a_misspelt_keyword_suggests_the_nearest(given, nearest):
 @pytest.mark.parametrize("name", [name for spec in registry.specs().values() for name in spec.shorthands])
 def test_a_shorthand_does_not_accept_the_option_that_it_stands_for(name):
     for option, value in registry.find(name)[1].items():
-        message = f"{option}='both': .* has no such option here; .*; '{name}' stands for {option}='{value}'"
+        message = f"{option}='both': neither .*; '{name}' stands for {option}='{value}'"
         refuses(convolutional(), message, name, 4, **{option: "both"})
 
 
@@ -115,6 +135,14 @@ def test_values_that_are_not_models():
     for function in (lambda m: ghostnoise.convert(m, "gni", 4), ghostnoise.revert, ghostnoise.summary):
         with pytest.raises(ValueError, match=r"got a dict: model must be an nn.Module; pass the model itself"):
             function({})
+
+
+def test_an_exported_model():
+    exported = torch.export.export(convolutional().eval(), (images(),))
+    with pytest.raises(ValueError, match=r"convert got an ExportedProgram, whose layers have become operators: pass"):
+        ghostnoise.convert(exported, "gni", 4)
+    with pytest.raises(ValueError, match=r"no layers in this GraphModule, .*: convert the model first, then export it"):
+        ghostnoise.convert(exported.module(check_guards=False), "gni", 4)
 
 
 # Layers whose class, parameters or forward cannot be changed in place; all others are unchanged, too.

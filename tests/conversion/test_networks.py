@@ -86,21 +86,46 @@ def test_converted_networks_train_copy_and_save(name):
 
 
 @pytest.mark.parametrize(
-    ("name", "options", "channel_dim"),
-    [("vit_tiny_patch16_224", {"img_size": 64, "depth": 2}, -1), ("convnext_atto", {}, 1)],
+    ("name", "options", "after"),
+    [
+        ("vit_tiny_patch16_224", {"img_size": 64, "depth": 2}, nn.LayerNorm),
+        ("convnext_atto", {}, nn.LayerNorm),
+        ("convnext_tiny", {"depths": (1, 1, 1, 1), "dims": (8, 16, 24, 32)}, nn.LayerNorm),
+        ("nf_regnet_b0", {}, nn.Conv2d),
+    ],
 )
-def test_noise_in_networks_without_batch_norm(name, options, channel_dim):
+def test_noise_in_networks_without_batch_norm(name, options, after):
+    """In one call, in the channels of each layer: its output has as many as the layer has weights."""
     torch.manual_seed(0)
     model = networks.build(name, **options)
     before, expected = state(model), model.eval()(pixels())
-    keys = list(model.state_dict())
-    with pytest.raises(ValueError, match=r"no batch norm in this .*, whose norm layers are: .*LayerNorm.* give after="):
+    keys, hosts = list(model.state_dict()), [each for each in model.modules() if isinstance(each, after)]
+    with pytest.raises(ValueError, match=r"no batch norm in this .*, whose norm layers are: .* give after="):
         ghostnoise.convert(model, "gni", 4)
-    with pytest.raises(ValueError, match=r"channel_dim is not known for .*: give channel_dim=1, or channel_dim=-1"):
-        ghostnoise.convert(model, "gni", 4, after=nn.LayerNorm)
-    ghostnoise.convert(model, "gni", 4, after=nn.LayerNorm, channel_dim=channel_dim)
+    ghostnoise.convert(model, "gni", 4, after=after)
+    shapes = {}
+    for host in hosts:
+        host.ghost_noise.register_forward_hook(lambda noise, args, y: shapes.update({noise: y.shape}))
     assert torch.equal(model(pixels()), expected)
     assert list(model.state_dict()) == keys
     assert not torch.equal(model.train()(pixels()), model(pixels()))
+    assert len(shapes) == len(ghostnoise.summary(model)) == len(hosts) > 3
+    for host in hosts:
+        assert shapes[host.ghost_noise][host.ghost_noise.channel_dim] == len(host.weight)
     ghostnoise.revert(model)
     assert state(model) == before
+
+
+@pytest.mark.parametrize(
+    ("name", "channel_dim"),
+    [
+        ("LayerNorm", -1), ("LayerNorm2d", 1), ("LayerNormFp32", -1), ("LayerNormAct2d", 1), ("RmsNorm", -1),
+        ("RmsNorm2d", 1), ("SimpleNorm", -1), ("GroupNorm1", 1), ("GroupNormAct", 1),
+    ],
+)  # fmt: skip
+def test_the_channels_of_norms_of_timm(name, channel_dim):
+    """On an input with other sizes, only these channels fit the layer."""
+    norm = networks.layer(name)(5, **({"num_groups": 1} if name == "GroupNormAct" else {}))
+    model = ghostnoise.convert(nn.Sequential(norm), "gni", 4, after=type(norm))
+    assert norm.ghost_noise.channel_dim == channel_dim
+    assert model(torch.randn(4, 3, 7, 5).movedim(-1, channel_dim)).shape[channel_dim] == 5

@@ -13,7 +13,7 @@ from torch.nn.utils import parametrize
 import ghostnoise
 from ghostnoise import GhostNoiseBatchNorm
 from ghostnoise.conversion import variants
-from ghostnoise.conversion.swap import Method, check_options, name_of
+from ghostnoise.conversion.swap import Method, check_options, find, name_of
 from ghostnoise.methods import registry
 from ghostnoise.methods.base import NormLayer
 from ghostnoise.methods.registry import MethodSpec
@@ -242,6 +242,27 @@ class Strict(ghostnoise.BatchNorm):
         super().__init__(num_features)
 
 
+@pytest.mark.parametrize(
+    ("given", "name", "size"),
+    [
+        ("GNI", "gni", None), ("GNI-16", "gni", 16), ("gni 16", "gni", 16), ("Ghost Noise", "gni", None),
+        ("ghost noise injection", "gni", None), ("GNI_shift", "gni-shift", None), ("gni-scale-8", "gni-scale", 8),
+        ("GhostNoiseBatchNorm2d", "gni", None), (ghostnoise.GhostNoiseBatchNorm2d, "gni", None),
+        (ghostnoise.GhostNoise, "gni", None), ("ghost batch norm", "gbn", None), (ghostnoise.EvalNorm, "en", None),
+        ("Batch Renormalization", "brn", None), ("AGNI-Conv", "agni-conv", None), ("batch_norm", "bn", None),
+    ],
+)  # fmt: skip
+def test_methods_are_found_in_any_spelling(given, name, size):
+    method, found = find(given)
+    assert (method.name, found) == (name, size)
+    assert method[1:] == registry.find(name)
+
+
+def test_subclasses_of_users_are_not_taken_for_their_parent():
+    with pytest.raises(ValueError, match=r"method=<class .*Strict'>: must be one of"):
+        find(Strict)
+
+
 def test_options_without_a_default_must_be_given():
     spec = MethodSpec("strict", "Strict", "", "", "", norm=Strict)
     check_options(Method("strict", spec, {}), Strict, {"strength": 1}, [])
@@ -292,10 +313,23 @@ def test_a_summary_prints_as_a_table():
     lines = str(ghostnoise.summary(ghostnoise.convert(model, "gbn", 4))).splitlines()
     assert lines[0].split() == ["name", "layer", "was", "method", "ghost_size", "scope", "notes"]
     assert lines[2].split() == ["0", "GhostBatchNorm2d", "BatchNorm2d", "gbn", "4", "local"]
-    starts = [line.index(word) for line, word in zip(lines, ["layer", "---------", "Ghost", "Ghost"], strict=True)]
+    words = ["layer", "---------", "Ghost", "Ghost"]
+    starts = [line.index(word) for line, word in zip(lines[:4], words, strict=True)]
     assert len({*starts[:1], *starts[2:]}) == 1
+    assert lines[4:] == ["2 layers: gbn, ghost size 4"]
     assert repr(ghostnoise.summary(nn.Linear(2, 2))) == "no ghostnoise layers"
     assert len(ghostnoise.summary(nn.Linear(2, 2))) == 0
+
+
+def test_equal_layers_share_a_line_of_the_table():
+    model = ghostnoise.convert(nn.Sequential(*(nn.BatchNorm1d(3) for _ in range(48))), "gni", {"1?": 8, "*": 4})
+    summary = ghostnoise.summary(model)
+    assert [row.name for row in summary] == [str(number) for number in range(48)]
+    *_, first, second, last = str(summary).splitlines()
+    assert first.startswith("0, 1, 2 and 35 more  ")
+    assert second.startswith("10, 11, 12 and 7 more  ")
+    assert last == "48 layers: 38 gni, ghost size 4; 10 gni, ghost size 8"
+    assert str(ghostnoise.summary(ghostnoise.convert(model, "bn"))).endswith("48 layers: bn")
 
 
 # EvalNorm, which is not an nn.BatchNorm*d.

@@ -43,7 +43,7 @@ class NormFree(nn.Sequential):
             nn.Sequential(*(nn.LayerNorm(6) for _ in range(5)), nn.GroupNorm(2, 6), nn.Linear(6, 6)),
             {},
             r"no batch norm in this Sequential, whose norm layers are: LayerNorm x 5 \('0', '1', '2' and 2 more\); "
-            r"GroupNorm x 1 \('5'\); to inject noise without batch norm, give after= or before=",
+            r"GroupNorm x 1 \('5'\); to inject noise without batch norm, give .*, such as after=nn.LayerNorm$",
         ),
         (NormFree(nn.Linear(6, 6)), {}, "in this NormFree, whose norm layers are: none"),
         (

@@ -14,7 +14,7 @@ from torch import nn
 
 import ghostnoise
 from ghostnoise.conversion import wrappers
-from support import ghost_wrappers
+from support import ghost_wrappers, networks
 
 TUTORIAL = Path(__file__).parents[2] / "docs/tutorials/tabular.md"
 SIZE = 8
@@ -218,3 +218,99 @@ labels = (table[:, 0] > 0).astype(int)
     done = subprocess.run([sys.executable, "-c", data + smaller + shown], capture_output=True, text=True, check=False)
     assert done.returncode == 0, done.stderr
     assert done.stdout.splitlines()[-1] == "19 {32}"  # 4 in the splitter, 4 and an attention in each of 3 steps
+
+
+# Batch renormalization of torchrl, which is a layer of its own, and layers of torch.nn instead of any of these.
+
+
+def renorm(smooth=False):
+    torch.manual_seed(0)
+    layer = ghost_wrappers.BatchRenorm1d(3, warmup_steps=4, smooth=smooth, max_r=2.0, eps=1e-4)
+    nn.init.normal_(layer.weight), nn.init.normal_(layer.bias)
+    return nn.Sequential(nn.Linear(3, 3), layer).double()
+
+
+@pytest.mark.parametrize("smooth", [False, True])
+def test_batch_renorm_of_torchrl_trains_as_before(smooth):
+    theirs = renorm(smooth)
+    ours = copy.deepcopy(theirs)
+    layer, parameters = ours[1], list(ours.parameters())
+    ghostnoise.convert(ours, "brn")
+    assert ours[1] is layer
+    assert type(layer) is ghostnoise.BatchRenorm1d
+    assert (layer.r_max, layer.momentum, layer.eps) == (2.0, 0.01, 1e-4)
+    assert all(one is other for one, other in zip(ours.parameters(), parameters, strict=True))
+    for _ in range(5):
+        x = torch.randn(16, 3, dtype=torch.float64) * 2 + 1
+        results = [torch.autograd.grad(model(x).pow(3).sum(), list(model.parameters())) for model in (ours, theirs)]
+        torch.testing.assert_close(*results, rtol=1e-9, atol=1e-9)
+    assert_equal_states(ours, theirs)
+    torch.testing.assert_close(ours.eval()(x), theirs.eval()(x))
+    assert ghostnoise.summary(ours)[0].was == "BatchRenorm1d"
+
+
+def test_options_that_are_given_and_other_methods():
+    model = ghostnoise.convert(renorm(), "brn", warmup_steps=7)
+    assert (model[1].warmup_steps, model[1].r_max) == (7, 2.0)
+    ghostnoise.convert(model, "gbn", 4)
+    model(torch.randn(8, 3).double())
+    ghostnoise.convert(model, "brn")
+    assert model[1].warmup_steps == 4
+
+
+@pytest.mark.parametrize("method", [("brn",), ("gni", 4)])
+def test_revert_restores_batch_renorm_of_torchrl(method):
+    model, plain = renorm(smooth=True), renorm(smooth=True)
+    before = vars(model[1]).keys()
+    ghostnoise.revert(ghostnoise.convert(model, *method))
+    assert type(model[1]) is ghost_wrappers.BatchRenorm1d
+    assert vars(model[1]).keys() == before
+    x = torch.randn(8, 3).double()
+    assert torch.equal(model(x), plain(x))
+
+
+def test_a_subclass_of_it_with_its_own_forward_stays():
+    class Own(ghost_wrappers.BatchRenorm1d):
+        def forward(self, x):
+            return super().forward(x) + 1
+
+    with pytest.raises(ValueError, match="no batch norm in this Sequential"):
+        ghostnoise.convert(nn.Sequential(Own(3)), "brn")
+
+
+FOREIGN = {name: (build, shape) for name, (build, shape, _) in WRAPPERS.items()} | {
+    "torchrl": (lambda: ghost_wrappers.BatchRenorm1d(3), (3,)),
+    "torch": (lambda: nn.BatchNorm1d(3), (3,)),
+}
+
+
+@pytest.mark.parametrize("name", FOREIGN)
+def test_layers_of_torch_with_the_same_keys(name):
+    """Nothing of the other library or of this one is left, and eval mode is that of the trained network."""
+    build, shape = FOREIGN[name]
+    model = nn.Sequential(build())
+    keys, x = list(model.state_dict()), torch.randn(2 * SIZE, *shape)
+    ghostnoise.convert(model, "gbn", SIZE)
+    model(x)
+    expected = model.eval()(x)
+    ghostnoise.revert(model, to="nn")
+    assert {type(module).__module__.split(".")[0] for module in model.modules()} == {"torch"}
+    assert list(model.state_dict()) == keys
+    torch.testing.assert_close(model(x), expected)
+    model.train()(x)
+    repr(model)
+    assert not any("ghostnoise" in key for module in model.modules() for key in vars(module))
+
+
+def test_synchronized_and_activated_layers_and_subclasses():
+    activated = networks.layer("BatchNormAct2d")
+
+    class Named(nn.BatchNorm2d):
+        pass
+
+    model = nn.Sequential(activated(3), Named(3), nn.LazyBatchNorm2d())
+    ghostnoise.convert(model, "gbn", 4)
+    ghostnoise.revert(model, to="nn")
+    assert [type(layer) for layer in model] == [activated, nn.BatchNorm2d, nn.LazyBatchNorm2d]
+    with pytest.raises(ValueError, match="to='torch': must be one of 'original', 'nn'"):
+        ghostnoise.revert(model, to="torch")

@@ -61,11 +61,11 @@ def test_resnet():
 
 
 def test_vit():
-    """The LayerNorm of timm is a subclass, of which `convert` does not know the channel dimension."""
+    """The LayerNorm of timm is a subclass whose channel dimension `convert` knows."""
     model = timm("test_vit", img_size=32)
     checked(model, images(), lambda size: [
         "import ghostnoise", "from torch import nn",
-        f'ghostnoise.convert(model, "gni", ghost_size={size}, after=nn.LayerNorm, channel_dim=-1)',
+        f'ghostnoise.convert(model, "gni", ghost_size={size}, after=nn.LayerNorm)',
     ])  # fmt: skip
 
 
@@ -74,8 +74,8 @@ def test_convnext():
     model = timm("test_convnext")
     checked(model, images(64), lambda size: [
         "import ghostnoise", "from timm.layers import LayerNorm2d",  "from timm.layers import LayerNorm",
-        f'ghostnoise.convert(model, "gni", ghost_size={size}, after=LayerNorm2d, channel_dim=1)',
-        f'ghostnoise.convert(model, "gni", ghost_size={size}, after=LayerNorm, channel_dim=-1)',
+        f'ghostnoise.convert(model, "gni", ghost_size={size}, after=LayerNorm2d)',
+        f'ghostnoise.convert(model, "gni", ghost_size={size}, after=LayerNorm)',
     ])  # fmt: skip
 
 

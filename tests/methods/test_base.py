@@ -3,12 +3,14 @@
 import copy
 import inspect
 import pickle
+import re
 import warnings
 
 import pytest
 import torch
 from torch import nn
 
+import ghostnoise
 from ghostnoise import functional
 from ghostnoise.methods.base import update_running
 from ghostnoise.tables import Moments
@@ -31,6 +33,7 @@ from support.families import (
 from support.levels import LEVELS, running
 
 every_layer = pytest.mark.parametrize(("family", "dimensions"), LAYERS)
+SINGLE = pytest.mark.filterwarnings("ignore:.*with a single ghost batch it is plain batch norm")
 every_family = pytest.mark.parametrize("family", FAMILIES)
 every_level = pytest.mark.parametrize("level", LEVELS)
 # Families whose running variance is another one than that of nn.BatchNorm, which is unbiased.
@@ -212,13 +215,15 @@ def test_a_generator_replaces_the_default_one(family):
     assert torch.equal(layer(example(2)), copied(example(2)))
 
 
+@SINGLE
 @pytest.mark.parametrize("family", [family for family in FAMILIES if SPECS[family].ghost_size != "none"])
 def test_ghost_size_none_disables_ghost_batches(family):
     """The noise is off, or the whole batch is one ghost batch."""
     spec, layer = SPECS[family], layer_class(family, 2)
     if spec.ghost_size == "required":
-        with pytest.raises(TypeError, match="ghost_size"):
-            layer(3)
+        for arguments in ((3,), (3, 32)):
+            with pytest.raises(TypeError, match=rf"ghost_size is missing: {layer.__name__} needs .* use"):
+                layer(*arguments)
     options = {"alpha": 0.25} if family == "en" else {}
     ours, before = layer(3, ghost_size=None, **options), torch.get_rng_state()
     assert "ghost_size=None" in repr(ours)
@@ -227,6 +232,7 @@ def test_ghost_size_none_disables_ghost_batches(family):
     assert torch.equal(torch.get_rng_state(), before)
 
 
+@SINGLE
 @every_family
 @pytest.mark.parametrize("training", [True, False])
 def test_compiles_as_one_graph_for_any_batch_size(family, training):
@@ -346,3 +352,85 @@ def test_a_full_step_replaces_the_buffer():
     mean = torch.full((2,), 7.0)
     update_running(mean, None, None, 1.0, Moments(torch.tensor([[1.0, 2.0]]), torch.ones(1, 2)))
     assert mean.tolist() == [1.0, 2.0]
+
+
+# Batches with too few samples: warnings of layers that would silently do nothing.
+
+PLAIN_BATCH_NORM = "batch of fewer than 16 samples with ghost_size=8: with a single ghost batch it is plain batch norm"
+NO_NOISE = "got a batch of a single sample: its ghost batch is the batch itself, so there is no noise; use larger"
+NO_PARTS = "batch of fewer than 16 samples with ghost_size=8: its ghost batch is the batch itself, so there is no noise"
+FEW = [
+    (lambda: ghostnoise.GhostBatchNorm1d(3, ghost_size=8), 15, 16, PLAIN_BATCH_NORM),
+    (lambda: ghostnoise.EvalNorm1d(3, ghost_size=8), 8, 16, PLAIN_BATCH_NORM),
+    (lambda: ghostnoise.GhostNoiseBatchNorm1d(3, ghost_size=8), 1, 2, NO_NOISE),
+    (lambda: ghostnoise.GhostNoiseBatchNorm1d(3, ghost_size=8, draw="partition"), 15, 16, NO_PARTS),
+]
+few = pytest.mark.parametrize(("make", "samples", "enough", "message"), FEW)
+
+
+def warned(layer, x):
+    """Return the warnings of a call, none of which Python hides because it has shown it before."""
+    with warnings.catch_warnings(record=True) as found:
+        warnings.simplefilter("always")
+        layer(x)
+    return [str(each.message) for each in found]
+
+
+@few
+def test_a_layer_whose_first_batch_has_too_few_samples_warns_once(make, samples, enough, message):
+    layer, x = make(), torch.randn(samples, 3, 5)
+    assert warned(layer.eval(), x) == []
+    (found,) = warned(layer.train(), x)
+    assert re.search(message, found)
+    assert "of 3 channels" in found
+    assert "; use larger batches or " in found
+    assert warned(layer, x) == []
+    other = make()
+    assert warned(other, torch.randn(enough, 3, 5)) == []
+    assert warned(other, x) == []  # the last batch of an epoch
+    assert len(warned(make(), x)) == 1
+
+
+@few
+def test_functions_without_a_layer_do_not_warn(make, samples, enough, message):
+    layer = make()
+    options = {name: getattr(layer, name) for name in type(layer).options}
+    function = lambda x: type(layer).function(x, None, None, training=True, **options)  # noqa: E731
+    assert warned(function, torch.randn(samples, 3, 5)) == []
+
+
+@few
+def test_a_compiled_layer_warns_when_it_is_compiled(make, samples, enough, message):
+    torch._dynamo.reset()
+    compiled = torch.compile(make(), fullgraph=True, backend="eager", dynamic=False)
+    found = warned(compiled, torch.randn(samples, 3, 5))
+    assert [each for each in found if re.search(message, each)]
+    assert warned(compiled, torch.randn(samples, 3, 5)) == []
+
+
+def test_noise_among_the_valid_samples_of_a_mask():
+    mask = torch.zeros(4, 5, dtype=torch.bool)
+    mask[2] = True
+    layer = ghostnoise.GhostNoiseBatchNorm1d(3, ghost_size=8)
+    with ghostnoise.masked(mask):
+        assert re.search(NO_NOISE, *warned(layer, torch.randn(4, 3, 5)))
+        noise = ghostnoise.GhostNoise(8)
+        assert re.search(NO_NOISE, *warned(noise, torch.randn(4, 3, 5)))
+    mask[3, 0] = True
+    with ghostnoise.masked(mask):
+        assert warned(ghostnoise.GhostNoiseBatchNorm1d(3, ghost_size=8), torch.randn(4, 3, 5)) == []
+        assert warned(noise, torch.randn(4, 3, 5)) == []
+
+
+def test_noise_on_its_own_names_its_layer():
+    model = ghostnoise.convert(nn.Sequential(nn.Linear(3, 4), nn.LayerNorm(4)), "gni", 8, after=nn.LayerNorm)
+    (found,) = warned(model, torch.randn(1, 3))
+    assert found.startswith("GhostNoise '1.ghost_noise' got a batch of a single sample")
+    assert warned(model, torch.randn(2, 3)) == warned(model.eval(), torch.randn(1, 3)) == []
+    remembers = ghostnoise.convert(model.train(), "gni", 8, after=nn.LayerNorm, history=4)
+    assert warned(remembers, torch.randn(1, 3)) == []
+    disabled = ghostnoise.convert(model, "gni", None, after=nn.LayerNorm)
+    assert warned(disabled, torch.randn(1, 3)) == []
+    partition = ghostnoise.GhostNoise(8, draw="partition")
+    assert re.search(NO_PARTS, *warned(partition, torch.randn(15, 3)))
+    assert warned(partition, torch.randn(16, 3)) == []

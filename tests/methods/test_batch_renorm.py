@@ -7,7 +7,7 @@ from torch.utils.checkpoint import checkpoint
 
 import ghostnoise
 from ghostnoise import functional
-from support import reference
+from support import ghost_wrappers, reference
 from support.levels import LEVELS
 from support.levels import running as at_level
 
@@ -49,30 +49,6 @@ def test_warm_up_and_transition_are_counted_by_num_batches_tracked():
     assert layer.num_batches_tracked == 8
 
 
-class TorchRl:
-    """What torchrl's `BatchRenorm1d` computes in its first `2 * warmup_steps` batches, of (B, C).
-
-    Its factor is n / warmup_steps, rounded down unless `smooth`, and is never limited to 1: the result of its
-    `clamp_max` is not used. So after 2 * warmup_steps batches (with `smooth` after warmup_steps) it overshoots.
-    """
-
-    def __init__(self, channels, warmup_steps, smooth, momentum=0.01):
-        self.mean, self.var = torch.zeros(channels).double(), torch.ones(channels).double()
-        self.warmup_steps, self.smooth, self.momentum, self.steps = warmup_steps, smooth, momentum, 0
-
-    def __call__(self, x, eps=1e-5):
-        mean, var, run = x.mean(0), x.var(0, correction=0), torch.sqrt(self.var + eps)
-        factor = self.steps / self.warmup_steps if self.smooth else self.steps // self.warmup_steps
-        r = 1 + (torch.clip(torch.sqrt(var.detach() + eps) / run, 1 / 3, 3) - 1) * factor
-        d = torch.clip((mean.detach() - self.mean) / run, -5, 5) * factor
-        y = (x - mean) / torch.sqrt(var + eps) * r + d
-        unbiased = var.detach() * len(x) / (len(x) - 1)
-        self.mean = self.mean + self.momentum * (mean.detach() - self.mean)
-        self.var = self.var + self.momentum * (unbiased - self.var)
-        self.steps += 1
-        return y
-
-
 @pytest.mark.parametrize("level", LEVELS)
 @pytest.mark.parametrize("smooth", [False, True])
 def test_the_schedule_of_reinforcement_learning_is_torchrls_until_its_factor_exceeds_1(smooth, level):
@@ -80,8 +56,9 @@ def test_the_schedule_of_reinforcement_learning_is_torchrls_until_its_factor_exc
     options = {"warmup_steps": 0, "transition_steps": steps, "transition": "correction"}
     options = options if smooth else {"warmup_steps": steps, "transition_steps": 0}
     ours = ghostnoise.BatchRenorm1d(3, momentum=0.01, affine=False, **options).double()
-    theirs, generator = TorchRl(3, steps, smooth), torch.Generator().manual_seed(0)
-    same = steps if smooth else 2 * steps - 1  # the last batch that agrees
+    theirs = ghost_wrappers.BatchRenorm1d(3, warmup_steps=steps, smooth=smooth).double()
+    generator = torch.Generator().manual_seed(0)
+    same = steps if smooth else 2 * steps - 1  # the last batch that agrees: then its factor exceeds 1
     for step in range(same + 3):
         x = (torch.randn(16, 3, dtype=torch.float64, generator=generator) * 2 + 3).requires_grad_()
         dy = torch.randn(16, 3, dtype=torch.float64, generator=generator)
@@ -91,8 +68,7 @@ def test_the_schedule_of_reinforcement_learning_is_torchrls_until_its_factor_exc
             torch.testing.assert_close(*pairs, rtol=1e-10, atol=1e-10)
         else:
             assert not torch.allclose(pairs[0][0], pairs[1][0], rtol=1e-3)
-        torch.testing.assert_close(ours.running_mean, theirs.mean)
-        torch.testing.assert_close(ours.running_var, theirs.var)
+        torch.testing.assert_close(dict(ours.named_buffers()), dict(theirs.named_buffers()))
 
 
 def test_the_correction_grows_linearly():

@@ -250,13 +250,16 @@ def copies(rank, count):
     """A layer with a process group can be copied and saved, and the copies have that group."""
     group, x = dist.new_group(list(range(count))), values(4, CHANNELS, seed=rank)
     for layer in (
-        ghostnoise.GhostBatchNorm1d(CHANNELS, ghost_size=GHOST, process_group=group, dtype=x.dtype),
+        ghostnoise.GhostBatchNorm1d(CHANNELS, ghost_size=2, process_group=group, dtype=x.dtype),
         ghostnoise.convert(nn.Sequential(nn.SyncBatchNorm(CHANNELS, process_group=group, dtype=x.dtype)), "xbn", 4),
     ):
         y = layer(x)
         for twin in (copy.deepcopy(layer), pickle.loads(pickle.dumps(layer))):
             torch.testing.assert_close(twin(x), y, rtol=0, atol=0)
             assert f"process_group={group.group_name!r}" in repr(twin)
+    plain = ghostnoise.revert(copy.deepcopy(layer), to="nn")[0]
+    assert type(plain) is nn.SyncBatchNorm
+    assert plain.process_group is group
     assert ghostnoise.revert(layer)[0].process_group is group
     assert engine_ranks.resolve(group) is engine_ranks.resolve(group.group_name) is group
 

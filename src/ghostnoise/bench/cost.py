@@ -60,7 +60,7 @@ def _tables(method: str, shape: tuple[int, ...], ghost_size: int) -> int:
 
 
 def markdown() -> str:
-    """Return the table of `docs/performance.md`."""
+    """Return the table of `results/bench/README.md`."""
     head = ["shape, float32", "layer", "launches", "MB of x", "MB of tables", *(f"µs, {gpu}" for gpu in GPUS)]
     lines = [head, ["---"] * len(head)]
     for shape in SHAPES:

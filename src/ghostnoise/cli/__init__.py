@@ -8,7 +8,9 @@ import argparse
 import importlib
 import itertools
 import os
+import shutil
 import sys
+import textwrap
 from collections.abc import Collection
 from pathlib import Path
 from typing import NoReturn
@@ -19,23 +21,33 @@ from ghostnoise.text import did_you_mean, for_stream, printable
 from ghostnoise.version import __version__
 
 MOST_SHOWN = 500  # characters of an unexpected error
-COMMANDS = {
-    "train": "train a recipe, or resume its training",
-    "sweep": "run all missing runs of a recipe's grid",
-    "runs": "list, show, remove, export or import runs",
-    "report": "write tables, figures and an HTML page about the runs of an experiment",
-    "results": "rebuild the tables, figures and numbers in Markdown files from records",
-    "watch": "serve the HTML page of an experiment on this machine while it runs",
-    "recipes": "list the recipes, or print one",
-    "data": "list, download or verify data sets",
-    "meter": "measure the noise in each layer of a network",
-    "advise": "report how strong the noise in a network is, and suggest a ghost size",
-    "uncertainty": "measure calibration and the detection of shifted inputs, with and without noise",
-    "methods": "list the methods, their layers and their options",
-    "bench": "measure time and memory against nn.BatchNorm and other libraries",
-    "check": "compare operators and layers with float64 on this machine, and time them",
-    "doctor": "print versions, the CPU, and what runs the operators",
+GROUPS = {
+    "Your own network": {
+        "meter": "measure the noise in each layer of a network",
+        "advise": "report how strong the noise in a network is, and suggest a ghost size",
+        "methods": "list the methods, their layers and their options",
+    },
+    "Experiments": {
+        "recipes": "list the recipes, or print one",
+        "data": "list, download or verify data sets",
+        "train": "train a recipe, or resume its training",
+        "sweep": "run all missing runs of a recipe's grid",
+        "runs": "list, show, remove, export or import runs",
+        "report": "write tables, figures and an HTML page about the runs of an experiment",
+        "watch": "serve the HTML page of an experiment on this machine while it runs",
+        "uncertainty": "measure calibration and the detection of shifted inputs, with and without noise",
+    },
+    "This machine": {
+        "doctor": "print versions, the CPU, and what runs the operators",
+        "check": "compare operators and layers with float64 on this machine, and time them",
+        "bench": "measure time and memory against nn.BatchNorm and other libraries",
+    },
+    "The documentation": {
+        "results": "rebuild the tables, figures and numbers in Markdown files from records",
+    },
 }
+COMMANDS = {name: about for group in GROUPS.values() for name, about in group.items()}
+START = "A first run, in seconds and without a download: ghostnoise train digits"
 
 
 # Words that are not commands, and what they may mean.
@@ -115,9 +127,16 @@ def _line(error: Exception) -> str:
 
 
 def _parse(arguments: list[str]) -> argparse.Namespace:
-    parser = Parser(prog="ghostnoise", description="Ghost noise for PyTorch: experiments, measurements, set-up.")
+    parser = Parser(
+        prog="ghostnoise",
+        usage="ghostnoise [-h] [--version] command ...",
+        description="Ghost noise for PyTorch: experiments, measurements, set-up.",
+        epilog=_groups(),
+        formatter_class=argparse.RawDescriptionHelpFormatter,
+    )
     parser.add_argument("--version", action="version", version=f"ghostnoise {__version__}")
-    commands = parser.add_subparsers(dest="command", required=True, metavar="command")
+    commands = parser.add_subparsers(dest="command", required=True, prog="ghostnoise", help=argparse.SUPPRESS)
+    arguments = arguments or ["--help"]
     used = next((word for word in arguments if not word.startswith("-")), None)
     if used is not None and used not in COMMANDS:
         parser.error(f"unknown command {used!r}: {_suggestion(used)}")
@@ -125,8 +144,8 @@ def _parse(arguments: list[str]) -> argparse.Namespace:
         meant = did_you_mean(mistyped[0], ("--help", "--version"), cutoff=0.6)
         parser.error(f"unrecognized arguments: {' '.join(mistyped)}{meant and '; ' + meant}")
     for name, description in COMMANDS.items():
-        command = commands.add_parser(name, help=description, description=f"{description[0].upper()}{description[1:]}.")
-        if name == used:  # the others only appear in the list of commands
+        command = commands.add_parser(name, description=f"{description[0].upper()}{description[1:]}.")
+        if name == used:  # the others only exist as names
             importlib.import_module(f"ghostnoise.cli.{name}").add_arguments(command)
             command.add_argument("--debug", action="store_true", help="show the traceback of an error")
     options, rest = parser.parse_known_args(arguments)
@@ -134,6 +153,18 @@ def _parse(arguments: list[str]) -> argparse.Namespace:
         command = commands.choices[options.command]
         _take_overrides(command, options, rest, command._option_string_actions)
     return options
+
+
+def _groups() -> str:
+    """Return the list of commands, by group, for the width of the terminal."""
+    width = shutil.get_terminal_size().columns - 2
+    lines = []
+    for title, commands in GROUPS.items():
+        lines.append(f"{title}:")
+        for name, about in commands.items():
+            lines += textwrap.wrap(f"    {name:<12} {about}", width, subsequent_indent=" " * 17)
+        lines.append("")
+    return "\n".join([*lines, START, "Options and arguments of a command: ghostnoise COMMAND --help"])
 
 
 def _suggestion(word: str) -> str:

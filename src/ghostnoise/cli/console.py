@@ -8,6 +8,7 @@ from collections.abc import Iterable
 from typing import TYPE_CHECKING
 
 from ghostnoise.lab.errors import UserError
+from ghostnoise.text import install_command
 
 if TYPE_CHECKING:
     from rich.console import Console
@@ -21,7 +22,7 @@ def require(packages: Iterable[str]) -> None:
     """Raise a `UserError` that names the missing packages, if any, and how to install them."""
     missing = [name for name in packages if importlib.util.find_spec(name) is None]
     if missing:
-        raise UserError(f"{' and '.join(missing)} not installed; run pip install 'ghostnoise[lab]'")
+        raise UserError(f"{' and '.join(missing)} not installed; run {install_command('lab')}")
 
 
 def announce(options: argparse.Namespace) -> None:
@@ -34,7 +35,8 @@ def announce(options: argparse.Namespace) -> None:
 def loading(command: str) -> None:
     """Print that a command is loading PyTorch, unless it is loaded, or another process of the same run prints it."""
     if "torch" not in sys.modules and os.environ.get("RANK", "0") == "0":
-        print(f"ghostnoise {command}: loading PyTorch ...", file=sys.stderr, flush=True)
+        line = f"ghostnoise {command}: loading PyTorch, which takes a few seconds, and longer the first time ..."
+        print(line, file=sys.stderr, flush=True)
 
 
 def output() -> "Console":

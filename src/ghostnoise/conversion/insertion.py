@@ -1,4 +1,7 @@
-"""Noise after or before a module, as a child and a hook of it: no module is replaced, and no key is renamed."""
+"""Noise after or before a module, as a child and a hook of it: no module is replaced, and no key is renamed.
+
+A hook on the converted model counts its forward passes, in which a module may be called only once.
+"""
 
 import inspect
 import warnings
@@ -10,13 +13,69 @@ from torch import Tensor, fx, nn
 from ghostnoise.conversion.schedules import Schedule, release
 from ghostnoise.conversion.swap import Method
 from ghostnoise.conversion.targets import Found, range_of
-from ghostnoise.conversion.watch import Watch
 from ghostnoise.masking import active
 from ghostnoise.methods import registry
-from ghostnoise.torch_private import forward_hooks
+from ghostnoise.torch_private import children, forward_hooks
 
 CHILD = "ghost_noise"
 CONTAINERS = (nn.Sequential, nn.ModuleList, nn.ModuleDict, nn.ParameterList, nn.ParameterDict)
+
+
+class Watch:
+    """A hook of a converted model: it counts forward passes, and detects that converted batch norms were replaced.
+
+    `paths` lead to these batch norms.
+    """
+
+    def __init__(self, names: list[str]) -> None:
+        self.paths = [name.split(".") for name in names]
+        self.passes, self.running = 0, False
+
+    def __call__(self, module: nn.Module, args: Any) -> None:
+        """Record the start of a forward pass."""
+        if torch.compiler.is_compiling():
+            return
+        self.passes, self.running = self.passes + 1, True
+        for path in self.paths:
+            if isinstance(_submodule(module, path), nn.SyncBatchNorm):
+                raise RuntimeError(
+                    f"{'.'.join(path)!r} is now a SyncBatchNorm: convert_sync_batchnorm replaced the converted layers, "
+                    'and their method is lost; use convert(..., scope="global") instead, or call '
+                    "ghostnoise.revert(model) to keep plain synchronized batch norm"
+                )
+
+    def end(self, module: nn.Module, args: Any, output: Any) -> None:
+        """Record the end of a forward pass."""
+        if not torch.compiler.is_compiling():
+            self.running = False
+
+
+def watch(model: nn.Module, names: list[str]) -> Watch:
+    """Install the hook on `model`, instead of an earlier one."""
+    unwatch(model)
+    hook = Watch(names)
+    model.register_forward_pre_hook(hook)
+    model.register_forward_hook(hook.end)
+    return hook
+
+
+def unwatch(module: nn.Module) -> None:
+    """Remove the hook of `watch`."""
+    for hooks in forward_hooks(module):
+        for key in [key for key, hook in hooks.items() if is_watch(hook)]:
+            del hooks[key]
+
+
+def is_watch(hook: Any) -> bool:
+    """Return whether a hook is one of `watch`."""
+    return isinstance(getattr(hook, "__self__", hook), Watch)
+
+
+def _submodule(module: nn.Module, path: list[str]) -> nn.Module | None:
+    found: nn.Module | None = module
+    for name in path:
+        found = None if found is None else children(found).get(name)
+    return found
 
 
 class InsertionPoint:
@@ -33,9 +92,9 @@ class InsertionPoint:
         self.reported = len(host.names) > 1  # `convert` itself warns about these
         self.count_for(None)
 
-    def count_for(self, watch: Watch | None) -> None:
-        """Count calls per forward pass of the model that `watch` is installed on, from now on."""
-        self.watch, self.last_pass = watch, 0
+    def count_for(self, hook: Watch | None) -> None:
+        """Count calls per forward pass of the model that has this hook, from now on."""
+        self.watch, self.last_pass = hook, 0
 
     def check(self, x: Any) -> None:
         """Check that `x` is one tensor, and that its channel dimension is not ambiguous."""

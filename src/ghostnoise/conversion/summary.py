@@ -1,16 +1,18 @@
 """A table of the layers of this library in a model."""
 
+from collections import Counter
 from typing import Any, NamedTuple
 
 from torch import nn
 from torch.nn.utils import parametrize
 
 from ghostnoise import checks
-from ghostnoise.conversion import insertion, swap, watch, wrappers
+from ghostnoise.conversion import insertion, swap, wrappers
 from ghostnoise.conversion.schedules import has_ghost_size, schedule_of
-from ghostnoise.conversion.targets import Found, everything
+from ghostnoise.conversion.targets import Found, everything, listing
 from ghostnoise.conversion.variants import Lazy
 from ghostnoise.methods import registry
+from ghostnoise.text import counted
 from ghostnoise.torch_private import backward_hooks, forward_hooks, is_lazy_hook
 
 
@@ -27,22 +29,31 @@ class LayerSummary(NamedTuple):
 
 
 class Summary(tuple[LayerSummary, ...]):
-    """The layers of this library in a model; prints as a table."""
+    """The layers of this library in a model; prints as a table, in which equal layers share a line."""
 
     __slots__ = ()
 
     def __repr__(self) -> str:
         if not self:
             return "no ghostnoise layers"
-        cells = [LayerSummary._fields, *(tuple(map(str, row)) for row in self)]
+        groups: dict[tuple[Any, ...], list[str]] = {}
+        for row in self:
+            groups.setdefault(row[1:], []).append(row.name)
+        cells = [LayerSummary._fields, *((listing(names), *map(str, group)) for group, names in groups.items())]
         widths = [max(map(len, column)) for column in zip(*cells, strict=True)]
         lines = [[cell.ljust(width) for cell, width in zip(row, widths, strict=True)] for row in cells]
         lines.insert(1, ["-" * width for width in widths])
-        return "\n".join("  ".join(line).rstrip() for line in lines)
+        return "\n".join(["  ".join(line).rstrip() for line in lines] + [self._total()])
+
+    def _total(self) -> str:
+        """Return the number of layers, with their methods and ghost sizes."""
+        kinds = Counter(row.method + (f", ghost size {row.ghost_size}" if row.ghost_size else "") for row in self)
+        parts = [kind if len(kinds) == 1 else f"{count} {kind}" for kind, count in kinds.items()]
+        return f"{counted(len(self), 'layer')}: {'; '.join(parts)}"
 
 
 def summary(model: nn.Module) -> Summary:
-    """Return the layers of this library in `model`, one row each; print it to see a table.
+    """Return the layers of this library in `model`, one row each; print it to see a table with a line for equal layers.
 
     The `method` is the most specific name that `convert` has for the layer, such as "gni-shift". The `scope` is "local"
     for statistics of this process alone, and "global" for those of a process group.
@@ -53,6 +64,7 @@ def summary(model: nn.Module) -> Summary:
         name  layer                  was          method  ghost_size  scope  notes
         ----  ---------------------  -----------  ------  ----------  -----  -----
         1     GhostNoiseBatchNorm1d  BatchNorm1d  gni     16          local
+        1 layer: gni, ghost size 16
     """
     checks.module(model, "summary")
     rows, wrapped = [], {wrapper.norm: wrapper for wrapper in wrappers.wrappers(model)}
@@ -95,7 +107,7 @@ def _row(found: Found, layer: Any, kind: type[nn.Module], was: str, notes: list[
 
 
 def _is_foreign(hook: Any) -> bool:
-    ours = watch.is_watch(hook) or hook in (insertion.inject_before, insertion.inject_after)
+    ours = insertion.is_watch(hook) or hook in (insertion.inject_before, insertion.inject_after)
     return not (ours or is_lazy_hook(hook))
 
 

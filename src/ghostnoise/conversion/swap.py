@@ -1,7 +1,9 @@
 """Conversion of batch norms in place: the class of the layer changes, so every reference to the layer stays valid."""
 
+import functools
 import inspect
 import math
+import re
 from typing import Any, NamedTuple
 
 from torch import nn
@@ -41,6 +43,37 @@ class Method(NamedTuple):
         return layer(**sized, **self.fixed, **options, **more)
 
 
+def find(given: object) -> tuple[Method, int | None]:
+    """Return the method that a layer or a name in any spelling stands for, and the ghost size at the end of the name.
+
+    >>> [find(name)[0].name for name in ("Ghost noise", "gni_shift", "EvalNorm")], find("GBN-16")[1]
+    (['gni', 'gni-shift', 'en'], 16)
+    """
+    if isinstance(given, type):
+        given = next((spec.name for spec in registry.specs().values() if given in _layers(spec)), given)
+    known = _spellings()
+    word = _letters(given) if isinstance(given, str) else ""
+    stem = word if word in known else word.rstrip("0123456789")
+    name = known.get(stem, given)
+    digits = word[len(stem) :] if stem in known else ""
+    return Method(str(name), *registry.find(name)), int(digits) if digits else None
+
+
+@functools.cache
+def _spellings() -> dict[str, str]:
+    """Return the names of `convert` by everything that a method is called, in lower-case letters and digits."""
+    found: dict[str, str] = {}
+    for spec in registry.specs().values():
+        if spec.name in registry.names():
+            names = (spec.label, spec.title, *(layer.__name__ for layer in _layers(spec)))
+            found |= dict.fromkeys(map(_letters, names), spec.name)
+    return found | {_letters(name): name for name in registry.names()}
+
+
+def _letters(name: str) -> str:
+    return re.sub(r"[\W_]", "", name).lower()
+
+
 def check_options(method: Method, layer: Any, options: dict[str, Any], arguments: list[str]) -> None:
     """Check the names of options; the error suggests the nearest option, or the nearest of `arguments`."""
     allowed = method.options(layer)
@@ -49,9 +82,13 @@ def check_options(method: Method, layer: Any, options: dict[str, Any], arguments
             hint = did_you_mean(name, [*allowed, *arguments], cutoff=0.7, show=repr)
             if name in method.fixed:
                 hint = f"{method.name!r} stands for {name}={method.fixed[name]!r}"
+            elif name in inspect.signature(nn.BatchNorm2d).parameters:
+                hint = f"a converted layer keeps its own {name}; set it on the layers"
+            elif name == "inplace":
+                hint = "the model is always changed in place; convert copy.deepcopy(model) to keep the original"
             raise ValueError(
-                f"{name}={value!r}: {layer.__name__} has no such option here; it takes {', '.join(allowed)}"
-                f"{hint and '; ' + hint}"
+                f"{name}={value!r}: neither an argument of convert nor an option of {layer.__name__}, which takes "
+                f"{', '.join(allowed)}{hint and '; ' + hint}"
             )
     for option in registry.options_of(layer):
         if option.default is inspect.Parameter.empty and option.name not in {**options, **method.fixed}:
@@ -73,11 +110,12 @@ def name_of(layer: type[nn.Module], options: dict[str, Any]) -> str:
 
 
 def _layers(spec: MethodSpec) -> tuple[type[nn.Module], ...]:
-    return tuple(layer for layer in (spec.norm, spec.noise) if layer is not None)
+    return tuple(layer for layer in (spec.norm, *(spec.norms or ()), spec.noise) if layer is not None)
 
 
 PLAIN = (nn.BatchNorm1d, nn.BatchNorm2d, nn.BatchNorm3d)
 PLAIN_BY_NDIMS = {(2, 3): nn.BatchNorm1d, (4,): nn.BatchNorm2d, (5,): nn.BatchNorm3d}
+OF_TORCH = {"affine": True, "track_running_stats": True}  # what a batch norm of torch has besides a foreign one
 LAZY = ((nn.LazyBatchNorm1d, LazyNorm1d), (nn.LazyBatchNorm2d, LazyNorm2d), (nn.LazyBatchNorm3d, LazyNorm3d))
 FORWARDS = [kind.forward for kind in (AnyBatchNorm, nn.SyncBatchNorm, NormLayer, Activated, Lazy)]
 
@@ -86,10 +124,14 @@ FORWARDS = [kind.forward for kind in (AnyBatchNorm, nn.SyncBatchNorm, NormLayer,
 
 
 class Origin(NamedTuple):
-    """What `revert` restores: the class of a layer, and the process group of an `nn.SyncBatchNorm`, by its name."""
+    """What `revert` restores: the class of a layer, and the process group of an `nn.SyncBatchNorm`, by its name.
+
+    Also the attributes that a batch norm of another library has and torch's have not.
+    """
 
     layer: Any
     process_group: Any
+    attributes: dict[str, Any] = {}  # noqa: RUF012 - never changed
 
 
 class Swap(NamedTuple):
@@ -127,8 +169,9 @@ def origin(module: nn.Module) -> Origin:
         return Origin(
             PLAIN_BY_NDIMS.get(layer.ndims, nn.SyncBatchNorm), None
         )  # torch's only one for inputs of any rank
-    group = getattr(module, "process_group", None)
-    return Origin(layer, getattr(group, "group_name", group))
+    group, theirs = getattr(module, "process_group", None), targets.foreign(layer)
+    attributes = {name: getattr(module, name) for name in (theirs.attributes if theirs else ())}
+    return Origin(layer, getattr(group, "group_name", group), attributes)
 
 
 def current(module: nn.Module) -> type[nn.Module]:
@@ -145,7 +188,11 @@ def own_names(module: nn.Module) -> set[str]:
     if is_ours(module):
         options = getattr(current(module), "options", ())
         lazy = ["cls_to_become"] if issubclass(origin(module).layer, AnyLazyNorm) else []
-        return {*options, *lazy, "process_group", KEPT, SAMPLER, ORIGIN, PATH}
+        added = () if targets.foreign(origin(module).layer) is None else OF_TORCH
+        return {*options, *lazy, *added, "process_group", KEPT, SAMPLER, ORIGIN, PATH}
+    theirs = targets.foreign(parametrize.type_before_parametrizations(module))
+    if theirs is not None:
+        return set(theirs.attributes)
     return {"process_group"} if isinstance(module, nn.SyncBatchNorm) else set()
 
 
@@ -154,9 +201,12 @@ def plan(found: Found, method: Method, size: Any, options: dict[str, Any], proce
     module, was = found.module, origin(found.module)
     layer = _fitting(found, method.spec, was.layer)
     _check_numbers(found)
-    group = targets.default_group(*was) if process_group is ... else process_group
+    group = targets.default_group(was.layer, was.process_group) if process_group is ... else process_group
     fixed = {"num_features": 1, "device": "meta", "process_group": group}
-    fixed["track_running_stats"] = module.track_running_stats
+    theirs = targets.foreign(was.layer)
+    fixed["track_running_stats"] = theirs is not None or module.track_running_stats
+    if theirs is not None and theirs.method == method.spec.name:
+        options = theirs.options(was.attributes) | options
     built, *_ = [method.build(layer, each, options, **fixed) for each in targets.range_of(size)]
     attributes = {name: getattr(built, name) for name in layer.options}
     taken = sorted(name for name in {*attributes, KEPT, SAMPLER} - own_names(module) if hasattr(module, name))
@@ -165,6 +215,7 @@ def plan(found: Found, method: Method, size: Any, options: dict[str, Any], proce
             f"{found} has an attribute {taken[0]!r} of its own, which {layer.__name__} needs: rename it, or exclude "
             "the layer with where="
         )
+    attributes |= {} if theirs is None else OF_TORCH
     attributes[ORIGIN], attributes[PATH] = was, found.names[0]
     if KEPT in vars(module):
         attributes[KEPT] = vars(module)[KEPT]  # the moments of the layer's input, which no method changes
@@ -177,8 +228,8 @@ def plan(found: Found, method: Method, size: Any, options: dict[str, Any], proce
     return Swap(module, becomes, attributes, size if isinstance(size, Schedule) else None)
 
 
-def plan_back(found: Found) -> Swap:
-    """Plan to make a layer of this library what it was."""
+def plan_back(found: Found, plain: bool) -> Swap:
+    """Plan to make a layer of this library what it was, or if `plain` the layer of torch with its parameters."""
     module, was = found.module, origin(found.module)
     if targets.is_fsdp(module):
         raise ValueError(
@@ -188,9 +239,24 @@ def plan_back(found: Found) -> Swap:
     layer = was.layer
     if issubclass(layer, AnyLazyNorm) and not isinstance(module, AnyLazyNorm):
         layer = layer.cls_to_become  # it has seen its first batch
-    synchronized = issubclass(layer, nn.SyncBatchNorm)
-    attributes = {"process_group": targets.restored_group(was.process_group)} if synchronized else {}
+    theirs = targets.foreign(layer)
+    if plain:
+        layer = _plain(layer)
+    attributes = dict(was.attributes) if theirs is None or not plain else dict(OF_TORCH)
+    if issubclass(layer, nn.SyncBatchNorm):
+        attributes["process_group"] = targets.restored_group(was.process_group)
     return Swap(module, parametrized(module, layer), attributes, None)
+
+
+def _plain(layer: type[Any]) -> type[Any]:
+    """Return the layer of torch with the parameters and buffers of `layer`; timm's, which also activate, stay."""
+    theirs = targets.foreign(layer)
+    if theirs is not None:
+        return theirs.plain  # type: ignore[no-any-return]
+    if layer.__module__.startswith("torch.nn.") or layer.forward.__module__.startswith("timm.layers"):
+        return layer
+    kinds = [kind for kind in (*PLAIN, nn.SyncBatchNorm) if issubclass(layer, kind)]
+    return kinds[0] if kinds else nn.SyncBatchNorm
 
 
 def parametrized(module: nn.Module, layer: type[Any]) -> type[Any]:
@@ -208,12 +274,13 @@ def _fitting(found: Found, spec: MethodSpec, was: type[Any]) -> type[Any]:
     layers: Any = spec.norms
     if _has_drop_and_act(was, found.module):
         return activated(layers[1])
-    if now.forward not in FORWARDS:
+    if now.forward not in FORWARDS and targets.foreign(now) is None:
         raise ValueError(
             f"{found} is a {now.__module__}.{now.__qualname__}, which defines its own forward, and conversion would "
             "lose it: exclude it with where=lambda name, module: type(module) in (nn.BatchNorm2d, ...)"
         )
-    plain: Any = was.cls_to_become if issubclass(was, AnyLazyNorm) else was
+    theirs = targets.foreign(was)
+    plain: Any = was.cls_to_become if issubclass(was, AnyLazyNorm) else was if theirs is None else theirs.plain
     for kind, layer in zip(PLAIN, layers, strict=True):
         if input_check(plain) is input_check(kind):
             return layer  # type: ignore[no-any-return]

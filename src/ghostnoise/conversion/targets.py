@@ -8,7 +8,7 @@ from types import EllipsisType
 from typing import Any, NamedTuple, TypeAlias
 
 import torch
-from torch import nn
+from torch import fx, nn
 from torch.nn.utils import parametrize
 
 from ghostnoise import checks
@@ -37,6 +37,45 @@ ACTIVATIONS = {
     nn.Mish, nn.PReLU, nn.RReLU, nn.ReLU, nn.ReLU6, nn.SELU, nn.SiLU, nn.Sigmoid, nn.Softplus, nn.Softshrink,
     nn.Softsign, nn.Tanh, nn.Tanhshrink, nn.Threshold,
 }  # fmt: skip
+
+
+class Foreign(NamedTuple):
+    """A batch norm of another library that does not derive from torch's, with the same parameters and buffers.
+
+    Args:
+        plain: the layer of torch with these parameters and buffers.
+        attributes: the names of the attributes that only this layer has.
+        method: the method that it computes.
+        options: returns the options of that method for the values of the attributes.
+    """
+
+    plain: Any
+    attributes: tuple[str, ...]
+    method: str
+    options: Callable[[dict[str, Any]], dict[str, Any]]
+
+
+def _renorm_of_torchrl(given: dict[str, Any]) -> dict[str, Any]:
+    steps, smooth = given["warmup_steps"], given["smooth"]
+    schedule = {"warmup_steps": 0 if smooth else steps, "transition_steps": steps if smooth else 0}
+    return {"r_max": given["max_r"], "d_max": given["max_d"], **schedule, "transition": "correction"}
+
+
+# By the full name of the class, so that no library needs to be installed or imported.
+FOREIGN = {
+    "torchrl.modules.models.batchrenorm.BatchRenorm1d": Foreign(
+        nn.BatchNorm1d, ("max_r", "max_d", "warmup_steps", "smooth"), "brn", _renorm_of_torchrl
+    ),
+}
+
+
+def foreign(layer: type[Any]) -> Foreign | None:
+    """Return the entry of a class in `FOREIGN`, if it has one and does not define its own `forward`."""
+    for base in layer.__mro__:
+        found = FOREIGN.get(f"{base.__module__}.{base.__qualname__}")
+        if found is not None:
+            return found if layer.forward is vars(base)["forward"] else None
+    return None
 
 
 class Found(NamedTuple):
@@ -85,7 +124,7 @@ def select(model: nn.Module, spec: MethodSpec, types: Types | None, where: Where
 def is_batch_norm(module: nn.Module) -> bool:
     """Return whether a module is a batch norm, including one that was compiled to TorchScript."""
     scripted = isinstance(module, torch.jit.ScriptModule) and "BatchNorm" in getattr(module, "original_name", "")
-    return isinstance(module, AnyBatchNorm) or scripted
+    return isinstance(module, AnyBatchNorm) or scripted or foreign(type(module)) is not None
 
 
 def is_norm_layer(module: nn.Module) -> bool:
@@ -106,6 +145,11 @@ def _nothing(model: nn.Module, types: Types | None, where: Where | None) -> str:
         f"{kind.__name__} x {count} ({listing([repr(e.names[0]) for e in found if type(e.module) is kind])})"
         for kind, count in kinds.items()
     ]
+    if not kinds and isinstance(model, fx.GraphModule):
+        return (
+            f"no layers in this {type(model).__name__}, a graph of operators such as torch.export makes: convert the "
+            "model first, then export it"
+        )
     wanted = "batch norm"
     if types is not None:
         wanted = " or ".join(kind.__name__ for kind in (types if isinstance(types, tuple) else (types,)))
@@ -113,7 +157,14 @@ def _nothing(model: nn.Module, types: Types | None, where: Where | None) -> str:
     return (
         f"no {wanted}{selected} in this {type(model).__name__}, whose norm layers are: {'; '.join(norms) or 'none'}; "
         "to inject noise without batch norm, give after= or before= the type of a layer in this model"
+        + "".join(f", such as after={_type_name(kind)}" for kind in list(kinds)[:1])
     )
+
+
+def _type_name(kind: type[nn.Module]) -> str:
+    """Return the name of a type, or of the type of `torch.nn` that it derives from, as it is written in code."""
+    plain = next(base for base in kind.__mro__ if base.__module__.startswith("torch.nn."))
+    return kind.__name__ if plain is nn.Module else f"nn.{plain.__name__}"
 
 
 # Checks of arguments and modules, before anything is changed.
@@ -194,8 +245,12 @@ def channel_dims(hosts: Sequence[Found], given: int | None) -> list[int]:
 
 
 def known_channel_dim(module: nn.Module) -> int | None:
-    """Return the channel dimension, if it is known for exactly the type of `module`."""
+    """Return the channel dimension, if it is known for exactly the type of `module`, or for the name of timm's type."""
     kind = parametrize.type_before_parametrizations(module)
+    if kind.__module__.startswith("timm.layers."):
+        if "2d" in kind.__name__ or kind.__name__.startswith("GroupNorm"):
+            return 1
+        return -1 if kind.__name__.startswith(("LayerNorm", "RmsNorm", "SimpleNorm")) else None
     if kind in CHANNELS_LAST:
         return -1 if len(getattr(module, "normalized_shape", (1,))) == 1 else None
     return 1 if kind in CHANNELS_FIRST or kind in ACTIVATIONS or issubclass(kind, NormLayer) else None

@@ -111,7 +111,10 @@ def plan(wrapper: Wrapper) -> list[Swap]:
     return [Swap(found.module, undivided(theirs), {}, None)]
 
 
-def plan_back(found: Sequence[Found]) -> list[Swap]:
-    """Plan that wrappers divide the batch again."""
+def plan_back(found: Sequence[Found], plain: bool) -> list[Swap]:
+    """Plan that wrappers divide the batch again; or if `plain`, that they become an `nn.Sequential` of the batch norm.
+
+    The name of the batch norm inside, and so the keys of the state_dict, stay.
+    """
     ours: list[Any] = [each.module for each in found if isinstance(each.module, Undivided)]
-    return [Swap(module, type(module).__bases__[1], {}, None) for module in ours]
+    return [Swap(module, nn.Sequential if plain else type(module).__bases__[1], {}, None) for module in ours]

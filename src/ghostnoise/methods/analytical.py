@@ -15,7 +15,7 @@ from ghostnoise.engine.recompute import drawing
 from ghostnoise.laws import Dof, Law, LawDraws, LawName, law_tables
 from ghostnoise.masking import mask_of
 from ghostnoise.methods.base import NormLayer, Sampled, checked, decide_batch_norm, zeroed
-from ghostnoise.methods.noise_base import check_noise, checked_input, inject_before, warn_without_variance
+from ghostnoise.methods.noise_base import check_noise, checked_input, inject, warn_without_variance
 from ghostnoise.methods.registry import MethodSpec, register
 from ghostnoise.randomness import draw_seed
 from ghostnoise.tables import Affine, Components, Moments, ghost_noise, mean_count, normalize, whole_batch
@@ -170,8 +170,9 @@ class LawNoise(NamedTuple):
 def _decide(
     eps: float, noise: LawNoise, ranks: Ranks | None, m: Moments, weight: Tensor | None, bias: Tensor | None
 ) -> Affine:
-    norm = normalize(whole_batch(m), eps)
-    return inject_before(norm, noise.on(norm.detach().moments(m.detach())), ranks).then(weight, bias)
+    stats = whole_batch(m)
+    hat = normalize(stats.detach(), eps).moments(m.detach())
+    return inject(stats, eps, noise.on(hat), ranks, weight, bias)
 
 
 def _check(noise_eps: float, components: str, generator: Generator | None, law: str, dof: str) -> None:

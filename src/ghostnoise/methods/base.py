@@ -212,6 +212,11 @@ def update_running(
 class Sampled(nn.Module):
     """A layer that `ghostnoise.sampling` can run in eval mode with the statistics of stored samples."""
 
+    def __init_subclass__(cls, **kwargs: Any) -> None:
+        super().__init_subclass__(**kwargs)
+        if "__init__" in vars(cls):
+            cls.__init__ = checks.asking_for_ghost_size(cls.__init__)  # type: ignore[method-assign]
+
     kept: Moments | None = None  # the samples that `ghostnoise.calibrate` kept
     _sampling: Callable[[Tensor], Tensor] | None = None  # replaces the forward pass in eval mode
     injects_noise: ClassVar[bool] = False

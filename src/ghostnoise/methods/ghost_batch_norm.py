@@ -98,6 +98,13 @@ def check_ghost_values(call: Call, ghost_size: int | None, name: str, order: Ten
         values = extent.counts if order is None else extent.counts[order]
         valid = torch.stack([part.sum() for part in values.split(_sizes(values.shape[0], ghost_size))])
     checks.ghost_values(extent.shape, name, extent.spatial, ghost_size, valid)
+    if ghost_size is not None and extent.shape[0] < 2 * ghost_size:
+        checks.few_samples(
+            f"{name} of {call.input.shape[call.channel_dim]} channels got a batch of fewer than {2 * ghost_size} "
+            f"samples with ghost_size={ghost_size}: with a single ghost batch it is plain batch norm; use larger "
+            "batches or a smaller ghost_size",
+            call.num_batches_tracked,
+        )
 
 
 def _sizes(batch_size: int, ghost_size: int | None) -> list[int]:

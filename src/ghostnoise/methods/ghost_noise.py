@@ -26,8 +26,9 @@ from ghostnoise.methods.noise_base import (
     Drawing,
     check_noise,
     checked_input,
-    inject_before,
+    inject,
     warn_without_variance,
+    without_noise,
 )
 from ghostnoise.methods.registry import MeterSpec, MethodSpec, register
 from ghostnoise.randomness import draw_present, draw_rows, drawn_by
@@ -182,6 +183,10 @@ def ghost_noise_batch_norm(
         return call.train(partial(decide_batch_norm, eps), plan=fused.Plan(eps))
     if ghost_size * extent.spatial == 1 and components != "shift":
         warn_without_variance(input)
+    samples = extent.shape[0] if extent.counts is None else checks.present(extent.counts)
+    if history is None and samples < (2 * ghost_size if draw == "partition" else 2):
+        name = f"ghost_noise_batch_norm of {input.shape[channel_dim]} channels"
+        checks.few_samples(without_noise(name, ghost_size, draw), num_batches_tracked)
     noise = _drawn(input, channel_dim, extent, ghost_size, noise_eps, components, draw, indices, generator, history)
     given = partial(decide_with_noise, eps, exclusive, noise, extent.ranks)
     plan = None
@@ -227,12 +232,12 @@ def decide_with_noise(
     bias: Tensor | None,
 ) -> Affine:
     """Normalize, inject the noise of normalized samples as a constant, then apply weight and bias."""
-    whole = normalize(whole_batch(m), eps)
-    norm = normalize(excluding_sample(m), eps) if exclusive else whole
+    whole = whole_batch(m)
+    stats = excluding_sample(m) if exclusive else whole
     # Detached rather than only without gradients, which forward-mode tangents would pass.
-    hat = norm.detach().moments(m.detach())
-    stored = None if noise.stored is None else whole.detach().moments(noise.stored)
-    return inject_before(norm, noise.on(hat, stored), ranks).then(weight, bias)
+    hat = normalize(stats.detach(), eps).moments(m.detach())
+    stored = None if noise.stored is None else normalize(whole.detach(), eps).moments(noise.stored)
+    return inject(stats, eps, noise.on(hat, stored), ranks, weight, bias)
 
 
 def _check(
@@ -370,11 +375,18 @@ class GhostNoise(Drawing, Leaf):
         if not self.training:
             y = input if self._sampling is None else self._sampling(input)
             return zeroed(y, mask, type(self).__name__, self.channel_dim)
-        return ghost_noise(
+        y = ghost_noise(
             input, self.ghost_size, self.noise_eps, components=self.components, draw=self.draw,
             channel_dim=self.channel_dim, generator=self.generator, history=self.history,
             process_group=self.process_group, uneven=self.uneven, mask=mask,
         )  # fmt: skip
+        size = self.ghost_size
+        if self.history is None and self.process_group is None and size is not None:
+            samples = len(input) if mask is None else checks.present(mask.flatten(1).sum(1))
+            if samples < (2 * size if self.draw == "partition" else 2):
+                name = f"GhostNoise {self._ghostnoise_path!r}" if self._ghostnoise_path else "GhostNoise"
+                checks.warn_once(without_noise(name, size, self.draw))
+        return y
 
     def extra_repr(self) -> str:
         """Return the settings."""

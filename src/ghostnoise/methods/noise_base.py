@@ -10,7 +10,7 @@ from ghostnoise import checks
 from ghostnoise.engine.ranks import Extent, Group, Ranks
 from ghostnoise.methods.base import Remembering, met
 from ghostnoise.randomness import draw_rows, drawn_by
-from ghostnoise.tables import COMPONENTS, Affine, Components, Moments, drawn_samples, ghost_noise
+from ghostnoise.tables import COMPONENTS, Affine, Components, Moments, drawn_samples, ghost_noise, normalize
 
 
 def check_noise(noise_eps: float, components: str, generator: Generator | None) -> None:
@@ -37,9 +37,26 @@ def checked_input(
     return extent
 
 
-def inject_before(norm: Affine, noise: Affine, ranks: Ranks | None) -> Affine:
-    """Return a normalization followed by the noise of this rank's samples."""
-    return (norm if ranks is None else Affine(*(ranks.own(table) for table in norm))).before(noise)
+def inject(
+    stats: Moments, eps: float, noise: Affine, ranks: Ranks | None, weight: Tensor | None, bias: Tensor | None
+) -> Affine:
+    """Normalize with the statistics, inject the noise of this rank's samples, then apply weight and bias.
+
+    The weight comes before the noise, whose center it scales: it is then multiplied with one row for all samples.
+    """
+    norm = normalize(stats, eps, 0.0, weight)
+    norm = norm if ranks is None else Affine(*(ranks.own(table) for table in norm))
+    center = noise.center if weight is None or not isinstance(noise.center, Tensor) else noise.center * weight
+    return norm.before(Affine(center, noise.scale, 0.0 if bias is None else bias))
+
+
+def without_noise(name: str, ghost_size: int, draw: str) -> str:
+    """Return the warning about a batch whose ghost batches have the statistics of the batch itself."""
+    given, remedy = "of a single sample", "history=256, which draws from earlier batches too"
+    if draw == "partition":
+        given, remedy = f"of fewer than {2 * ghost_size} samples with ghost_size={ghost_size}", "a smaller ghost_size"
+    why = "its ghost batch is the batch itself, so there is no noise"
+    return f"{name} got a batch {given}: {why}; use larger batches or {remedy}"
 
 
 def warn_without_variance(input: Tensor) -> None:

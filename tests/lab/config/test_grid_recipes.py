@@ -98,6 +98,25 @@ ROWS = {
          "dropout-0.1": ("norm.method=dropout norm.p=0.1",)},
     ),
     "cpu-resnet-c100": (5, {**BN, **fixed(("gbn", 16), ("xbn", 32), ("gni", 16))}),
+    "cpu-resnet-evalnorm": (
+        5,
+        {**fixed(("gbn", 16)), "EN-16 1/N²": ("norm.method=en norm.alpha=1/N^2",),
+         "EN-8 1/N²": ("norm.method=en norm.ghost_size=8 norm.alpha=1/N^2",)},
+    ),
+    "cpu-resnet-augment": (
+        5,
+        {f"{label}{suffix}": (f"{words} {more}",)
+         for suffix, more in (("", ""), (", aug", "data.augment=flip-crop data.padding=2"))
+         for label, (words,) in {**BN, **fixed(("gni", 16), ("gni", 32))}.items()},
+    ),
+    "cpu-resnet-c100-sizes": (
+        4,
+        {**BN, "GNI": ("", N, SIZES[3:]), "BN, 90 epochs": ("norm.method=bn train.epochs=90",),
+         "GNI, 90 epochs": ("train.epochs=90", N, SIZES[3:])},
+    ),
+    "resnet8-table2": (
+        3, {**BN, **fixed(*((method, size) for method in ("gbn", "gni") for size in (16, 32, 64)))},
+    ),
     "demo": (6, TABLE1),
     "mnist1d-table1": (
         20,
@@ -182,10 +201,14 @@ COUNTS = {
     "mnist1d-fig3-dropout": (31, 310), "mnist1d-fig5": (9, 90), "mnist1d-fig7": (12, 120),
     "mnist1d-stable-xbn": (31, 310), "mnist1d-history": (17, 170), "mnist1d-equal-noise": (3, 30),
     "mnist1d-evalnorm": (25, 250), "mnist1d-evalnorm-table1": (5, 100), "mnist1d-adaptivity": (31, 310),
-    "mnist1d-wsln": (18, 180), "mnist1d-equal-time": (5, 100),
+    "cpu-resnet-evalnorm": (3, 15), "cpu-resnet-augment": (6, 30), "cpu-resnet-c100-sizes": (12, 48),
+    "resnet8-table2": (7, 21), "mnist1d-wsln": (18, 180), "mnist1d-equal-time": (5, 100),
 }  # fmt: skip
-# Smoke runs have at most two micro-batches.
-SAME_IN_SMOKE_RUNS = {"mnist1d-history": {"GNI 4x8", "GNI 8x4", "GNI history 4x8", "GNI history 8x4"}}
+# Smoke runs have at most two micro-batches, and batches of 32.
+SAME_IN_SMOKE_RUNS = {
+    "mnist1d-history": {"GNI 4x8", "GNI 8x4", "GNI history 4x8", "GNI history 8x4"},
+    "resnet8-table2": {"GBN-64"},
+}  # fmt: skip
 PAPER = {
     "table1": {
         "BN": "77.10 ± 0.26", "GBN": "78.20 ± 0.10", "GNI": "78.84 ± 0.09", "XBN": "78.33 ± 0.40", "EN": "78.33 ± 0.27",
@@ -336,7 +359,8 @@ def test_a_smoke_sweep_has_every_method(name):
 @EVERY
 def test_the_report(name):
     made, axes = grid.load(name), {axis[1] for axis in ROWS[name][1].values() if axis[1:]}
-    figures = ("fig1", "fig3", "fig5", "fig7", "mnist1d-fig", "mnist1d-stable", "mnist1d-adaptivity", "mnist1d-wsln")
+    figures = ("fig1", "fig3", "fig5", "fig7", "mnist1d-fig", "mnist1d-stable", "mnist1d-adaptivity", "mnist1d-wsln",
+               "cpu-resnet-c100-sizes")  # fmt: skip
     curves = name.startswith(figures) or name in ("table4", "mnist1d-evalnorm")
     form = "noise" if name in ("fig4", "fig6") else "curves" if curves else "bars"
     assert made.report.form == form
@@ -350,7 +374,7 @@ def test_the_report(name):
         baseline = next(cell for cell in made.cells() if cell.label == made.report.baseline)
         known = {
             "mnist1d-gap": ("gbn",), "mnist1d-equal-noise": ("gbn",), "mnist1d-stable-xbn": ("xbn",),
-            "mnist1d-evalnorm-table1": ("gbn",),
+            "mnist1d-evalnorm-table1": ("gbn",), "cpu-resnet-evalnorm": ("gbn",),
         }  # fmt: skip
         assert baseline.settings.norm.method in known.get(name, ("bn", "none"))
 

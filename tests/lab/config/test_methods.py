@@ -79,7 +79,8 @@ def test_a_size_below_the_least_ghost_size(added):
 def example(name):
     """Settings of a method with all that it needs."""
     kind = methods.methods()[name]
-    needed = {option: 0.1 for option, default in kind.defaults.items() if default is ...}
+    values = {option: 1 if kind.model_fields[option].annotation is int else 0.1 for option in kind.defaults}
+    needed = {option: values[option] for option, default in kind.defaults.items() if default is ...}
     return NormSettings(method=name, **({"ghost_size": 4} if kind.has("ghost_size") else {}), **needed)
 
 

@@ -109,6 +109,32 @@ OURS = {
         "optim": {"lr": 0.2, "warmup_epochs": 3},
         "train": {"epochs": 30, "amp": "bf16", "channels_last": True},
     },
+    "cpu-resnet-evalnorm": {
+        "model": {"name": "resnet8"},
+        "norm": {"method": "gbn", **NO_NOISE},
+        "data": {"name": "cifar10", "limit": 10_000, **TEST, **PLAIN},
+        "optim": {"lr": 0.2, "warmup_epochs": 3},
+        "train": {"epochs": 30, "amp": "bf16", "channels_last": True},
+    },
+    "cpu-resnet-augment": {
+        "model": {"name": "resnet8"},
+        "data": {"name": "cifar10", "limit": 10_000, **TEST, **PLAIN},
+        "optim": {"lr": 0.2, "warmup_epochs": 3},
+        "train": {"epochs": 30, "amp": "bf16", "channels_last": True},
+    },
+    "cpu-resnet-c100-sizes": {
+        "model": {"name": "resnet8"},
+        "norm": {"ghost_size": 32},
+        "data": {"name": "cifar100", "limit": 10_000, **VALIDATION, **PLAIN},
+        "optim": {"lr": 0.2, "warmup_epochs": 3},
+        "train": {"epochs": 30, "amp": "bf16", "channels_last": True},
+    },
+    "resnet8-table2": {
+        "model": {"name": "resnet8"},
+        "data": {"name": "cifar10", **TEST},
+        "optim": {"lr": 0.2, "warmup_epochs": 3},
+        "train": {"epochs": 30, "amp": "bf16", "channels_last": True},
+    },
     "cpu-resnet-c100": {
         "model": {"name": "resnet8"},
         "data": {"name": "cifar100", "limit": 10_000, **TEST, **PLAIN},

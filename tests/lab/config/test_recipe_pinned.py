@@ -13,7 +13,10 @@ from ghostnoise.methods import registry
 PINNED = {
     "cpu-mlp": ("843c1afccc75", "1d6a7eeef5c2", "edda1894a693"),
     "cpu-resnet": ("a7f58033077b", "5d288ffd913a", "a61f605a5e3a"),
+    "cpu-resnet-augment": ("a7f58033077b", "5d288ffd913a", "a9a32bc996d0"),
     "cpu-resnet-c100": ("86837150573a", "a5544bb563fa", "175ad99b0fb8"),
+    "cpu-resnet-c100-sizes": ("b7f8e16e200a", "273ea44fc054", "c42e6bffdb26"),
+    "cpu-resnet-evalnorm": ("a7534f29b873", "e48c2c7626b7", "85d8f217b97a"),
     "demo": ("1f2ed71783c5", "bce1bdc683df", "9533d816cd78"),
     "digits": ("f51e59b9359a", "ab165be97745", ""),
     "fig1": ("1489b383e4ad", "e1512013ce5a", "fb4b86517623"),
@@ -46,6 +49,7 @@ PINNED = {
     "mnist1d-table3-vit": ("636b8509edf0", "295ded68d662", "a3c971f8f43e"),
     "mnist1d-table4": ("4a6f2987ef9b", "d906f30a8780", "aeb89aa249bc"),
     "mnist1d-wsln": ("56a822b6f785", "402db0541791", "437daab17aec"),
+    "resnet8-table2": ("569ef7a6c813", "a5c315ebcf67", "3fbdcb0fb6cd"),
     "table1": ("125325524434", "a6781a9d0773", "70aaec8b314e"),
     "table2-c10": ("86624e1c34aa", "a1ea2938d01f", "c0f80fd577e7"),
     "table2-i1k": ("80de7c3df608", "749f26ed04af", "ace6a7fdfa42"),

@@ -240,6 +240,17 @@ def test_about_twice(tmp_path, a, verdict, side):
     assert claim.ratio.value == pytest.approx(x.mean() / y.mean())
 
 
+@pytest.mark.parametrize(("sign", "verdict"), [(">", "supported"), ("<", "refuted"), ("~", "refuted")])
+def test_gains_are_compared_seed_by_seed(tmp_path, sign, verdict):
+    """A difference of two differences: (A - BN) - (B - GNI)."""
+    values = {BN: noisy(90), "A": noisy(92), "B": noisy(91.5), FOUR: noisy(91)}
+    (claim,) = judged(tmp_path, values, {f"A over {BN} {sign} B over {FOUR}": False}).claims
+    expected = numpy.array(differences(values["A"], values[BN])) - differences(values["B"], values[FOUR])
+    assert claim.paired.mean == pytest.approx(expected.mean())
+    assert claim.paired.p == pytest.approx(stats.ttest_1samp(expected, 0).pvalue)
+    assert claim.verdict == verdict
+
+
 def test_about_twice_is_inconclusive_if_the_interval_has_an_end_of_the_margin(tmp_path):
     found = judged(tmp_path, {BN: noisy(90), "A": noisy(91.5), "B": noisy(91)}, {"A gains twice B over BN": False})
     (claim,) = found.claims

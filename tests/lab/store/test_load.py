@@ -49,7 +49,7 @@ def test_the_table_has_settings_results_and_environment(there):
     base = next(row for row in rows if row["norm.method"] == "bn")
     assert (base["norm.ghost_size"], base["optim.lr"], base["train.epochs"]) == (None, 0.1, 3)
     assert (base["segments"], base["environment.torch"], base["parameters"]) == (1, "2.8.0+cpu", 1234)
-    assert list(csv.DictReader(io.StringIO(write_csv(rows).decode())))[0]["recipe"] == "tiny"
+    assert next(csv.DictReader(io.StringIO(write_csv(rows).decode())))["recipe"] == "tiny"
 
 
 def test_a_column_that_no_run_has_is_an_error(there):

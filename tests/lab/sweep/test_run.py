@@ -184,7 +184,7 @@ def test_ctrl_c_stops_cleanly_and_the_next_call_resumes(tmp_path, inline):
     out, errors = process.communicate(timeout=120)
     assert process.returncode == 130, errors
     assert out.splitlines()[-1].startswith("stopped; run the same command to resume: 0 finished, 2 waiting")
-    assert errors == "ghostnoise sweep: loading PyTorch ...\n"
+    assert errors == "ghostnoise sweep: loading PyTorch, which takes a few seconds, and longer the first time ...\n"
     assert results(tmp_path / "runs") == {}
     ran = Ran(path, tmp_path / "runs", only=["BN"], seeds=[0, 1])
     assert ran.lines[-1].startswith("2 finished;")

@@ -20,6 +20,7 @@ from numpy.typing import NDArray
 from ghostnoise.lab.data.catalog import CATALOG, Entry, File, Layout, Split
 from ghostnoise.lab.data.source import Purpose, permutation
 from ghostnoise.lab.errors import UserError
+from ghostnoise.text import install_command
 
 BOTH: tuple[Split, ...] = ("train", "test")
 DIGITS_SPLIT_SEED = 0  # the digits have no official split
@@ -216,7 +217,7 @@ def read_digits(split: Split) -> Arrays:
         from sklearn.datasets import load_digits
     except ImportError:
         raise UserError(
-            "digits: included in scikit-learn, which is not installed; pip install 'ghostnoise[lab]'"
+            f"digits: included in scikit-learn, which is not installed; run {install_command('lab')}"
         ) from None
     images, labels = load_digits(return_X_y=True)
     train_size = CATALOG["digits"].train_size

@@ -27,6 +27,7 @@ from ghostnoise.lab.data.source import (
     split_validation,
 )
 from ghostnoise.lab.errors import UserError, import_failure
+from ghostnoise.text import install_command
 
 SUFFIXES = {".jpg", ".jpeg", ".png", ".ppm", ".bmp", ".pgm", ".tif", ".tiff", ".webp"}
 LAYOUT = "train/CLASS/*.jpg and, for evaluate=test, val/CLASS/*.jpg or test/CLASS/*.jpg"
@@ -199,7 +200,7 @@ def _transforms(size: int, resize: int) -> tuple[Callable[[Any], Any], Callable[
     try:
         vision = importlib.import_module("torchvision.transforms")
     except (ImportError, RuntimeError) as error:  # RuntimeError if it was built for another torch
-        why = import_failure(error, "pip install 'ghostnoise[imagenet]'")
+        why = import_failure(error, install_command("imagenet"))
         raise UserError(f"imagefolder: needs torchvision, which cannot be imported {why}") from None
     plain = vision.Compose([vision.Resize(resize), vision.CenterCrop(size), vision.PILToTensor()])
     random = [vision.RandomResizedCrop(size), vision.RandomHorizontalFlip(), vision.PILToTensor()]

@@ -3,6 +3,7 @@
     A > B, A < B                        the accuracy of A is higher, or lower, than that of B
     A ~ B                               it is similar
     A gains twice B over C              A's gain over C is about twice that of B
+    A over B > C over D                 the gain of A over B is higher than that of C over D
     gap A < B                           outputs in training differ less from those at inference, with each own method
     systematic gap A < B                the same for the means of the outputs over random ghost batches
     systematic gap of gni < gbn on A    two methods, measured on the same networks, those of A
@@ -55,6 +56,7 @@ FORMS = {
     "on": re.compile(rf"(?P<kind>{KIND}) of (?P<ours>\w+) (?P<sign>[<>~]) (?P<theirs>\w+) on (?P<on>.+)"),
     "noise": re.compile(rf"(?P<kind>{KIND}) (?P<ours>.+?) (?P<sign>[<>~]) (?P<theirs>.+)"),
     "twice": re.compile(r"(?P<ours>.+?) gains twice (?P<theirs>.+?) over (?P<base>.+)"),
+    "gains": re.compile(r"(?P<ours>.+?) over (?P<base>.+?) (?P<sign>[<>~]) (?P<theirs>.+?) over (?P<other>.+)"),
     "accuracy": re.compile(r"(?P<ours>.+?) (?P<sign>[<>~]) (?P<theirs>.+)"),
 }
 SIGNS = {">": 1, "<": -1, "~": 0}
@@ -111,7 +113,7 @@ class Claim:
         if self.paired is None or self.corrected is None:
             return "inconclusive"
         if self.gains is not None:
-            return self._of_twice(*self.gains)
+            return self._twice(*self.gains)
         if self.equivalent:
             return "equivalent" if self.sign else "supported"
         if self.corrected.p >= ALPHA:
@@ -125,7 +127,7 @@ class Claim:
             return ""
         return "more" if self._against(*self.gains, MOST_TWICE) > 0 else "less"
 
-    def _of_twice(self, ours: Sequence[float], theirs: Sequence[float]) -> Verdict:
+    def _twice(self, ours: Sequence[float], theirs: Sequence[float]) -> Verdict:
         """Supported if the gain is significantly above the least and below the most that count as twice."""
         least, most = (self._against(ours, theirs, factor) for factor in (LEAST_TWICE, MOST_TWICE))
         if least > 0 > most:
@@ -191,15 +193,17 @@ def _judged(findings: Findings, text: str) -> Claim:
     form, match = next(((name, found) for name, each in FORMS.items() if (found := each.fullmatch(text))), ("", None))
     if match is None:
         raise UserError(
-            f"{text!r}: must be 'A > B', 'A < B', 'A ~ B', 'A gains twice B over C', '{KIND.replace('|', ' or ')} A < "
-            "B', the same with 'of METHOD < METHOD on A', or 'COLUMN < NUMBER on A'"
+            f"{text!r}: must be 'A > B', 'A < B', 'A ~ B', 'A gains twice B over C', 'A over B > C over D', "
+            f"'{KIND.replace('|', ' or ')} A < B', the same with 'of METHOD < METHOD on A', or 'COLUMN < NUMBER on A'"
         )
     words = match.groupdict()
     sign = SIGNS[words["sign"]] if "sign" in words else 0
     if form == "accuracy":
         return _of_accuracy(findings, text, words["ours"], words["theirs"], sign)
     if form == "twice":
-        return _of_gains(findings, text, words["ours"], words["theirs"], words["base"])
+        return _of_twice(findings, text, words["ours"], words["theirs"], words["base"])
+    if form == "gains":
+        return _of_gains(findings, text, sign, *(words[side] for side in ("ours", "base", "theirs", "other")))
     if form == "limit":
         name, score = _fixed(findings, words["on"])
         values = of_network(score, words["column"]) if score else {}
@@ -240,20 +244,38 @@ def _of_accuracy(findings: Findings, text: str, ours: str, theirs: str, sign: in
     return Claim(text, methods, sign, difference=difference, paired=difference.paired, chosen=_choice(first, other))
 
 
-def _of_gains(findings: Findings, text: str, *names: str) -> Claim:
+def _of_twice(findings: Findings, text: str, *names: str) -> Claim:
+    claim, values = _compared(findings, text, 0, *names)
+    if values:
+        gains = [tuple(value - base for value, base in zip(side, values[2], strict=True)) for side in values[:2]]
+        claim.paired = paired(dict(enumerate(gains[0])), {at: TWICE * value for at, value in enumerate(gains[1])})
+        if claim.paired is not None and claim.paired.p is not None:
+            claim.gains = gains[0], gains[1]
+    return claim
+
+
+def _of_gains(findings: Findings, text: str, sign: int, *names: str) -> Claim:
+    claim, values = _compared(findings, text, sign, *names)
+    if values:
+        ours, theirs = (
+            {at: value - base for at, (value, base) in enumerate(zip(*side, strict=True))}
+            for side in (values[:2], values[2:])
+        )
+        claim.paired = paired(ours, theirs)
+    return claim
+
+
+def _compared(findings: Findings, text: str, sign: int, *names: str) -> tuple[Claim, list[list[float]]]:
+    """Return a claim about several cells, and their accuracies on common seeds; empty if one has no runs."""
     sides = [_Side(findings, each) for each in names]
     first, other = halves(findings) if any(side.open for side in sides) else (None, None)
     scores = [score for side in sides if (score := side.chosen(first)) is not None]
-    claim = Claim(text, tuple(side.method for side in sides), 0, chosen=_choice(first, other))
+    claim = Claim(text, tuple(side.method for side in sides), sign, chosen=_choice(first, other))
     if len(scores) < len(sides):
-        return claim
-    ours, theirs, base = (_over(score, other) for score in scores)
-    keys = [key for key in ours if key in theirs and key in base]
-    gains = [tuple(each[key] - base[key] for key in keys) for each in (ours, theirs)]
-    claim.paired = paired(dict(enumerate(gains[0])), {at: TWICE * value for at, value in enumerate(gains[1])})
-    if claim.paired is not None and claim.paired.p is not None:
-        claim.gains = gains[0], gains[1]
-    return claim
+        return claim, []
+    values = [_over(score, other) for score in scores]
+    keys = [key for key in values[0] if all(key in each for each in values)]
+    return claim, [[each[key] for key in keys] for each in values]
 
 
 def _over(score: Score, seeds: frozenset[int] | None) -> dict[Hashable, float]:

@@ -30,6 +30,7 @@ from ghostnoise.lab.store import checkpoints
 from ghostnoise.lab.store.folder import Busy, RunFolder
 from ghostnoise.lab.sweep.execute import Emit, Place, failed, result
 from ghostnoise.lab.sweep.ray_node import Files, Flag, attempt, write
+from ghostnoise.text import install_command
 
 ANSWER_WITHIN = 20.0  # seconds for a cluster to answer
 HEAD_WITHIN = 30.0  # seconds without its head after which a sweep ends; Ray ends the process after 60 seconds
@@ -346,7 +347,7 @@ def _import(local: bool) -> ModuleType:
         import ray
         import ray.util.scheduling_strategies
     except ImportError as error:
-        raise UserError(f"--runner ray: needs the package ray ({error}); run pip install 'ghostnoise[ray]'") from None
+        raise UserError(f"--runner ray: needs the package ray ({error}); run {install_command('ray')}") from None
     return ray
 
 

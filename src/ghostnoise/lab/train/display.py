@@ -9,6 +9,7 @@ from rich.console import Console
 from rich.progress import BarColumn, Progress, TaskID, TextColumn, TimeRemainingColumn
 
 from ghostnoise.lab.errors import UserError
+from ghostnoise.text import install_command
 
 REFRESHED_EVERY = 0.25  # seconds; reading the loss waits for the GPU
 
@@ -109,8 +110,8 @@ class TensorBoard:
             from torch.utils.tensorboard import SummaryWriter
         except ImportError as error:
             raise UserError(
-                "--tensorboard: needs the package tensorboard, which is not installed; pip install "
-                "'ghostnoise[tensorboard]', or leave --tensorboard out"
+                f"--tensorboard: needs the package tensorboard, which is not installed; run "
+                f"{install_command('tensorboard')}, or leave --tensorboard out"
             ) from error
         self.writer = SummaryWriter(str(folder / "tensorboard"), purge_step=step + 1 if step else None)
 

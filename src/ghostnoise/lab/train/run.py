@@ -1,5 +1,6 @@
 """Train a run as a stream of events, from its settings to a folder with a result; the same call resumes it."""
 
+import warnings
 from collections.abc import Callable, Iterator
 from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass, field, replace
@@ -64,7 +65,9 @@ def train(run: Run, options: Options) -> Iterator[Event]:
         torch.set_num_threads(options.threads)
     raised = options.thresholds and machine.raise_malloc_thresholds()
     machine.set_deterministic(run.settings.train.deterministic)
-    with machine.machine(run.settings.train.device) as here:
+    with machine.machine(run.settings.train.device) as here, warnings.catch_warnings():
+        # The recipe warns of it.
+        warnings.filterwarnings("ignore", ".*with a single ghost batch it is plain batch norm")
         # In a function of its own, since nothing may refer to the process group when it ends.
         yield from _train(run, options, here, raised)
 

@@ -11,7 +11,7 @@ from rich.progress import BarColumn, Progress, TaskID, TextColumn, TimeRemaining
 from ghostnoise.lab.config.overrides import flat
 from ghostnoise.lab.events import Ended, Epoch, Event, Started, Step
 from ghostnoise.lab.run import Run
-from ghostnoise.text import counted, duration
+from ghostnoise.text import counted, duration, install_command
 
 LOGS = ("tensorboard", "wandb")
 LOGGED = {
@@ -204,7 +204,7 @@ class Logs:
         try:
             return call(*arguments)
         except ImportError as error:
-            reason = f"not installed ({error}); pip install 'ghostnoise[{name}]', or leave it out"
+            reason = f"not installed ({error}); run {install_command(name)}, or leave it out"
         except Exception as error:  # whatever a sink raises, the run continues
             reason = f"{type(error).__name__}: {next(iter(str(error).splitlines()), '')}; the run continues without it"
         if name in self.names:
