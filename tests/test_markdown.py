@@ -40,6 +40,26 @@ def test_the_readme_is_short():
     assert len(shown((ROOT / "README.md").read_text()).split()) <= 900
 
 
+@pytest.mark.parametrize(
+    "path", ["docs/performance.md", "docs/fidelity.md", "docs/methods/ghost-noise.md", "docs/index.md"]
+)
+def test_pages_for_readers_are_short(name):
+    assert len(shown((ROOT / f"docs/{name}.md").read_text()).split()) <= 1500
+
+
+def test_the_rule_of_the_readme_is_that_of_the_guide():
+    """One rule when to use ghost noise, and with which ghost size, in the same words."""
+    rule = (
+        "use GNI if your network fits its training data and loses on test data. Start with `ghost_size=32`, and try "
+        "half and double.",
+        "o not use it if the network does not fit its training data",
+        "if batches have fewer than about 16 samples",
+    )
+    for path in ("README.md", "docs/guides/choosing.md"):
+        text = " ".join((ROOT / path).read_text().split())
+        assert [part for part in rule if part not in text] == []
+
+
 def test_the_code_of_the_readme_runs_as_it_is_pasted(tmp_path):
     text = (ROOT / "README.md").read_text()
     blocks = re.findall(r"^```python\n(.*?)^```$", text, re.DOTALL | re.MULTILINE)

@@ -296,3 +296,14 @@ def test_in_a_browser(tmp_path):
             places = wait(20, lambda: driver.execute_script(RESULTS))
             assert places[0].startswith(f"{address}methods/eval-norm/")
             assert any(place.startswith(f"{address}api/eval-norm/") for place in places)
+
+
+def test_formulas_are_mathml():
+    """Every block of math on a page is converted as a whole: no command of LaTeX is left as text."""
+    texts = [path.read_text() for path in (ROOT / "docs").rglob("*.md")]
+    blocks = [fence[0] for text in texts for fence in staging.FENCE.finditer(text) if fence[0].startswith("```math")]
+    assert len(blocks) > 10
+    for block in blocks:
+        page = staging._shown(block)
+        assert page.count("<math") == page.count("</math>") == page.count('<div class="formula">') > 0
+        assert "\\" not in re.sub(r"<[^>]+>", "", page), block

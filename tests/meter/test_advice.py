@@ -187,6 +187,35 @@ def test_what_now_means_in_a_network_with_both_kinds_of_noise():
     assert now.startswith("Now (batch norm over batches of 64 samples; layers with a ghost size of 8): ")
 
 
+@pytest.mark.parametrize("tokens", [False, True])
+def test_padded_sequences_without_a_mask_are_noted(tokens):
+    """A quarter of the samples is padded; the layer sees their padding unless it is masked."""
+    mask = torch.ones(64, 10, dtype=torch.bool)
+    mask[:16, 7:] = False
+    x = normal(64, 4, 10) * mask[:, None]
+    layer = nn.BatchNorm1d(4)
+    model = nn.Sequential(ghostnoise.convert(layer, "bn"))
+    if tokens:
+        x, model = x.mT, nn.Sequential(nn.LayerNorm(4))
+    with torch.no_grad(), ghostnoise.Meter(model, 8, gap=False) as meter:
+        model(x)
+    assert meter.result()["0"].padded == 0.25
+    advice = advise(meter.result())
+    assert advice.padded == ("0",)
+    assert "Padding: many sequences end in repeated positions ('0'). " in str(advice)
+    with torch.no_grad(), ghostnoise.Meter(model, 8, gap=False) as meter, ghostnoise.masked(mask):
+        model(x)
+    assert advise(meter.result()).padded == ()
+
+
+@pytest.mark.parametrize("shape", [(64, 4, 10), (64, 4, 5, 5), (64, 4), (64, 4, 1)])
+def test_data_without_padding_are_not_taken_for_padded(shape):
+    model = nn.Sequential({2: nn.BatchNorm1d, 3: nn.BatchNorm1d, 4: nn.BatchNorm2d}[len(shape)](4))
+    with torch.no_grad(), ghostnoise.Meter(model, 8, gap=False) as meter:
+        model(normal(*shape))
+    assert "Padding" not in str(advise(meter.result()))
+
+
 def test_running_statistics_that_were_never_updated_are_noted():
     model = mlp()
     reading = measure_model(model, batches(64, 2), 32)  # measured in training mode, which updates them

@@ -72,7 +72,7 @@ def test_files_keep_the_field_names_of_their_format(reading):
         (first, *_) = json.loads(str(stored["about"]))["layers"]
     assert first.keys() == {
         "name", "names", "kind", "side", "own", "ghost_size", "spatial", "batches", "samples", "skipped", "noise",
-        "gaps", "refused", "never_updated", "placement",
+        "gaps", "refused", "never_updated", "padded", "placement",
     }  # fmt: skip
 
 

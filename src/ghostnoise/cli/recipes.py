@@ -1,6 +1,7 @@
 """`ghostnoise recipes`: list the recipes, or print one."""
 
 import argparse
+import tomllib
 from collections import Counter
 from typing import TYPE_CHECKING
 
@@ -66,17 +67,27 @@ def print_list(terminal: "Console") -> None:
 
 
 def print_recipe(name: str, terminal: "Console", variant: str | None = None) -> None:
-    """Print the text of a recipe, its identity and the size of its grid; the latter two are those of the variant."""
+    """Print the text of a recipe, all settings if it extends another, its identity and the size of its grid.
+
+    All but the text are those of the variant.
+    """
     from rich.syntax import Syntax
 
-    from ghostnoise.lab.config import grid, recipe
+    from ghostnoise.lab.config import grid, own, recipe
+    from ghostnoise.lab.config.overrides import flat, spelled
 
     made = recipe.load(name, variant=variant)
     terminal.print(Syntax(made.text, "toml", theme="ansi_dark", background_color="default", word_wrap=True))
+    if "extends" in tomllib.loads(made.text):
+        pairs = flat(made.settings.model_dump(exclude_none=True)).items()
+        console.print_line(terminal, f"all settings: {', '.join(f'{key}={spelled(value)}' for key, value in pairs)}\n")
     console.print_line(
         terminal,
         f"identity {made.identity} as written; the identity of a run also covers its device and number of processes",
     )
+    parts = {section: getattr(made.settings, section).name for section in ("model", "data", "optim")}
+    if mine := [f"{section}.name={name}" for section, name in parts.items() if own.named(name)]:
+        console.print_line(terminal, f"the identity holds name and args of {' and '.join(mine)}, but not the code")
     if "grid" in made.plan:
         console.print_line(terminal, _extent(grid.load(name, variant=variant)))
 

@@ -15,6 +15,7 @@ TYPICAL = 256.0  # noise in the layers of the paper's ResNet-18 with GNI-32 (fig
 WEAK_ABOVE = 1024.0  # the standard deviation of the shift is 3 % of the channel's
 DEFAULT_SIZE = 32
 LARGEST_SIZE = 4096
+PADDED = 0.1  # of the samples: with continuous values, positions do not repeat by chance
 LISTED = 6  # layers that a sentence names
 
 
@@ -59,6 +60,8 @@ class Advice:
     """Lines of Python that give the measured layers of `model` ghost noise; empty if none of them can have it."""
     never_updated: tuple[str, ...]
     """Layers whose running statistics still had their initial values before the measurement."""
+    padded: tuple[str, ...]
+    """Layers without a mask in which many sequences end in repeated positions, as padded ones do."""
     impossible: tuple[str, ...]
     """Measured modules that `code` does not cover: containers, and modules with several inputs or outputs."""
 
@@ -93,12 +96,20 @@ class Advice:
         )
 
     def _about_statistics(self) -> list[str]:
+        lines = []
+        if self.padded:
+            lines = [
+                f"Padding: many sequences end in repeated positions ({_names(self.padded)}). If this is padding, it "
+                "contributes to the statistics and the noise: give the valid positions, as in with "
+                "ghostnoise.masked(mask), and measure again; see docs/guides/padding.md."
+            ]
         if not self.never_updated:
-            return []
+            return lines
         return [
+            *lines,
             f"Running statistics: in {len(self.never_updated)} of {_count(len(self.expected), 'layer')} they had never "
             f"been updated before the measurement ({_names(self.never_updated)}). The weights are probably untrained, "
-            "and the noise changes during training; repeat the measurement after a few epochs."
+            "and the noise changes during training; repeat the measurement after a few epochs.",
         ]
 
     def _about_proposed(self) -> list[str]:
@@ -154,6 +165,7 @@ def advise(reading: Reading) -> Advice:
         source=_source(layers),
         code=tuple(convert_calls([each for each in map(_placement, layers) if each is not None], size)),
         never_updated=tuple(layer.name for layer in layers if layer.never_updated),
+        padded=tuple(layer.name for layer in layers if layer.padded >= PADDED),
         impossible=tuple(layer.name for layer in layers if getattr(_placement(layer), "how", "") == "impossible"),
     )
 

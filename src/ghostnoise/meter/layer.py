@@ -97,7 +97,7 @@ class LayerMeter:
         self.batches, self.samples, self.skipped = 0, 0, 0
         self.channels: int | None = None
         self.refused: dict[str, str] = {}
-        self.never_updated = False
+        self.never_updated, self.padded = False, 0
 
     def add(
         self,
@@ -131,6 +131,7 @@ class LayerMeter:
             self.skipped += 1
             return
         self._allocate(x.shape[channel_dim])
+        self.padded += 0 if mask is not None else _padded(x, channel_dim)
         self.batches, self.samples = self.batches + 1, self.samples + x.shape[0]
         self._add_noise(moments, generator)
         if self.gap:
@@ -167,6 +168,7 @@ class LayerMeter:
             gaps={method: gap.result() for method, gap in self.gaps.items() if gap.samples},
             refused=dict(self.refused),
             never_updated=self.never_updated,
+            padded=self.padded / self.samples,
             placement=self.metered.placement,
         )
 
@@ -262,6 +264,14 @@ def _own_ghost_size(module: Any) -> int | None:
     """Ghost size of a layer itself or of noise that conversion inserted at it; the smaller one if there are two."""
     sizes = [each.ghost_size for each in (module, inserted(module)) if has_ghost_size(each)]
     return min((size for size in sizes if size is not None), default=None)
+
+
+def _padded(x: Tensor, channel_dim: int) -> int:
+    """Return how many sequences end in two positions that are equal in all channels."""
+    if x.ndim != 3 or x.shape[-1 if channel_dim % 3 == 1 else 1] < 2:
+        return 0
+    last, before = x.movedim(channel_dim, 1)[:, :, -2:].unbind(-1)
+    return int((last == before).all(1).sum())
 
 
 def _has_initial_statistics(module: Any) -> bool:

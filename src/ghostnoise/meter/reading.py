@@ -152,6 +152,8 @@ class LayerReading:
     """Error messages of methods that could not normalize every batch, and whose gap is therefore incomplete."""
     never_updated: bool = False
     """Whether the running statistics of the layer still had their initial values before the first measured batch."""
+    padded: float = 0.0
+    """Fraction of the samples that end in repeated positions, as padded sequences do; 0 with masks and for images."""
     placement: Placement | None = None
     """How the layer can get ghost noise; None in files that were written before this was recorded."""
 

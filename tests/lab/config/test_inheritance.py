@@ -304,3 +304,84 @@ def test_an_unknown_variant_or_recipe_is_refused(path):
 def test_mistakes_in_a_variant_are_one_line(tmp_path, text, line):
     path = experiment.write(tmp_path, f"{experiment.THREE}\n{text}\n")
     assert refusal(grid.load, path, variant="a").startswith(line)
+
+
+# Recipes that extend others
+
+
+def child(tmp_path, text, base="small.toml", name="child"):
+    path = tmp_path / f"{name}.toml"
+    path.write_text(f'extends = "{base}"\n{text}')
+    return str(path)
+
+
+def test_a_recipe_inherits_settings_and_the_grid(path, tmp_path):
+    made = grid.load(child(tmp_path, """
+[optim]
+lr = 0.3
+[grid]
+seeds = [4]
+[[grid.methods]]
+label = "GNI"
+set.norm.components = "shift"
+"""))  # fmt: skip
+    cells = {cell.cell: cell.settings for cell in made.cells()}
+    assert list(cells) == ["GNI ghost_size=4", "GNI ghost_size=16"]  # the axes of the recipe below, and its method
+    assert {(each.optim.lr, each.norm.components) for each in cells.values()} == {(0.3, "shift")}
+    assert (made.seeds, made.recipe.name, made.report.baseline) == ([4], "child", None)
+    base = recipe.load(path).settings
+    assert made.recipe.settings == base.model_copy(update={"optim": base.optim.model_copy(update={"lr": 0.3})})
+
+
+def test_a_recipe_without_changes_is_the_same(path, tmp_path):
+    for base in ("small.toml", "./small.toml"):
+        again = grid.load(child(tmp_path, "", base))
+        assert [cell.settings for cell in again.cells()] == [cell.settings for cell in grid.load(path).cells()]
+    assert recipe.load(child(tmp_path, "", "digits")).identity == recipe.load("digits").identity
+
+
+def test_a_new_method_drops_settings_of_the_other(path, tmp_path):
+    norm = recipe.load(child(tmp_path, '[norm]\nmethod = "dropout"\np = 0.1')).settings.norm
+    assert (norm.method, norm.p, norm.ghost_size) == ("dropout", 0.1, None)
+
+
+def test_selection_report_and_variants_are_not_inherited(tmp_path):
+    plan = experiment.THREE + '[select]\naxes = ["norm.ghost_size"]\n[report]\nbaseline = "GBN"\n' + VARIANTS
+    experiment.write(tmp_path, plan)
+    made = grid.load(child(tmp_path, ""))
+    assert (made.select, made.report.baseline) == (None, None)
+    assert refusal(recipe.load, child(tmp_path, ""), variant="shifted").endswith("has no variants; leave --variant out")
+
+
+def test_a_variant_starts_from_the_settings_of_the_same_variant(path, tmp_path):
+    text = "[variants.shifted]\nset.optim.weight_decay = 0.5\n[variants.shifted.grid]\nseeds = [9]\n"
+    made = grid.load(child(tmp_path, text), variant="shifted")
+    settings = made.recipe.settings
+    assert (settings.norm.components, settings.optim.lr, settings.optim.weight_decay) == ("shift", 0.2, 0.5)
+    assert (made.recipe.name, made.seeds) == ("child-shifted", [9])
+    assert {cell.label for cell in made.cells()} == {"BN", "GBN", "GNI"}  # the grid is that of the recipe
+
+
+def test_recipes_extend_one_another(path, tmp_path):
+    child(tmp_path, "[optim]\nlr = 0.4\n[train]\nepochs = 2", name="first")
+    made = recipe.load(child(tmp_path, "[train]\nepochs = 3", "first.toml")).settings
+    assert (made.optim.lr, made.train.epochs) == (0.4, 3)
+
+
+@pytest.mark.parametrize(
+    ("base", "line"),
+    [
+        ("tabel1", "recipe 'tabel1': not found; did you mean table1"),
+        ("absent.toml", "absent.toml: cannot be read (No such file or directory)"),
+        ("child.toml", "and so on, more than 8 times; remove one"),
+    ],
+)
+def test_what_cannot_be_extended(tmp_path, base, line):
+    assert line in refusal(recipe.load, child(tmp_path, "", base))
+
+
+def test_extends_must_be_a_name(tmp_path):
+    (tmp_path / "child.toml").write_text("extends = 3")
+    assert refusal(recipe.load, str(tmp_path / "child.toml")).endswith(
+        "extends=3: must be the name or the path of a recipe, in quotes"
+    )

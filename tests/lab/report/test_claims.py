@@ -296,6 +296,7 @@ def test_a_column_of_the_meter_is_the_mean_over_layers_after_the_last_epoch():
 
     score = Score((run(0, [9.0], [1.0, 2.0, None]), run(1), run(2, [None])))
     assert measures.of_network(score, "x") == {0: 1.5}
+    assert measures.of_network(score, "y") == {}
 
 
 @pytest.mark.parametrize(

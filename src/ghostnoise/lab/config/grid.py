@@ -26,7 +26,7 @@ from ghostnoise.lab.config.overrides import (
     Unset,
     applied,
     flat,
-    keys,
+    known,
     several,
     spelled,
     unknown,
@@ -246,8 +246,8 @@ def _expanded(
         spots = {name: (name, tuple(at[axis] for axis in axes)) for name, axes in touching.items()}
         if missing := [name for name, spot in spots.items() if spot not in made]:
             given = applied(tree, {**method.set, **more, **dict(pairs)})
-            known = {name: made[spot] for name, spot in spots.items() if made.get(spot) is not None}
-            settings = validated(given | known, place=f"{named(method.label, pairs)}: ")
+            shared = {name: made[spot] for name, spot in spots.items() if made.get(spot) is not None}
+            settings = validated(given | shared, place=f"{named(method.label, pairs)}: ")
             made.update((spots[name], getattr(settings, name)) for name in missing)
             made[spots["norm"]] = recipe.placed(made[spots["norm"]], settings.model.name)
         sections = {name: made[spot] for name, spot in spots.items()}
@@ -445,7 +445,7 @@ def _of_grid(grid: GridSettings) -> Iterator[str]:
             yield "grid: seed cannot be an axis; give grid.seeds"
         elif key in RESERVED:
             yield f"grid: {key}: set by {RESERVED[key]}, and cannot be an axis; leave it out"
-        elif key not in keys():
+        elif not known(key):
             yield f"grid: {unknown(key)}"
     axes, labels = grid.names(), grid.labels()
     for method in grid.methods:

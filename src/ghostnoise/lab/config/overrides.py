@@ -309,8 +309,8 @@ def _shown(text: str) -> str:
 
 def _takes_text(key: str) -> bool:
     """Whether a setting is free text, where 2012 is a name too."""
-    section, _, name = key.rpartition(".")
-    return bool(section) and name in SECTIONS[section].fields() and SECTIONS[section].fields()[name] is str
+    section, _, name = key.partition(".")
+    return bool(name) and SECTIONS[section].fields().get(name) is str
 
 
 def _first(section: str) -> str:

@@ -6,14 +6,22 @@ must have the default None, so that the identities of existing runs do not chang
 
 from typing import Annotated, Any, Literal, Self
 
-from pydantic import Field, PlainValidator, SerializeAsAny, ValidationInfo, field_validator, model_validator
+from pydantic import (
+    BeforeValidator,
+    Field,
+    PlainValidator,
+    SerializeAsAny,
+    ValidationInfo,
+    field_validator,
+    model_validator,
+)
 from pydantic_core import PydanticKnownError
 
 from ghostnoise.lab.config import own
 from ghostnoise.lab.config.methods import NormSettings
 from ghostnoise.lab.config.section import Above0, Count, Least0, Section, Share, Tree
 
-Arguments = Annotated[dict[str, Any], Field(min_length=1)]
+Arguments = Annotated[dict[str, Any] | None, BeforeValidator(lambda given: None if given == {} else given)]
 """Keyword arguments of the user's own function."""
 
 
@@ -28,7 +36,7 @@ class ModelSettings(Section):
     """Hidden layers of an MLP."""
     zero_init_last: bool | None = None
     """Initialize the gain of the last norm of each residual branch to 0 instead of 1, as timm does (false if unset)."""
-    args: Arguments | None = None
+    args: Arguments = None
     """Keyword arguments of your own function."""
     init: str | None = None
     """Set by --init-from: the SHA-256 of the weights that the training starts from."""
@@ -119,7 +127,7 @@ class Images(DataSettings):
 class OwnData(Images):
     """The images or signals that a function of the user returns."""
 
-    args: Arguments | None = None
+    args: Arguments = None
     """Keyword arguments of your own function."""
 
 
@@ -224,7 +232,7 @@ class OwnOptim(OptimSettings):
     """The optimizer that a function or class of the user returns."""
 
     name: str
-    args: Arguments | None = None
+    args: Arguments = None
     """Keyword arguments of your own function."""
 
 
