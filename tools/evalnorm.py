@@ -16,7 +16,7 @@ from torch import nn
 import ghostnoise
 from ghostnoise.lab import data
 from ghostnoise.lab.measure import Request, from_folder, settings_of
-from ghostnoise.lab.store import scan
+from ghostnoise.lab.store.folder import read
 
 GRID = [0.0, *(2.0**-k for k in range(12, 1, -1))]
 FIELDS = ("method", "seed", "accuracy", "ghost_size", "identity", "weights_sha256")
@@ -36,7 +36,7 @@ def evaluated(model: nn.Module, batches: list, alpha: float) -> tuple[float, flo
 
 def rows_of(folder: Path) -> list[dict]:
     """Return a row for each weight of the network in a run folder."""
-    settings, result = settings_of(folder), scan.look(folder, print).result
+    settings, result = settings_of(folder), read(folder).result or {}
     size, model = settings.norm.ghost_size, from_folder(folder, Request(str(folder))).model
     parts = {
         split: list(data.open_source(

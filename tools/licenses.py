@@ -25,7 +25,7 @@ compares it with the installed packages.
 | package | version | license | needed by |
 | --- | --- | --- | --- |
 """
-USED = ("lab", "imagenet", "tensorboard", "ray")
+USED = ("lab", "imagenet", "tensorboard", "wandb", "ray")
 # Names of licenses, where a package has no expression of SPDX.
 SPDX = {
     "MIT License": "MIT", "MIT": "MIT", "BSD License": "BSD",  # of which there are several

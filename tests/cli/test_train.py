@@ -73,6 +73,32 @@ def test_train_logs_to_tensorboard_and_keeps_the_best_weights(tmp_path):
     assert sorted(path.name[:4] for path in (folder / "checkpoints").iterdir()) == ["best", "fina"]
 
 
+def test_a_run_starts_from_the_weights_of_another_one(tmp_path, capsys):
+    """Their checksum is part of the identity, and a resumed run checks it."""
+    runs = ["--runs", str(tmp_path / "runs"), "--quiet", "--threads", "1"]
+    long = ["train.epochs=8", "train.batch_size=64", "optim.warmup_epochs=0", "--device", "cpu"]
+    assert cli.main(["train", "digits", *long, *runs]) == 0
+    (first,) = (tmp_path / "runs" / "digits").iterdir()
+    weights = tmp_path / "first.pt"
+    assert cli.main(["runs", "export-weights", first.name, str(weights), "--runs", str(tmp_path / "runs")]) == 0
+    words = ["train", "digits", *long, "train.epochs=1", "optim.lr=1e-30", *runs]
+    assert cli.main([*words, "--init-from", str(weights)]) == 0
+    (second,) = (path for path in (tmp_path / "runs" / "digits").iterdir() if path != first)
+    ours, theirs = (read(path) for path in (first, second))
+    assert theirs.settings.model.init == ours.result["weights_sha256"]
+    assert theirs.accuracy == pytest.approx(ours.accuracy, abs=10)
+    assert theirs.accuracy > 80
+    capsys.readouterr()
+    assert cli.main([*words, "--init-from", str(tmp_path / "none.pt")]) == 2
+    assert cli.main([*words, "model.name=mlp", "--init-from", str(weights)]) == 2
+    assert cli.main([*words, "model.init=abc"]) == 2
+    errors = capsys.readouterr().err.splitlines()
+    assert "none.pt: cannot be read (No such file or directory)" in errors[0]
+    assert "Give weights of the same network" in errors[1]
+    assert "model.init: set by --init-from" in errors[2]
+    assert len(errors) == 3
+
+
 def test_debug_shows_the_traceback():
     from ghostnoise.lab.errors import UserError
 

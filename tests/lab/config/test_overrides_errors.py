@@ -46,7 +46,7 @@ METHODS = " or ".join(", ".join(map(repr, methods())).rsplit(", ", 1))
     [
         ({"norm": {"ghost_sise": 4}}, "norm.ghost_sise: unknown; did you mean norm.ghost_size?"),
         ({"train": {"momentum": 0.5}}, "train.momentum: unknown; did you mean norm.momentum or optim.momentum?"),
-        ({"model": {"xyzzy": 1}}, "model.xyzzy: unknown; model has name, width, widths, zero_init_last, args"),
+        ({"model": {"xyzzy": 1}}, "model.xyzzy: unknown; model has name, width, widths, zero_init_last, args, init"),
         ({"nrom": {"method": "bn"}}, "nrom: unknown; did you mean norm?"),
         ({"xyzzy": 1}, "xyzzy: unknown; a recipe has model, norm, data, optim, train, meter, seed"),
         ({"norm": {"method": "gnj"}}, f"norm.method='gnj': must be {METHODS}; did you mean 'gni'?"),

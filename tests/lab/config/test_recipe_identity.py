@@ -198,7 +198,7 @@ OTHERS = {
     "meter.draws": ("2", ["meter.every=2"]),
 }
 PAPER = ["none", "bn", "gbn", "xbn", "en", "gni", "agni", "dropout", "eagn"]
-BY_THE_MACHINE = {"train.processes", "train.smoke", "data.stand_in"}
+BY_THE_MACHINE = {"model.init", "train.processes", "train.smoke", "data.stand_in"}
 WITHOUT_EFFECT = {"train.evaluate_every"}
 
 

@@ -25,7 +25,12 @@ SECTIONS: dict[str, type[Section]] = {
     for kind in (field.annotation, *get_args(field.annotation))  # a required or an optional section
     if isinstance(kind, type) and issubclass(kind, Section)
 }
-RESERVED = {"train.smoke": "--smoke", "data.stand_in": "--smoke", "train.processes": "torchrun"}
+RESERVED = {
+    "model.init": "--init-from",
+    "train.smoke": "--smoke",
+    "data.stand_in": "--smoke",
+    "train.processes": "torchrun",
+}
 NUMBER = re.compile(r"[+-]?(\d+\.|\.\d+|\d+\.\d+)([eE][+-]?\d+)?")  # also .5 and 1., which are not valid TOML
 SEPARATED = re.compile(r"""(?:[^,"'\[{]|"[^"]*"|'[^']*'|\[[^\]]*\]|\{[^}]*\})+""")
 RULES = {

@@ -38,6 +38,8 @@ class ModelSettings(Section):
     """Initialize the gain of the last norm of each residual branch to 0 instead of 1, as timm does (false if unset)."""
     args: Arguments = None
     """Keyword arguments of your own function."""
+    init: str | None = None
+    """Set by --init-from: the SHA-256 of the weights that the training starts from."""
 
     @field_validator("zero_init_last")
     @classmethod

@@ -49,30 +49,35 @@ def save(folder: Path, step: int, state: State, kind: Kind = "step") -> Path:
     buffer = io.BytesIO()
     torch.save(state, buffer)
     content = buffer.getvalue()
-    return keep(folder, f"{kind}-{step:08d}-{_checksum(content)}.pt", content)
+    return _write(folder / f"{kind}-{step:08d}-{_checksum(content)}.pt", content, kind)
 
 
 def keep(folder: Path, name: str, content: bytes) -> Path:
     """Write the content of a checkpoint under its name, and remove earlier ones of its kind; see `save`."""
-    path = folder / name
-    kind = _check_name(name, content)
-    atomic.make_folder(folder)
+    return _write(folder / name, content, _check_name(name, content))
+
+
+def _write(path: Path, content: bytes, kind: Kind) -> Path:
+    atomic.make_folder(path.parent)
     atomic.write(path, content)
-    for old in saved(folder, kind)[KEPT if kind == "step" else 1 :]:
-        if old != path:
-            _remove(old)
+    prune(path.parent, KEPT if kind == "step" else 1, kind, path)
     return path
 
 
-def prune(folder: Path, count: int) -> None:
-    """Remove all checkpoints from which a run can resume but the last `count`."""
-    for old in saved(folder)[count:]:
-        _remove(old)
+def prune(folder: Path, count: int, kind: Kind = "step", written: Path | None = None) -> None:
+    """Remove all checkpoints of a kind but the last `count`, and but the one that was just written."""
+    for old in saved(folder, kind)[count:]:
+        if old != written:
+            with suppress(OSError):
+                old.unlink()
 
 
 def weights(state: State) -> State:
     """Return the state without what only the rest of the training needs."""
-    return {name: value for name, value in state.items() if name not in ("optimizer", "scaler")} | {"ranks": []}
+    kept = state | {"ranks": []}
+    for name in ("optimizer", "scaler"):
+        kept.pop(name, None)
+    return kept
 
 
 def evaluated(state: State) -> dict[str, Any]:
@@ -105,6 +110,20 @@ def weights_of(folder: Path, warn: Callable[[str], object], best: bool = False) 
     return evaluated(found.state), found.state["epoch"]
 
 
+def read_weights(path: Path) -> dict[str, Any]:
+    """Read a plain state_dict, without executing code from the file."""
+    import torch
+
+    try:
+        found = torch.load(io.BytesIO(read_bytes(path, MAX_BYTES, follow=True)), map_location="cpu", weights_only=True)
+        if not isinstance(found, dict) or not all(map(_is_entry, found.items())):
+            raise ValueError("it is no state_dict")
+    except Exception as error:  # reading a damaged file can raise anything
+        remedy = "give a file that `ghostnoise runs export-weights` or torch.save(model.state_dict(), ...) wrote"
+        raise UserError(f"{path}: cannot be read ({one_line(error)}); {remedy}") from None
+    return found
+
+
 def write_weights(path: Path, state_dict: Mapping[str, Any]) -> None:
     """Write a plain state_dict, which `torch.load(path, weights_only=True)` reads."""
     import torch
@@ -117,13 +136,25 @@ def write_weights(path: Path, state_dict: Mapping[str, Any]) -> None:
 
 def saved(folder: Path, kind: Kind = "step") -> list[Path]:
     """Return the paths of the checkpoints of a kind in `folder`, the last one first; they are not verified."""
-    paths = [path for path in folder.glob(f"{kind}-*.pt") if NAME.fullmatch(path.name)]
-    return sorted(paths, key=lambda path: (int(path.name.split("-")[1]), _written(path)), reverse=True)
+    return sorted(filter(_named, folder.glob(f"{kind}-*.pt")), key=_age, reverse=True)
+
+
+def _named(path: Path) -> bool:
+    return NAME.fullmatch(path.name) is not None
+
+
+def _age(path: Path) -> tuple[int, int]:
+    """Return the number of steps, and when the file was written."""
+    try:
+        written = path.lstat().st_mtime_ns
+    except OSError:
+        written = 0
+    return int(path.name.split("-")[1]), written
 
 
 def any_saved(folder: Path) -> bool:
     """Return whether there are weights in `folder`."""
-    return any(NAME.fullmatch(path.name) for path in folder.glob("*.pt"))
+    return any(map(_named, folder.glob("*.pt")))
 
 
 def readable(
@@ -133,7 +164,7 @@ def readable(
 
     `rename` sets such a checkpoint aside; it is for the process that owns the run folder.
     """
-    for path in [path for kind in kinds for path in saved(folder, kind)]:
+    for path in itertools.chain.from_iterable(map(saved, itertools.repeat(folder), kinds)):
         try:
             content = intact(path)
             found = Checkpoint(path, content, read(content))
@@ -216,18 +247,6 @@ def _check_name(name: str, content: bytes) -> Kind:
     if _checksum(content) != found[3]:
         raise ValueError(f"its {len(content):,} bytes do not match its checksum")
     return cast(Kind, found[1])
-
-
-def _remove(path: Path) -> None:
-    with suppress(OSError):
-        path.unlink()
-
-
-def _written(path: Path) -> int:
-    try:
-        return path.lstat().st_mtime_ns
-    except OSError:
-        return 0
 
 
 def _checksum(content: bytes) -> str:

@@ -21,9 +21,9 @@ import itertools
 import json
 import os
 from collections.abc import Callable, Mapping, Sequence
-from contextlib import suppress
 from dataclasses import replace
 from datetime import UTC, datetime
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -38,6 +38,14 @@ RUN, NOISE, EARLIER, LOCK = "run.json", "noise", "earlier", ".lock"
 SETTINGS, ENVIRONMENTS, METRICS, FAILURE = "settings.json", "environments.json", "metrics.jsonl", "failure.json"
 OLD_RESULT, OLD_ENVIRONMENT, OLD_NOISE = "result.json", "environment.json", "measured.json"
 PARTS = (SETTINGS, ENVIRONMENTS, METRICS, FAILURE, OLD_RESULT, OLD_ENVIRONMENT)  # read if there is no run.json
+READERS: dict[str, Callable[[Path], Any]] = {
+    SETTINGS: record.read_settings,
+    OLD_RESULT: partial(record.read, kind=record.RESULT),
+    FAILURE: record.read_json,
+    OLD_ENVIRONMENT: partial(record.read, kind=record.ENVIRONMENT),
+    ENVIRONMENTS: partial(record.read, kind=record.ENVIRONMENTS),
+    METRICS: record.read_lines,
+}
 ASKED_WITHIN = 1.0  # seconds to wait for the lock, which `locked` holds for an instant
 DIFFERENCES_THAT_MATTER = ("torch", "machine", "device_name", "threads", "backend")
 # In the order in which they are moved: a result without the environment that it was made in would look current.
@@ -113,7 +121,8 @@ class RunFolder:
         if run.ended:
             self.release()
             raise Busy(f"{self.path}: another process has just finished this run; repeat the command to see its result")
-        self._move_outdated(run)
+        if (run.environments or run.result) and run.numerics.behind:
+            self._move_outdated(run)
         return checkpoints.latest(self.path / "checkpoints", self.warn)
 
     def begin(self, settings: Mapping[str, Any], environments: Sequence[Record], history: Sequence[Record]) -> None:
@@ -132,12 +141,12 @@ class RunFolder:
                 )
         self._write(ENVIRONMENTS, list(environments))
         self.check()
-        atomic.write(self.path / METRICS, b"".join(map(_line, history)))
+        atomic.write(self.path / METRICS, "".join(f"{json.dumps(line)}\n" for line in history).encode())
 
     def record(self, metrics: Record) -> None:
         """Append a line to the metrics."""
         self.check()
-        atomic.append(self.path / METRICS, _line(metrics))
+        atomic.append(self.path / METRICS, f"{json.dumps(metrics, allow_nan=False)}\n".encode())
 
     def record_noise(self, epoch: int, content: bytes) -> None:
         """Write the noise that was measured after an epoch."""
@@ -156,7 +165,8 @@ class RunFolder:
         The record replaces the other files, and the final weights the checkpoints, unless `keep_all`.
         """
         self.check()
-        run = replace(run, folder=self.path, noise=noise(self.path, self.warn))
+        measured = noise(self.path, self.warn) if (self.path / NOISE).exists() else ()
+        run = replace(run, folder=self.path, noise=measured)
         checkpoints.save(self.path / "checkpoints", step, checkpoints.weights(state), "final")
         atomic.write(self.path / RUN, (record.line(run) + "\n").encode())
         self.tidy(keep_all)
@@ -181,8 +191,6 @@ class RunFolder:
 
     def _move_outdated(self, run: Run) -> None:
         made = [name for name in MADE_BY_A_RUN if (self.path / name).exists()]
-        if not run.numerics.behind or not (run.environments or run.result) or not made:
-            return
         number, current = run.numerics
         names = (f"numerics-{number}" + (f"-{again}" if again > 1 else "") for again in itertools.count(1))
         folders = (self.path / EARLIER / name for name in names)
@@ -197,46 +205,48 @@ class RunFolder:
         )
 
     def _remove(self, *names: str) -> None:
-        for name in names:
-            with atomic.writing(self.path / name):
+        with atomic.writing(self.path):
+            for name in names:
                 (self.path / name).unlink(missing_ok=True)
 
     def _write(self, name: str, content: Record | list[Record]) -> None:
         self.check()
-        atomic.write(self.path / name, (json.dumps(record.finite(content), indent=2) + "\n").encode())
+        atomic.write(self.path / name, (json.dumps(content, indent=2, allow_nan=False) + "\n").encode())
 
 
 def read(path: Path) -> Run:
     """Read the folder of a run and check the contents of its files; nothing is changed."""
     run = Run(path.parent.name, path.name, {}, folder=path)
-    name = RUN
     try:
-        for _ in range(2):
-            with suppress(FileNotFoundError):
-                return _own_identity(record.parse(read_bytes(path / name), run.recipe, path), path)
-            if (path / SETTINGS).exists():
-                break  # else it may just have been replaced by run.json
-        name = SETTINGS
-        settings = _read(path / name, record.read_settings) or {}
-        name = OLD_RESULT
-        result = _read(path / name, lambda file: record.read(file, record.RESULT))
-        if result and result["status"] == "finished" and result.get("accuracy", 0) is None:
-            raise ValueError("accuracy: must be a number, since the run finished")
-        name = FAILURE  # if there is a result too, the run was repeated and ended
-        failure = None if result else _read(path / name, lambda file: record.loads(read_bytes(file)))
-        name = OLD_ENVIRONMENT
-        single = _read(path / name, lambda file: record.read(file, record.ENVIRONMENT))
-        name = ENVIRONMENTS
-        environments = _read(path / name, lambda file: record.read(file, record.ENVIRONMENTS))
-        name = METRICS
-        _read(path / name, record.read_lines)
-    except (OSError, ValueError) as error:
-        return replace(run, status="damaged", reason=f"{name}: {record.one_line(error)}")
+        names = set(os.listdir(path))
+    except OSError:
+        names = set()
+    if RUN in names:
+        try:
+            return _own_identity(record.parse(read_bytes(path / RUN), run.recipe, path), path)
+        except (OSError, ValueError) as error:
+            return replace(run, status="damaged", reason=f"{RUN}: {record.one_line(error)}")
+    return _read_parts(run, path, names) if names.intersection(PARTS) else replace(run, status="interrupted")
+
+
+def _read_parts(run: Run, path: Path, names: set[str]) -> Run:
+    """Read the files of a run that has no record: it has not ended, or version 0.1 has written it."""
+    found: dict[str, Any] = {}
+    for name, how in READERS.items():
+        try:
+            found[name] = how(path / name) if name in names else None
+        except (OSError, ValueError) as error:
+            if isinstance(error, FileNotFoundError) and (path / RUN).exists():
+                return read(path)  # the record has just replaced it
+            return replace(run, status="damaged", reason=f"{name}: {record.one_line(error)}")
+    result, single = found[OLD_RESULT], found[OLD_ENVIRONMENT]
+    failure = None if result else found[FAILURE]  # if there is a result too, the run was repeated and ended
     status: Status = result["status"] if result else "interrupted" if failure is None else "failed"
-    result = result and {key: value for key, value in result.items() if key not in record.HEADER}
+    if result:
+        result = {key: value for key, value in result.items() if key not in record.HEADER}
     return replace(
-        run, given=settings, status=status, result=result, failure=failure,
-        environments=environments or ([single] if single else ()),
+        run, given=found[SETTINGS] or {}, status=status, result=result, failure=failure,
+        environments=found[ENVIRONMENTS] or ([single] if single else ()),
     )  # fmt: skip
 
 
@@ -316,15 +326,3 @@ def locked(path: Path) -> bool:
     finally:
         os.close(handle)
     return False
-
-
-def _read(file: Path, how: Callable[[Path], Any]) -> Any:
-    """Read a file; None if it does not exist."""
-    try:
-        return how(file)
-    except FileNotFoundError:
-        return None
-
-
-def _line(metrics: Mapping[str, Any]) -> bytes:
-    return (json.dumps(record.finite(dict(metrics))) + "\n").encode()

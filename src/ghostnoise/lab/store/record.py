@@ -276,15 +276,23 @@ def agree(one: Run, other: Run) -> bool:
 
 def curve_of(lines: Sequence[Mapping[str, Any]]) -> Tree:
     """Return the curve of a record from the metrics after each epoch; raises a ValueError if one is missing."""
-    if [each.get("epoch") for each in lines] != list(range(1, len(lines) + 1)):
-        raise ValueError("metrics.jsonl: must have one line for each epoch, from 1")
-    scored = [each for each in lines if any(each.get(name) is not None for name in EVALUATED)]
-    return (
-        {name: [each.get(name) for each in lines] for name in TRAINED}
-        | {"evaluated": [each["epoch"] for each in scored]}
-        | {name: [each.get(name) for each in scored] for name in EVALUATED}
-        | {name: [each[name] for each in lines] for name in TIMED if lines and all(name in each for each in lines)}
-    )
+    curve: Tree = {"train_loss": [], "train_accuracy": [], "evaluated": [], "loss": [], "accuracy": []}
+    for epoch, line in enumerate(lines, start=1):
+        if line.get("epoch") != epoch:
+            raise ValueError("metrics.jsonl: must have one line for each epoch, from 1")
+        for name in TRAINED:
+            curve[name].append(line.get(name))
+        for name in TIMED:
+            if name in line:
+                curve.setdefault(name, []).append(line[name])
+        if line.get("loss") is not None or line.get("accuracy") is not None:
+            curve["evaluated"].append(epoch)
+            for name in EVALUATED:
+                curve[name].append(line.get(name))
+    for name in TIMED:  # earlier versions have left some out
+        if len(curve.get(name, lines)) < len(lines):
+            del curve[name]
+    return curve
 
 
 def lines_of(curve: Mapping[str, Any]) -> list[Tree]:
@@ -330,6 +338,11 @@ def read(path: Path, kind: TypeAdapter[Any]) -> Any:
         if wrong:
             raise ValueError(describe(wrong[0])) from None
     return json.loads(content)
+
+
+def read_json(path: Path) -> Tree:
+    """Read a JSON object; raises an OSError or a ValueError whose message is one line."""
+    return loads(read_bytes(path))
 
 
 def read_settings(path: Path) -> Tree:
@@ -378,7 +391,7 @@ def parse_lines(content: bytes) -> list[Tree]:
 def finite(value: Any) -> Any:
     """Replace infinities and NaN, which JSON cannot represent, by None."""
     if isinstance(value, dict):
-        return {name: finite(each) for name, each in value.items()}
+        return dict(zip(value, map(finite, value.values()), strict=True))
     return None if isinstance(value, float) and not math.isfinite(value) else value
 
 

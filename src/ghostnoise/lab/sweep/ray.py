@@ -15,6 +15,7 @@ import threading
 import time
 from collections import deque
 from collections.abc import Callable, Iterator, Sequence
+from concurrent.futures import Future, ThreadPoolExecutor
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass, field, replace
 from pathlib import Path
@@ -125,6 +126,8 @@ class _Round:
         self.stopped_at: float | None = None
         self.slots, self.checked = 1, 0.0
         self.seen = self.answered = time.monotonic()
+        self.thread = ThreadPoolExecutor(1)
+        self.counted: Future[None] | None = None
 
     def run(self) -> None:
         """Run until all runs have ended."""
@@ -149,6 +152,8 @@ class _Round:
         except BaseException:
             self._cancel()
             raise
+        finally:
+            self.thread.shutdown(wait=False)
         self.ray.kill(self.flag)
 
     def _check_stop(self) -> None:
@@ -171,11 +176,9 @@ class _Round:
     def _check_nodes(self) -> None:
         """Count the nodes, fail all runs if there were none for long, and retry runs that other processes owned."""
         now = time.monotonic()
-        if now - self.checked >= CHECK_EVERY:
+        if now - self.checked >= CHECK_EVERY and (self.counted is None or self.counted.done()):
             self.checked = now
-            if _answers(self.runner.head):
-                self.answered, self.slots = now, self.runner.slots()
-                self.seen = now if self.slots else self.seen
+            self.counted = self.thread.submit(self._count)  # without its head, Ray does not answer
         if now - self.answered > HEAD_WITHIN:
             raise HeadLost(
                 f"the head of the Ray cluster, {self.runner.head}, has not answered for {HEAD_WITHIN:.0f} s; what came "
@@ -188,6 +191,12 @@ class _Round:
         due = [held for held in self.elsewhere if held.again <= now]
         self.elsewhere = [held for held in self.elsewhere if held.again > now]
         self.waiting.extendleft(due)
+
+    def _count(self) -> None:
+        if _answers(self.runner.head):
+            self.slots = self.runner.slots()
+            self.answered = time.monotonic()
+            self.seen = self.answered if self.slots else self.seen
 
     def _submit(self) -> None:
         """Submit the runs that fit, and as many again: pending tasks make an autoscaling cluster grow."""
@@ -234,6 +243,9 @@ class _Round:
         except StopIteration:
             self._lose(stream, held, "its process was stopped")
         except errors.RayTaskError as error:
+            if self.stopped_at is not None:  # such as an attempt that was cancelled while it started
+                self._lose(stream, held, "its process was stopped")
+                return
             del self.running[stream]
             self._fail(held, str(error).strip().splitlines()[-1], str(error))
         except errors.RayError as error:

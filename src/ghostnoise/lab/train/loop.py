@@ -41,7 +41,8 @@ class Loop:
         self.evaluate_every = settings.train.evaluate_every or 1
         self.earlier, self.began = session.progress.seconds, time.perf_counter()
         self.status, self.signal = "", 0
-        self.speed, self.since, self.shown = 0.0, 0.0, -math.inf
+        self.speed, self.since = 0.0, 0.0
+        self.shown = -math.inf if step_seconds < math.inf else math.inf
 
     @property
     def done(self) -> int:
@@ -76,7 +77,7 @@ class Loop:
             if progress.step % CHECKED_EVERY == 0 and not self._finite():
                 break
             now = time.perf_counter()
-            if logged or now - self.shown >= self.step_seconds:
+            if logged or now >= self.shown + self.step_seconds:
                 self.shown = now
                 speed = (progress.images - images) / max(progress.training_seconds - spent + now - self.since, 1e-9)
                 yield self._step_event(lr, speed, logged)
@@ -172,7 +173,10 @@ class Loop:
             "split": last["split"],
             "epochs": progress.epoch,
             "steps": last["step"],
-            **{name: last[name] for name in ("train_loss", "train_accuracy", "loss", "accuracy")},
+            "train_loss": last["train_loss"],
+            "train_accuracy": last["train_accuracy"],
+            "loss": last["loss"],
+            "accuracy": last["accuracy"],
             "best_accuracy": best["accuracy"],
             "best_epoch": best["epoch"],
             "parameters": session.parameters,

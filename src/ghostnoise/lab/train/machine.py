@@ -142,7 +142,7 @@ def select_device(name: str, local_rank: int | None = None) -> torch.device:
     """Return the device with this name; "auto" selects the best available one."""
     available = {"cuda": torch.cuda.is_available(), "mps": torch.backends.mps.is_available(), "cpu": True}
     if name == "auto":
-        name = next(kind for kind, usable in available.items() if usable)
+        name = list(available)[list(available.values()).index(True)]
     if name not in available:
         raise UserError(f"train.device={name}: must be auto, cpu, cuda or mps; leave it out for auto")
     if not available[name]:
@@ -252,11 +252,11 @@ def handle_signals(stop: Stop | None = None) -> Iterator[Stop]:
     if threading.current_thread() is not threading.main_thread():
         yield stop  # only the main thread may install signal handlers
         return
-    before = {number: signal.signal(number, stop.request) for number in SIGNALS}
+    before = list(map(signal.signal, SIGNALS, [stop.request] * len(SIGNALS)))
     try:
         yield stop
     finally:
-        for number, handler in before.items():
+        for number, handler in zip(SIGNALS, before, strict=True):
             signal.signal(number, handler)
 
 

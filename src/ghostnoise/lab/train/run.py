@@ -8,6 +8,7 @@ from pathlib import Path
 from typing import Any, Literal
 
 import torch
+from torch import nn
 
 from ghostnoise.lab import data, models
 from ghostnoise.lab.config import recipe
@@ -47,6 +48,8 @@ class Options:
     """Seconds between two events of steps; reading the loss waits for the GPU."""
     log_steps: int = 0
     """Steps between two events with the norm of the gradient and the memory; 0 for none."""
+    init: Path | None = None
+    """File with the initial weights, a state_dict, whose checksum is `model.init`."""
     thresholds: bool = True
     """Raise the thresholds of malloc (`machine.raise_malloc_thresholds`)."""
     warn: Callable[[str], object] = _ignore
@@ -139,12 +142,27 @@ def _open(settings: Settings, options: Options, here: Machine) -> tuple[data.Sou
     )  # fmt: skip
     seed_generators(settings.seed)
     model = models.build(settings.model, settings.norm, source.info.shape, source.info.classes)
+    if settings.model.init is not None:
+        _initialize(model, settings.model.init, options.init)
     session = Session(model, settings, here)
     if settings.meter is not None:
         metering.measure(session, source, 0, batches=1)  # raises now rather than after the first epoch
     if here.rank:
         seed_generators((settings.seed + here.rank * 0x9E3779B97F4A7C15) % 2**63)  # independent noise per rank
     return source, session
+
+
+def _initialize(model: nn.Module, expected: str, path: Path | None) -> None:
+    """Load the weights whose checksum is a setting of the run."""
+    if path is None:
+        raise UserError(f"model.init={expected[:12]}…: the run starts from other weights; give them with --init-from")
+    weights = checkpoints.read_weights(path)
+    if (found := checkpoints.weights_sha256(weights)) != expected:
+        raise UserError(f"--init-from {path}: its weights have the checksum {found[:12]}…, not {expected[:12]}…")
+    try:
+        model.load_state_dict(weights)
+    except RuntimeError as error:
+        raise UserError(f"--init-from {path}: {record.one_line(error)} Give weights of the same network") from None
 
 
 def _resume(session: Session, source: data.Source, folder: RunFolder) -> bool | None:

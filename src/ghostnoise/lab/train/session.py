@@ -28,15 +28,15 @@ PRECISIONS = {"bf16": torch.bfloat16, "fp16": torch.float16}
 
 def build_optimizer(model: nn.Module, settings: OptimSettings) -> Optimizer:
     """Build the optimizer. Weight decay applies to parameters with two or more dimensions: not to gains and biases."""
-    parameters = [parameter for parameter in model.parameters() if parameter.requires_grad]
-    weights = [parameter for parameter in parameters if parameter.ndim > 1]
-    others = [parameter for parameter in parameters if parameter.ndim <= 1]
-    groups = [
-        {"params": weights, "weight_decay": settings.weight_decay},
-        {"params": others, "weight_decay": 0.0},
-    ]
-    groups = [group for group in groups if group["params"]]
-    fused = all(parameter.device.type in ("cpu", "cuda") for parameter in parameters)
+    weights: list[nn.Parameter] = []
+    others: list[nn.Parameter] = []
+    fused = True
+    for parameter in model.parameters():
+        if parameter.requires_grad:
+            (weights if parameter.ndim > 1 else others).append(parameter)
+            fused = fused and parameter.device.type in ("cpu", "cuda")
+    groups: list[Record] = [{"params": weights, "weight_decay": settings.weight_decay}] if weights else []
+    groups += [{"params": others, "weight_decay": 0.0}] if others else []
     match settings:
         case schema.AdamW(lr=lr, betas=betas, eps=eps):
             return AdamW(groups, lr=lr, betas=betas, eps=eps, weight_decay=0.0, fused=fused)
@@ -104,8 +104,8 @@ class Progress:
 
     epoch: int = 0
     step: int = 0
-    loss: Tensor = field(default_factory=lambda: torch.zeros(()))
-    correct: Tensor = field(default_factory=lambda: torch.zeros((), dtype=torch.int64))
+    loss: Tensor = field(default_factory=torch.Tensor)  # set by `start_epoch`
+    correct: Tensor = field(default_factory=torch.Tensor)
     images: int = 0  # trained on, over all processes
     seconds: float = 0.0  # in the training loop, including evaluation and checkpoints
     training_seconds: float = 0.0  # in training steps
@@ -115,8 +115,11 @@ class Progress:
     @property
     def best(self) -> Record | None:
         """The metrics of the epoch with the best accuracy so far; the first one if several are equal."""
-        scored = [line for line in self.history if line["accuracy"] is not None]
-        return max(scored, key=lambda line: line["accuracy"], default=None)
+        best = None
+        for line in self.history:
+            if line["accuracy"] is not None and (best is None or line["accuracy"] > best["accuracy"]):
+                best = line
+        return best
 
     def start_epoch(self, device: torch.device) -> None:
         """Reset the step and the sums."""
@@ -158,7 +161,10 @@ class Session:
     @property
     def parameters(self) -> int:
         """The number of trainable parameters."""
-        return sum(parameter.numel() for parameter in self.model.parameters() if parameter.requires_grad)
+        count = 0
+        for parameter in self.model.parameters():
+            count += parameter.numel() if parameter.requires_grad else 0
+        return count
 
     def autocast(self) -> AbstractContextManager[object]:
         """Return a context with the mixed precision of the settings."""
@@ -171,7 +177,9 @@ class Session:
 
     def step(self, images: Tensor, labels: Tensor, lr: float, measure: bool = False) -> None:
         """Take a step of the optimizer, and add its loss and correct predictions to the progress."""
-        batches, clip = self.micro_batches(images, labels), self.settings.optim.clip
+        batches, clip = [(images, labels)], self.settings.optim.clip
+        if self.settings.train.accumulation_steps:
+            batches = self.micro_batches(images, labels)
         for at, (some, theirs) in enumerate(batches):
             with self._unsynchronized() if at < len(batches) - 1 else nullcontext():
                 self._accumulate(some, theirs, len(batches))
