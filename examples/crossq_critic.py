@@ -1,7 +1,4 @@
-"""Q-learning of CartPole without target networks, as CrossQ: batch renormalization of states and next states together.
-
-Prints the mean length of an episode, of random actions and of the greedy ones after training.
-"""
+"""Q-learning of CartPole without target networks, as CrossQ. Prints the mean length of an episode before and after."""
 
 import argparse
 
@@ -19,7 +16,7 @@ def critic() -> nn.Sequential:
 
 
 def update(model: nn.Module, optimizer: torch.optim.Optimizer, batch: Tensor) -> None:
-    """Make a step of Q-learning: one pass over states and next states, which share the statistics."""
+    """Make a step of Q-learning, with one pass over states and next states, which share batch statistics."""
     state, following, action, ended = batch.split([4, 4, 1, 1], 1)
     now, later = model.train()(torch.cat([state, following])).chunk(2)
     target = 1 + 0.98 * later.detach().amax(1, keepdim=True) * (1 - ended)
@@ -46,14 +43,15 @@ def main() -> None:
     parser.add_argument("--steps", type=int, default=3000)
     torch.manual_seed(0)
     environment, model = gymnasium.make("CartPole-v1", max_episode_steps=200), critic()
-    optimizer = torch.optim.Adam(model.parameters(), lr=1e-3, betas=(0.5, 0.999))
+    environment.reset(seed=0)
+    optimizer = torch.optim.Adam(model.parameters(), lr=1e-3)
     memory = torch.cat([episode(environment, model, 0.0) for _ in range(20)])
     before = known = len(memory)
     while known < parser.parse_args().steps:
         memory = torch.cat([memory, episode(environment, model, 0.9)])
-        for index in torch.randint(len(memory), (len(memory) - known, 128)):
-            update(model, optimizer, memory[index])
-        known = len(memory)
+        while known < len(memory):
+            update(model, optimizer, memory[torch.randint(len(memory), (128,))])
+            known += 1
     after = sum(len(episode(environment, model, 1.0)) for _ in range(10)) / 10
     print(f"mean length of an episode {before / 20:.1f} -> {after:.1f}")
 
