@@ -40,9 +40,7 @@ def test_the_readme_is_short():
     assert len(shown((ROOT / "README.md").read_text()).split()) <= 900
 
 
-@pytest.mark.parametrize(
-    "path", ["docs/performance.md", "docs/fidelity.md", "docs/methods/ghost-noise.md", "docs/index.md"]
-)
+@pytest.mark.parametrize("name", ["performance", "fidelity", "methods/ghost-noise", "index"])
 def test_pages_for_readers_are_short(name):
     assert len(shown((ROOT / f"docs/{name}.md").read_text()).split()) <= 1500
 

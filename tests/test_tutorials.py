@@ -25,7 +25,7 @@ SMALLER = {
 }
 PRINTED = {
     "cifar10": ["gni     32", "epoch 2: loss ", "test accuracy "],
-    "layer-norm": ["encoder.layers.1.norm2", "after LayerNorm", "test accuracy "],
+    "layer-norm": ["4 layers: gni, ghost size 12", "after LayerNorm", "test accuracy "],
     "noise": ["8: a shift of ", "First ghost size to try: "],
     "several-gpus": ["2 processes, local scope: loss "],
 }

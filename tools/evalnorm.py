@@ -19,7 +19,7 @@ from ghostnoise.lab.measure import Request, from_folder, settings_of
 from ghostnoise.lab.store.folder import read
 
 GRID = [0.0, *(2.0**-k for k in range(12, 1, -1))]
-FIELDS = ("method", "seed", "accuracy", "loss", "alpha", "ghost_size", "identity", "weights_sha256")
+FIELDS = ("method", "seed", "accuracy", "ghost_size", "identity", "weights_sha256")
 
 
 @torch.no_grad()
@@ -54,18 +54,18 @@ def rows_of(folder: Path) -> list[dict]:
     }
     rows = []
     for method, alpha in weights.items():
-        accuracy, loss = evaluated(model, parts["test"], alpha)
-        if method.endswith("1/N²") and settings.norm.options["alpha"] == "1/N^2":
+        accuracy, _ = evaluated(model, parts["test"], alpha)
+        if method.endswith("1/N²") and settings.norm.alpha == "1/N^2":
             assert abs(accuracy - result["accuracy"]) < 1e-9, f"{folder}: {accuracy} instead of {result['accuracy']}"
-        rows.append(dict(zip(FIELDS, (method, settings.seed, accuracy, loss, alpha, size, folder.name,
-                                      result["weights_sha256"]), strict=True)))  # fmt: skip
+        figures = (method, settings.seed, accuracy, size, folder.name, result["weights_sha256"])
+        rows.append(dict(zip(FIELDS, figures, strict=True)))
     return rows
 
 
 def main() -> None:
     """Write the file."""
     runs, out = map(Path, sys.argv[1:])
-    made = []
+    made: list[dict] = []
     for folder in sorted(runs.iterdir()):
         if (folder / "checkpoints").is_dir() and settings_of(folder).norm.method == "en":
             made += rows_of(folder)

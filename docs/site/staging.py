@@ -134,10 +134,7 @@ def _front(title: str) -> str:
 def _shown(fence: str) -> str:
     """Return a block of code as the site shows it: formulas as MathML, which browsers draw without a script."""
     formula = re.fullmatch(r"```math\n(.*)\n```", fence, re.DOTALL)
-    if formula is None:
-        return _prompted(fence)
-    lines = [line for line in formula[1].split(r"\\") if line.strip()]
-    return "\n".join(f'<div class="formula">{mathml(line, display="block")}</div>' for line in lines)
+    return f'<div class="formula">{mathml(formula[1], display="block")}</div>' if formula else _prompted(fence)
 
 
 def _prompted(fence: str) -> str:

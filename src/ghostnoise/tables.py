@@ -152,7 +152,11 @@ def ghost_noise(whole: Moments, ghost: Moments, eps: float = 1e-3, components: C
     """
     (mean, var, _), (ghost_mean, ghost_var, count) = whole.detach(), ghost.detach()
     center: Tensor | float = 0.0 if components == "scale" else ghost_mean - mean
-    scale: Tensor | float = 1.0 if components == "shift" else ((var + eps) / (ghost_var + eps)).sqrt_()
+    scale: Tensor | float = 1.0
+    if components != "shift" and var.shape[0] == 1:
+        scale = normalize(ghost.detach(), eps, weight=(var[0] + eps).sqrt()).scale
+    elif components != "shift":
+        scale = ((var + eps) / (ghost_var + eps)).sqrt()
     if isinstance(count, Tensor):
         center = torch.where(count > 0, center, 0.0) if isinstance(center, Tensor) else center
         scale = torch.where(count > 0, scale, 1.0) if isinstance(scale, Tensor) else scale

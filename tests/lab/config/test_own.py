@@ -86,7 +86,7 @@ def test_identities_hold_the_name_and_the_arguments():
 
 def test_an_argument_can_be_an_axis():
     cells = grid.load("digits", [f"model.name={NET}", "model.args.width=4,8"]).cells()
-    assert [cell.name for cell in cells] == ["GNI width=4", "GNI width=8"]
+    assert [cell.cell for cell in cells] == ["GNI width=4", "GNI width=8"]
     assert [cell.settings.model.args for cell in cells] == [{"width": 4}, {"width": 8}]
 
 

@@ -71,7 +71,7 @@ def test_base_settings_are_the_recipes(name):
 
 
 def test_the_guides_example_is_a_grid(tmp_path):
-    (text,) = re.findall(r"```toml\n(.*?)```", GUIDE, flags=re.DOTALL)
+    text = re.findall(r"```toml\n(.*?)```", GUIDE, flags=re.DOTALL)[0]
     path = tmp_path / "mine.toml"
     path.write_text(text, encoding="utf-8")
     made = grid.load(str(path))
@@ -102,3 +102,12 @@ def test_the_guide_has_every_setting_of_a_grid(heading, part):
         assert (cells[name].strip() == "") == field.is_required()
         if isinstance(field.default, str):
             assert cells[name].strip() == f"`{field.default}`"
+
+
+def test_the_guides_extension_is_a_recipe(tmp_path):
+    (text,) = (each for each in re.findall(r"```toml\n(.*?)```", GUIDE, flags=re.DOTALL) if "extends" in each)
+    path = tmp_path / "mine.toml"
+    path.write_text(text, encoding="utf-8")
+    made = grid.load(str(path))
+    assert {run.label for run in made.cells()} == {"BN", "GNI"}
+    assert (made.seeds, made.recipe.settings.data.evaluate) == ([0], "validation")

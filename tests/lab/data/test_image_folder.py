@@ -209,7 +209,7 @@ def test_folders_that_are_missing_empty_or_unknown(tmp_path):
 
 def test_without_torchvision(root, monkeypatch):
     monkeypatch.setitem(sys.modules, "torchvision.transforms", None)
-    with pytest.raises(UserError, match=r"imagefolder: needs torchvision.*pip install 'ghostnoise\[imagenet\]'"):
+    with pytest.raises(UserError, match=r"imagefolder: needs torchvision.*pip install .*\[imagenet\]'"):
         source(root)
 
 

@@ -31,6 +31,7 @@ METHODS = {
     "ptbn": Color("#715a38", "#8ac364"),
     "sgbn": Color("#420152", "#2b7e30"),
     "dsu": Color("#422e50", "#fffdf8"),
+    "mixstyle": Color("#140976", "#91479c"),
 }
 METHODS["none"] = METHODS["bn"]  # a network's own normalization is the baseline that batch norm is elsewhere
 OTHERS = (Color("#00141c", "#667c74"), Color("#8d9755", "#f4e77b"))  # of methods that were added later

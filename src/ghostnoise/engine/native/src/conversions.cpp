@@ -1,6 +1,7 @@
-// Tables that callers give in double, or in the arithmetic of x, in any strides.
+// Tables that callers give in double, or in the arithmetic of x, in any strides; and the passes over samples with a
+// single position, whose tables are as large as x: they are converted where they are used.
 
-#include "tables.h"
+#include "passes.h"
 
 namespace ghostnoise::GN_ISA {
 namespace {
@@ -66,7 +67,56 @@ void widen_sums(i64 threads, i64 B, i64 C, GivenTable center, const A *total, co
     });
 }
 
+template <class T>
+void transform_single(const Pass &n, Tensor<const T> x, GivenTable center, GivenTable scale, GivenTable shift,
+                      Tensor<T> y) {
+    using A = typename Arithmetic<T>::type;
+    for_table(n.threads, n.B, n.C, [=](i64 b, i64 c0, i64 wide) {
+        double m[CHUNK], p[CHUNK], q[CHUNK];
+        read(center, b, c0, wide, m);
+        read(scale, b, c0, wide, p);
+        read(shift, b, c0, wide, q);
+        const T *from = x.row(b, 0) + c0;
+        T *to = y.row(b, 0) + c0;
+#pragma omp simd
+        for (i64 c = 0; c < wide; ++c)
+            store(to[c], A(p[c]) * (load(from[c]) - A(m[c])) + A(q[c] + p[c] * (double(A(m[c])) - m[c])));
+    });
+}
+
+template <class T>
+void gradient_sums_single(const Pass &n, Tensor<const T> dy, Tensor<const T> x, GivenTable center, double *total,
+                          double *moment) {
+    using A = typename Arithmetic<T>::type;
+    for_table(n.threads, n.B, n.C, [=](i64 b, i64 c0, i64 wide) {
+        double m[CHUNK];
+        read(center, b, c0, wide, m);
+        const T *dy_row = dy.row(b, 0) + c0, *x_row = x.row(b, 0) + c0;
+        double *to_total = total + b * n.C + c0, *to_moment = moment + b * n.C + c0;
+#pragma omp simd
+        for (i64 c = 0; c < wide; ++c) {
+            const A gradient = load(dy_row[c]);
+            to_total[c] = double(gradient);
+            to_moment[c] = double(gradient * (load(x_row[c]) - A(m[c]))) + (double(A(m[c])) - m[c]) * double(gradient);
+        }
+    });
+}
+
 }  // namespace
+
+void transform_single(const Pass &n, Input x, GivenTable center, GivenTable scale, GivenTable shift, Output y) {
+    with_type(n.dtype, [&](auto type) {
+        using T = decltype(type);
+        transform_single<T>(n, tensor<T>(x), center, scale, shift, tensor<T>({n.B, n.C, n.S}, y));
+    });
+}
+
+void gradient_sums_single(const Pass &n, Input dy, Input x, GivenTable center, double *total, double *moment) {
+    with_type(n.dtype, [&](auto type) {
+        using T = decltype(type);
+        gradient_sums_single<T>(n, tensor<T>(dy), tensor<T>(x), center, total, moment);
+    });
+}
 
 void convert(bool wide, i64 threads, i64 R, i64 C, GivenTable from, void *to) {
     if (wide)

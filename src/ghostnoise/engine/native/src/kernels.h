@@ -146,6 +146,10 @@ using convert_linear = void(bool wide, i64 threads, i64 R, i64 C, GivenTable cen
 using widen_sums = void(bool wide, i64 threads, i64 B, i64 C, GivenTable center, const void *total, const void *moment,
                         double *to_total, double *to_moment);
 
+// `transform` and `gradient_sums` of samples with a single position whose channels are contiguous.
+using transform_single = void(const Pass &, Input x, GivenTable center, GivenTable scale, GivenTable shift, Output y);
+using gradient_sums_single = void(const Pass &, Input dy, Input x, GivenTable center, double *total, double *moment);
+
 // The moments of each sample's ghost batch (B, C), or of a single one (1, C), and from their gradients those of the
 // samples' own moments. Variances that are null are 0, and gradients that are null are not made; with a single ghost
 // batch, all samples have the same gradient of the variance (1, C).
@@ -189,6 +193,8 @@ struct Kernels {
     signatures::convert *convert;
     signatures::convert_linear *convert_linear;
     signatures::widen_sums *widen_sums;
+    signatures::transform_single *transform_single;
+    signatures::gradient_sums_single *gradient_sums_single;
     signatures::ghost_batches *ghost_batches;
     signatures::ghost_batches_backward *ghost_batches_backward;
     signatures::excluding_sample *excluding_sample;
@@ -222,6 +228,8 @@ signatures::input_gradient input_gradient;
 signatures::convert convert;
 signatures::convert_linear convert_linear;
 signatures::widen_sums widen_sums;
+signatures::transform_single transform_single;
+signatures::gradient_sums_single gradient_sums_single;
 signatures::ghost_batches ghost_batches;
 signatures::ghost_batches_backward ghost_batches_backward;
 signatures::excluding_sample excluding_sample;

@@ -83,7 +83,10 @@ void transform(StableIValue *stack, std::uint64_t given, std::uint64_t) {
     const GivenTable centers = given_table(name, "center", center, batch, R);
     const GivenTable scales = given_table(name, "scale", scale, batch, R);
     const GivenTable shifts = given_table(name, "shift", shift, batch, R);
-    if (batch.elements()) {
+    if (batch.elements() && batch.n.S == 1 && batch.n.last && R > 1) {
+        kernels->transform_single(batch.n, batch.input(), centers, scales, shifts, batch.output());
+        batch.finish();
+    } else if (batch.elements()) {
         Memory memory;
         char *to = static_cast<char *>(memory.bytes(3 * most_entries(batch.n, R) * batch.arithmetic_bytes()));
         const Input from = batch.input();
@@ -113,7 +116,9 @@ void gradient_sums(StableIValue *stack, std::uint64_t given, std::uint64_t) {
     const GivenTable centers = given_table(name, "center", center, batch, R);
     Tensor total = table(n.B, n.C, FLOAT64), moment = table(n.B, n.C, FLOAT64);
     double *to_total = static_cast<double *>(total.write()), *to_moment = static_cast<double *>(moment.write());
-    if (batch.elements()) {
+    if (batch.elements() && n.S == 1 && n.last) {
+        kernels->gradient_sums_single(n, gradient, batch.input(), centers, to_total, to_moment);
+    } else if (batch.elements()) {
         Memory memory;
         const i64 bytes = batch.arithmetic_bytes(), most = most_entries(n, 2) * bytes;
         char *rounded = static_cast<char *>(memory.bytes(3 * most)), *sums = rounded + most;
