@@ -50,8 +50,10 @@ def test_metrics_are_lines_of_strict_json(tmp_path, planned):
     run = folder(tmp_path, planned)
     run.own()
     run.begin(planned.tree, [{}], [{"epoch": 1, "loss": 0.5}])
-    run.record({"epoch": 2, "loss": math.nan})
+    run.record({"epoch": 2, "loss": None})
     assert lines(run) == [{"epoch": 1, "loss": 0.5}, {"epoch": 2, "loss": None}]
+    with pytest.raises(ValueError, match="not JSON compliant"):
+        run.record({"epoch": 3, "loss": math.nan})
     run.begin(planned.tree, [{}, {}], [{"epoch": 1, "loss": 0.5}])
     assert lines(run) == [{"epoch": 1, "loss": 0.5}]
 
@@ -74,7 +76,7 @@ def test_asking_who_trains_a_run_never_makes_its_training_fail(tmp_path, planned
     over = threading.Event()
 
     def ask():
-        while not over.is_set():
+        while not over.wait(0.001):
             locked(run.path)
 
     threads = [threading.Thread(target=ask) for _ in range(4)]
@@ -216,7 +218,7 @@ def test_more_than_two_checkpoints_of_a_killed_run_are_removed_at_its_end(tmp_pa
     run = folder(tmp_path, planned)
     run.own()
     with monkeypatch.context() as patch:
-        patch.setattr(checkpoints, "_remove", lambda path: None)
+        patch.setattr(checkpoints, "prune", lambda *given: None)
         for step in range(3):
             run.save(step, state(step))
     assert len(checkpoints.saved(run.path / "checkpoints")) == 3

@@ -8,10 +8,8 @@ import shutil
 import signal
 import subprocess
 import sys
-import tempfile
 import time
 from contextlib import contextmanager
-from pathlib import Path
 
 import pytest
 
@@ -125,16 +123,6 @@ def last_step(folder):
     return int(found.path.name.split("-")[1]) if found else 0
 
 
-def check_no_temporary_folders(each):
-    """Check that nothing of a run is left in the temporary folder, of which its nodes have made theirs."""
-    for _ in range(100):
-        left = list(Path(tempfile.gettempdir()).glob(f"ghostnoise-*/{each.recipe}/{each.identity}"))
-        if not left:
-            return
-        time.sleep(0.1)
-    pytest.fail(str(left))
-
-
 @pytest.mark.slow
 def test_a_node_vanishes_after_a_checkpoint_came_back(tmp_path, cluster):
     """The run is resumed from that checkpoint."""
@@ -180,7 +168,7 @@ if __name__ == "__main__":
 
 @pytest.mark.slow
 def test_the_driver_is_killed_after_a_checkpoint_came_back(tmp_path, cluster):
-    """The next call resumes from that checkpoint, and removes what the nodes have kept."""
+    """The next call resumes from that checkpoint."""
     each = job("seed=12", settings=LONG)
     folder = tmp_path / "ray" / each.recipe / each.identity
     (tmp_path / "driver.py").write_text(DRIVER)
@@ -202,7 +190,6 @@ def test_the_driver_is_killed_after_a_checkpoint_came_back(tmp_path, cluster):
     assert recorded.of(Step)[0].done > copied
     assert [outcome(folder)] == plain([each], tmp_path / "plain")
     assert not list(folder.rglob("*.part"))
-    check_no_temporary_folders(each)
 
 
 @pytest.mark.slow
