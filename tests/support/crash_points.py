@@ -93,7 +93,7 @@ def point(runs, at, action):
     kept = [
         int(path.name.split("-")[1])
         for folder in runs.glob("digits/*/checkpoints")
-        for path in checkpoints.saved(folder)
+        for path in (*checkpoints.saved(folder), *checkpoints.saved(folder, "final"))
         if checkpoints.read(checkpoints.intact(path))
     ]
     second, second_code = forked(resumed)
