@@ -163,5 +163,5 @@ def noises(row: Row) -> dict[str, nn.Module]:
         if layer in registry.noises():
             found[f"{spec.label}-{row.ghost_size}"] = layer(row.ghost_size, channel_dim=channel_dim, **spec.example)
         elif layer in registry.inserted() and (row.images or row.tokens):  # with several positions
-            found[spec.label] = layer(channel_dim=channel_dim, **spec.example)
+            found[spec.label] = layer(channel_dim=channel_dim, **spec.example | {"p": 1.0})  # in every step
     return found
