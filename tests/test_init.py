@@ -26,8 +26,8 @@ LAYERS = [
     ["methods"],
     ["flex", "masking", "history", "laws"],
     ["engine"],
-    ["checks", "randomness", "tracing", "chi_square"],
     ["tables"],
+    ["checks", "randomness", "tracing", "chi_square"],
     ["torch_private", "terminal"],
     ["docstrings", "text", "version"],
 ]

@@ -339,3 +339,15 @@ def test_a_ghost_batch_without_values_is_the_identity(components):
 def test_tables_are_float64_where_the_device_has_it():
     found = {kind: tables.table_dtype(torch.device(kind)) for kind in ("cpu", "cuda", "mps")}
     assert found == {"cpu": torch.float64, "cuda": torch.float64, "mps": torch.float32}
+
+
+def test_pools_refuse_sizes_that_do_not_exist():
+    """A size of 0 is not the whole batch, which is None."""
+    m = tables.Moments(torch.randn(6, 4), torch.rand(6, 4), 5)
+    for size in (0, -1, 2.5):
+        with pytest.raises((ValueError, TypeError), match="ghost_size="):
+            tables.ghost_batches(m, size)
+    with pytest.raises(ValueError, match="ghost_size=1"):
+        tables.excluding_sample(m, 1)
+    with pytest.raises(ValueError, match=r"groups=3: must divide the 4 channels"):
+        tables.over_channels(m, 3)

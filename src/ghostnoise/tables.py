@@ -17,6 +17,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
+from ghostnoise import checks
 from ghostnoise.torch_private import eager_apply, has_tangent, needs_operators, transformed
 
 __all__ = [
@@ -207,7 +208,10 @@ def partition(m: Moments, permutation: Tensor, ghost_size: int) -> Moments:
 
 def over_channels(m: Moments, groups: int = 1) -> Moments:
     """Pool, for each sample, each of `groups` equal groups of consecutive channels (B, C)."""
-    size = m.mean.shape[1] // groups
+    channels = m.mean.shape[1]
+    if not isinstance(groups, int) or groups < 1 or channels % groups:
+        raise ValueError(f"groups={groups!r}: must divide the {channels} channels; use 1 for all of them")
+    size = channels // groups
     mean, var = (table.unflatten(1, (groups, size)) for table in m[:2])
     pooled = mean.mean(-1, keepdim=True)
     var = (var + (mean - pooled).square()).mean(-1, keepdim=True)
@@ -379,7 +383,7 @@ def _pool(
 ) -> Moments:
     """Pool ghost batches (G, n, C), each for all of its samples; `absent` of them are not in its pools."""
     batch_size = m.mean.shape[0]
-    ghost_size = ghost_size or batch_size or 1
+    ghost_size = checks.ghost_size_or_none(ghost_size, 1 + absent) or batch_size or 1
     if not _takes_operators(m) or isinstance(m.n, Tensor):
         return _per_sample(plain, m, ghost_size)
     mean, var = operator(m.mean, m.var, given=(ghost_size,))
