@@ -26,8 +26,9 @@ LAYERS = [
     ["methods"],
     ["flex", "masking", "history", "laws"],
     ["engine"],
+    ["randomness", "tracing", "chi_square"],
     ["tables"],
-    ["checks", "randomness", "tracing", "chi_square"],
+    ["checks"],
     ["torch_private", "terminal"],
     ["docstrings", "text", "version"],
 ]
